@@ -1,0 +1,1 @@
+//! Builds the parts from the configuration, adapts them to each other's ports, starts and stops them in order.

@@ -1,0 +1,88 @@
+//! Events: what happened to a pod or the node, for people.
+
+use std::{borrow::Cow, sync::Arc};
+
+use crate::pod::PodRef;
+
+/// Normal or warning.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EventKind {
+    /// Something expected happened.
+    Normal,
+    /// Something an operator may want to look at.
+    Warning,
+}
+
+/// What an event is about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum EventTarget {
+    /// A pod, or one of its containers (`spec.containers{web}`).
+    Pod {
+        /// The pod.
+        pod: PodRef,
+        /// The field path within it.
+        field_path: Option<String>,
+    },
+    /// This node.
+    Node,
+}
+
+/// One event.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Event {
+    /// What it is about.
+    pub target: EventTarget,
+    /// Normal or warning.
+    pub kind: EventKind,
+    /// The reason, `CamelCase`.
+    pub reason: Cow<'static, str>,
+    /// The message.
+    pub message: String,
+}
+
+impl Event {
+    /// A normal event on a pod.
+    pub fn normal(pod: &PodRef, reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self::on_pod(pod, EventKind::Normal, reason, message)
+    }
+
+    /// A warning on a pod.
+    pub fn warning(pod: &PodRef, reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self::on_pod(pod, EventKind::Warning, reason, message)
+    }
+
+    /// A warning on the node.
+    pub fn node_warning(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self { target: EventTarget::Node, kind: EventKind::Warning, reason: reason.into(), message: message.into() }
+    }
+
+    /// The same event on a field of the pod, e.g. `spec.containers{web}`.
+    #[must_use]
+    pub fn at(mut self, path: impl Into<String>) -> Self {
+        if let EventTarget::Pod { field_path, .. } = &mut self.target {
+            *field_path = Some(path.into());
+        }
+        self
+    }
+
+    fn on_pod(pod: &PodRef, kind: EventKind, reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self {
+            target: EventTarget::Pod { pod: pod.clone(), field_path: None },
+            kind,
+            reason: reason.into(),
+            message: message.into(),
+        }
+    }
+}
+
+/// Takes events. Never blocks; may drop when overrun.
+pub trait EventSink: Send + Sync + 'static {
+    /// Records one event.
+    fn record(&self, event: Event);
+}
+
+impl<T: EventSink + ?Sized> EventSink for Arc<T> {
+    fn record(&self, event: Event) {
+        (**self).record(event);
+    }
+}

@@ -1,0 +1,32 @@
+//! The roles the engine needs played, a trait each; every one has a real player and a fake.
+//!
+//! Rooms of one layer never import each other: what one needs of another is a role here, and
+//! `agent/build.rs` hands the player in.
+
+mod clock;
+mod events;
+mod images;
+mod logs;
+mod node;
+mod objects;
+mod observer;
+mod probes;
+mod resources;
+mod runtime;
+mod stage;
+mod volumes;
+
+pub use clock::{Clock, SystemClock};
+pub use events::{Event, EventKind, EventSink, EventTarget};
+pub use images::{EnsureImage, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret, ResolvedImage};
+pub use logs::{ContainerExit, LogPolicy, TerminationMessages};
+pub use node::{HandlerFeatures, NodeFacts, RuntimeState};
+pub use objects::{ObjectError, ObjectSource};
+pub use observer::{Observation, PodObserver, PodView, RuntimePods};
+pub use probes::{ProbeManager, ProbeResult, ProbeResults};
+pub use resources::{ContainerTuning, PodCgroup, ResourceError, ResourceManager};
+pub use runtime::{
+    ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodRuntime, StartFailure, SyncOutcome, SyncPod,
+};
+pub use stage::{Stage, StageView};
+pub use volumes::{MountedVolume, MountedVolumes, VolumeError, VolumeManager};

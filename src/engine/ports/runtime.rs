@@ -1,0 +1,167 @@
+//! The role of the runtime room: carry out one pod's plan.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{MountedVolumes, PullSecret, Stage};
+use crate::pod::{ContainerId, Pod, PodUid, api, observed::ObservedPod};
+
+/// One turn of a pod that should run.
+#[derive(Clone)]
+pub struct SyncPod {
+    /// The pod, with allocated resources.
+    pub pod: Arc<Pod>,
+    /// A look that began after the last action.
+    pub observed: Arc<ObservedPod>,
+    /// The status just built.
+    pub status: Arc<api::PodStatus>,
+    /// Pull secrets.
+    pub secrets: Arc<[PullSecret]>,
+    /// Mounted volumes.
+    pub volumes: Arc<MountedVolumes>,
+    /// The pod's cgroup parent in the driver's notation.
+    pub cgroup_parent: String,
+    /// All containers are to be removed for a restart-all (spec 03a §3.3).
+    pub restart_all: bool,
+    /// Termination was requested: start nothing more, do not report what fails now.
+    pub stopping: CancellationToken,
+    /// Told once sandbox, network and volumes are ready, before any image is pulled.
+    pub sandbox_ready: Arc<dyn Fn() + Send + Sync>,
+    /// Where each wait is named.
+    pub stage: Stage,
+}
+
+/// What an action was.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ActionKind {
+    /// A container was started.
+    StartContainer,
+    /// A container was killed.
+    KillContainer,
+    /// A sandbox was created.
+    CreatePodSandbox,
+    /// All sandboxes were stopped.
+    KillPodSandbox,
+    /// Resources were changed in place.
+    ResizePodInPlace,
+    /// A container was removed for a restart-all.
+    RemoveContainer,
+}
+
+/// Why a container does not start: becomes `state.waiting`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StartFailure {
+    /// `CrashLoopBackOff`, `ErrImagePull`, `RunContainerError`, …
+    pub reason: String,
+    /// The message.
+    pub message: String,
+}
+
+/// One action and how it ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ActionOutcome {
+    /// What it was.
+    pub action: ActionKind,
+    /// Container name, or the pod's name.
+    pub target: Arc<str>,
+    /// `None` where it succeeded.
+    pub failure: Option<StartFailure>,
+}
+
+/// What one turn did.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct SyncOutcome {
+    /// In the order they were carried out.
+    pub actions: Vec<ActionOutcome>,
+    /// Whether the runtime may have changed: the next turn needs a fresh look.
+    pub acted: bool,
+    /// The earliest moment at which something held back may be tried again (back-off).
+    pub retry_at: Option<Instant>,
+    /// Whether this turn removed the containers of a restart-all: turn again at once.
+    pub reset: bool,
+    /// Failure of the turn as a whole.
+    pub error: Option<String>,
+}
+
+impl SyncOutcome {
+    /// The error text of the turn: its own, or the failing actions joined; `None` when all is well.
+    pub fn error_text(&self) -> Option<String> {
+        if self.error.is_some() {
+            return self.error.clone();
+        }
+        let failing: Vec<String> = self
+            .actions
+            .iter()
+            .filter_map(|a| {
+                a.failure.as_ref().map(|f| {
+                    format!("failed to \"{:?}\" for \"{}\" with {}: \"{}\"", a.action, a.target, f.reason, f.message)
+                })
+            })
+            .collect();
+        match failing.len() {
+            0 => None,
+            1 => failing.into_iter().next(),
+            _ => Some(format!("[{}]", failing.join(", "))),
+        }
+    }
+}
+
+/// How long containers have to stop; whole seconds.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Grace(pub Duration);
+
+impl Grace {
+    /// From whole seconds; negative counts as 0.
+    pub fn from_secs(seconds: i64) -> Self {
+        Self(Duration::from_secs(seconds.max(0).unsigned_abs()))
+    }
+}
+
+/// Why a pod or container is killed: decides the grace period.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KillReason {
+    /// Anything without a special grace period.
+    Unspecified,
+    /// The startup probe failed.
+    StartupProbe,
+    /// The liveness probe failed.
+    LivenessProbe,
+    /// The postStart hook failed.
+    FailedPostStartHook,
+}
+
+/// The order to stop a pod.
+#[derive(Clone)]
+pub struct KillPod {
+    /// The pod's definition; `None` for one that only the runtime knows.
+    pub pod: Option<Arc<Pod>>,
+    /// What is there to stop.
+    pub observed: Arc<ObservedPod>,
+    /// Overrides every other grace period. Live: a shorter value cuts a kill short
+    /// (spec 02a §14 "pass a live deadline to the kill operation").
+    pub grace: watch::Receiver<Option<Grace>>,
+    /// Where each wait is named.
+    pub stage: Stage,
+}
+
+/// Carries out plans by CRI calls. One call at a time per pod; pods never wait for each other.
+#[async_trait]
+pub trait PodRuntime: Send + Sync + 'static {
+    /// Computes and carries out one pass (spec 03a §3-4).
+    async fn sync_pod(&self, request: SyncPod) -> SyncOutcome;
+    /// Kills all running containers, then stops all sandboxes (spec 03a §9).
+    ///
+    /// # Errors
+    /// The joined texts of what could not be stopped.
+    async fn kill_pod(&self, request: KillPod) -> Result<(), String>;
+    /// Removes dead instances of one container beyond those worth keeping (spec 02a §9.8);
+    /// `all` removes every exited container of the pod.
+    fn prune(&self, observed: &Arc<ObservedPod>, container: Option<(&str, &ContainerId)>, all: bool);
+    /// Forgets back-off and other memory of a pod that is gone.
+    fn forget(&self, pod: &PodUid);
+    /// How the runtime calls itself: the scheme of container ids (`containerd`).
+    fn name(&self) -> Arc<str>;
+}

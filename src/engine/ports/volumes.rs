@@ -1,0 +1,57 @@
+//! The role of the volumes room.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+use async_trait::async_trait;
+
+use crate::pod::{Pod, PodUid};
+
+/// A volume that containers can mount now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MountedVolume {
+    /// The host path to bind; `None` for image volumes.
+    pub host_path: Option<PathBuf>,
+    /// The volume itself is read-only.
+    pub read_only: bool,
+    /// The volume is managed by us and may be relabelled for SELinux.
+    pub relabel: bool,
+    /// Mode of sub-path directories that are created in it.
+    pub sub_path_mode: u32,
+}
+
+/// A pod's volumes by volume name.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct MountedVolumes {
+    /// By `spec.volumes[].name`.
+    pub by_name: BTreeMap<String, MountedVolume>,
+}
+
+/// Why volumes are not there. The text follows `Unable to attach or mount volumes: `.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// A volume's type is not supported (yet).
+    #[error("volume {volume:?}: {kind} volumes are not supported by this release")]
+    Unsupported {
+        /// Volume name.
+        volume: String,
+        /// The type as the API spells it, e.g. `configMap`.
+        kind: String,
+    },
+    /// A mount failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Mounts and unmounts. Each call touches one pod only and has its own deadline.
+#[async_trait]
+pub trait VolumeManager: Send + Sync + 'static {
+    /// Makes all volumes of the pod usable. Idempotent; refreshes what changes (downward API).
+    async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError>;
+    /// Unmounts and removes the volumes of a terminated pod.
+    async fn unmount(&self, pod: &PodUid) -> Result<(), VolumeError>;
+    /// UIDs of all pods that have a directory on disk.
+    async fn pods_on_disk(&self) -> Vec<PodUid>;
+    /// Removes the directory of a pod that is neither desired nor in the runtime; refuses
+    /// while anything is mounted below it, and never crosses a mount.
+    async fn remove_directory(&self, pod: &PodUid) -> Result<(), VolumeError>;
+}

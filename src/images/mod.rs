@@ -1,0 +1,1 @@
+//! Presence and permission of images: pull policy, credentials, pull records, image GC.

@@ -1,0 +1,1 @@
+//! Container output: CRI log format, reader, rotation, links.

@@ -1,0 +1,8 @@
+//! What is counted: the registry, and every family's name, labels and buckets in one place.
+//!
+//! A family file declares a struct of handles and builds it from a [`Registry`]; whoever counts
+//! holds the handles. Names, labels and buckets: spec 08.
+
+mod registry;
+
+pub use registry::{Registry, Stability, buckets};

@@ -1,0 +1,144 @@
+//! The registry: typed constructors that put the stability prefix into the help text.
+
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    core::Collector, proto::MetricFamily,
+};
+
+/// Stability level of a family; printed as a prefix of its help text (spec 08 §2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stability {
+    /// `[ALPHA]`
+    Alpha,
+    /// `[BETA]`
+    Beta,
+    /// `[STABLE]`
+    Stable,
+    /// `[INTERNAL]`
+    Internal,
+    /// No prefix: families that bypass the wrapper (`process_*`, …).
+    Bare,
+}
+
+impl Stability {
+    fn help(self, text: &str) -> String {
+        match self {
+            Self::Alpha => format!("[ALPHA] {text}"),
+            Self::Beta => format!("[BETA] {text}"),
+            Self::Stable => format!("[STABLE] {text}"),
+            Self::Internal => format!("[INTERNAL] {text}"),
+            Self::Bare => text.to_owned(),
+        }
+    }
+}
+
+/// Bucket bounds by the names of spec 08 §3.
+pub mod buckets {
+    /// `DEF`, seconds.
+    pub const DEF: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+    /// `PODSTART`, seconds.
+    pub const PODSTART: &[f64] = &[
+        0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0,
+        600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+    ];
+    /// `PULL`, seconds.
+    pub const PULL: &[f64] = &[
+        1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0,
+        2700.0, 3600.0,
+    ];
+    /// `STATUS`, seconds.
+    pub const STATUS: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
+    /// `RUNTIME`: 0.005 · 2.5^k seconds.
+    pub const RUNTIME: &[f64] = &[
+        0.005,
+        0.0125,
+        0.03125,
+        0.078_125,
+        0.195_312_5,
+        0.488_281_25,
+        1.220_703_125,
+        3.051_757_812_5,
+        7.629_394_531_25,
+        19.073_486_328_125,
+        47.683_715_820_312_5,
+        119.209_289_550_781_25,
+        298.023_223_876_953_1,
+        745.058_059_692_382_8,
+    ];
+}
+
+/// Where families are registered. One per agent; tests make their own.
+#[derive(Clone, Debug, Default)]
+pub struct Registry(prometheus::Registry);
+
+impl Registry {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// All families with their current values.
+    pub fn gather(&self) -> Vec<MetricFamily> {
+        self.0.gather()
+    }
+
+    /// Registers a collector that computes its values when asked.
+    pub fn collector(&self, collector: impl Collector + 'static) {
+        self.0.register(Box::new(collector)).expect("family names are unique");
+    }
+
+    fn add<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
+        let family = made.expect("family names and labels are constants that the tests check");
+        self.collector(family.clone());
+        family
+    }
+
+    /// A counter.
+    pub fn counter(&self, stability: Stability, name: &str, help: &str) -> IntCounter {
+        self.add(IntCounter::new(name, stability.help(help)))
+    }
+
+    /// A counter with labels.
+    pub fn counters(&self, stability: Stability, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        self.add(IntCounterVec::new(Opts::new(name, stability.help(help)), labels))
+    }
+
+    /// A gauge of whole numbers.
+    pub fn gauge(&self, stability: Stability, name: &str, help: &str) -> IntGauge {
+        self.add(IntGauge::new(name, stability.help(help)))
+    }
+
+    /// A gauge of whole numbers with labels.
+    pub fn gauges(&self, stability: Stability, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+        self.add(IntGaugeVec::new(Opts::new(name, stability.help(help)), labels))
+    }
+
+    /// A gauge of any number.
+    pub fn float_gauge(&self, stability: Stability, name: &str, help: &str) -> Gauge {
+        self.add(Gauge::new(name, stability.help(help)))
+    }
+
+    /// A gauge of any number with labels.
+    pub fn float_gauges(&self, stability: Stability, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+        self.add(GaugeVec::new(Opts::new(name, stability.help(help)), labels))
+    }
+
+    /// A histogram.
+    pub fn histogram(&self, stability: Stability, name: &str, help: &str, bounds: &[f64]) -> Histogram {
+        let opts = HistogramOpts::new(name, stability.help(help)).buckets(bounds.to_vec());
+        self.add(Histogram::with_opts(opts))
+    }
+
+    /// A histogram with labels.
+    pub fn histograms(
+        &self,
+        stability: Stability,
+        name: &str,
+        help: &str,
+        bounds: &[f64],
+        labels: &[&str],
+    ) -> HistogramVec {
+        let opts = HistogramOpts::new(name, stability.help(help)).buckets(bounds.to_vec());
+        self.add(HistogramVec::new(opts, labels))
+    }
+}

@@ -1,0 +1,1 @@
+//! What really runs: one store of observations, refreshed by events and lists.

@@ -1,0 +1,1 @@
+//! Shares of the machine: cgroup names, values and the pod cgroup tree.

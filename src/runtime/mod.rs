@@ -1,0 +1,3 @@
+//! From plan to CRI calls.
+
+pub mod request;

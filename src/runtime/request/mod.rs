@@ -1,0 +1,1 @@
+//! What is asked of CRI for a sandbox and its containers. Pure.

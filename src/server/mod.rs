@@ -1,0 +1,1 @@
+//! Who may ask us: listeners and routes.

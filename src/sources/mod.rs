@@ -1,0 +1,1 @@
+//! Where manifests come from: file, HTTP, (later) API; normalise, validate, diff, mux.

@@ -1,0 +1,1 @@
+//! What the API sees: phase, conditions, container statuses (all pure), and the status manager.

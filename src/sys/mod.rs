@@ -1,0 +1,1 @@
+//! The kernel: the only room with `unsafe`.
