@@ -1,11 +1,16 @@
 //! The vocabulary of pods: identities, the shared specification, what a runtime showed. Pure.
 
+pub mod hash;
 mod id;
 pub mod observed;
+mod operation;
+pub mod qos;
 pub mod quantity;
+pub mod restart;
 pub mod spec;
 
 pub use id::{ContainerId, PodFullName, PodRef, PodUid, SandboxId};
+pub use operation::{Operation, PodChange};
 pub use spec::{ContainerKind, MalformedPod, Pod, PodSource, RestartPolicy};
 
 /// The API types this agent speaks (Kubernetes v1.36).

@@ -269,20 +269,15 @@ impl Pod {
     }
 }
 
-/// Whether an init container is restartable (a sidecar).
-pub fn is_sidecar(container: &api::Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
-}
-
 impl Pod {
-    /// See [`is_sidecar`].
+    /// Whether an init container is restartable (a sidecar).
     pub fn is_sidecar(container: &api::Container) -> bool {
-        is_sidecar(container)
+        container.restart_policy.as_deref() == Some("Always")
     }
 
     /// Whether any init container is a sidecar.
     pub fn has_sidecars(&self) -> bool {
-        self.init_containers().iter().any(is_sidecar)
+        self.init_containers().iter().any(Self::is_sidecar)
     }
 
     /// Kind and definition of the container of that name; ephemeral ones are not looked at.
@@ -292,6 +287,38 @@ impl Pod {
             return Some((ContainerKind::Init, &self.init_containers()[i]));
         }
         find(self.containers()).map(|i| (ContainerKind::Regular, &self.containers()[i]))
+    }
+}
+
+/// An ephemeral container as a container, for code that treats both alike.
+pub fn ephemeral_as_container(ephemeral: &api::EphemeralContainer) -> api::Container {
+    let e = ephemeral.clone();
+    api::Container {
+        args: e.args,
+        command: e.command,
+        env: e.env,
+        env_from: e.env_from,
+        image: e.image,
+        image_pull_policy: e.image_pull_policy,
+        lifecycle: e.lifecycle,
+        liveness_probe: e.liveness_probe,
+        name: e.name,
+        ports: e.ports,
+        readiness_probe: e.readiness_probe,
+        resize_policy: e.resize_policy,
+        resources: e.resources,
+        restart_policy: e.restart_policy,
+        restart_policy_rules: e.restart_policy_rules,
+        security_context: e.security_context,
+        startup_probe: e.startup_probe,
+        stdin: e.stdin,
+        stdin_once: e.stdin_once,
+        termination_message_path: e.termination_message_path,
+        termination_message_policy: e.termination_message_policy,
+        tty: e.tty,
+        volume_devices: e.volume_devices,
+        volume_mounts: e.volume_mounts,
+        working_dir: e.working_dir,
     }
 }
 

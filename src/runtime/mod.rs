@@ -1,3 +1,4 @@
 //! From plan to CRI calls.
 
+pub mod prepare;
 pub mod request;

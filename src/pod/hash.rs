@@ -1,0 +1,66 @@
+//! The hash that decides whether a running container still is what the spec asks for. Pure.
+//!
+//! Bit-compatible with the reference, so that running containers can be adopted (spec 02b §13).
+
+use std::hash::Hasher;
+
+/// FNV-1a-32 over the reference's dump of `{"image":…,"name":…}`; only these two count.
+pub fn container_hash(name: &str, image: &str) -> u32 {
+    let json = format!("{{\"image\":{},\"name\":{}}}", quoted(image), quoted(name));
+    let mut dump = String::with_capacity(json.len() * 4 + 12);
+    dump.push_str("([]uint8)[");
+    for (i, byte) in json.bytes().enumerate() {
+        if i > 0 {
+            dump.push(' ');
+        }
+        dump.push_str(&byte.to_string());
+    }
+    dump.push(']');
+    fnv1a_32(dump.as_bytes())
+}
+
+/// FNV-1a with 32 bits: also the checksum of allocation state files (spec 02a §8.1).
+pub fn fnv1a_32(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+/// FNV-1a with 64 bits.
+pub fn fnv1a_64(bytes: &[u8]) -> u64 {
+    let mut hasher = fnv::FnvHasher::default();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+/// A JSON string with the escapes of Go's encoder (`<`, `>`, `&` as `\u00XX`).
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text)
+        .to_string()
+        .replace('<', "\\u003c")
+        .replace('>', "\\u003e")
+        .replace('&', "\\u0026")
+        .replace('\u{2028}', "\\u2028")
+        .replace('\u{2029}', "\\u2029")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_equal_those_of_the_reference() {
+        // AC-03a-12 and the vectors of spec 03a §6.1.
+        for (name, image, hash) in [
+            ("test_container", "foo/image:v1", 0x8e45_cbd0),
+            ("foo", "bar", 0x11a6_d6d6),
+            ("nginx", "nginx:1.27", 0x91ed_ee8f),
+        ] {
+            assert_eq!(container_hash(name, image), hash, "{name} {image}");
+        }
+    }
+
+    #[test]
+    fn checksums_equal_those_of_the_reference() {
+        let data = r#"(string){"entries":{"pod1":{"ContainerResources":{"container1":{"requests":{"cpu":"1Ki","memory":"1Ki"}}}}}}"#;
+        assert_eq!(fnv1a_32(data.as_bytes()), 1_178_570_812);
+    }
+}
