@@ -5,9 +5,12 @@
 
 use std::{net::IpAddr, sync::Arc};
 
+use async_trait::async_trait;
+
 use crate::{
     engine::ports::{MountedVolumes, ResolvedImage},
-    pod::{ContainerId, ContainerKind, Pod, api},
+    pod::{ContainerId, ContainerKind, Pod, api, observed::ObservedContainer},
+    proto::cri,
 };
 
 /// What a sandbox is made from.
@@ -48,3 +51,35 @@ pub struct ContainerRequest<'a> {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct PrepareError(pub String);
+
+/// Resources of a pod as the runtime is told them (spec 03a §5, §6.5).
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct PodLinuxResources {
+    /// Pod totals without overhead.
+    pub resources: cri::LinuxContainerResources,
+    /// The overhead alone; empty where the pod has none.
+    pub overhead: cri::LinuxContainerResources,
+}
+
+/// The role of the request side: who carries out plans needs configurations, and nothing else of it.
+#[async_trait]
+pub trait Prepare: Send + Sync + 'static {
+    /// The configuration of a sandbox. Creates the pod's log directory.
+    ///
+    /// # Errors
+    /// The text that follows `Failed to create pod sandbox: `.
+    async fn sandbox(&self, request: SandboxRequest<'_>) -> Result<cri::PodSandboxConfig, PrepareError>;
+    /// The configuration of a container. Creates its log directory, writes the hosts file and
+    /// the termination log, and asks the resources room for its tuning.
+    ///
+    /// # Errors
+    /// The message of `CreateContainerConfigError`.
+    async fn container(&self, request: ContainerRequest<'_>) -> Result<cri::ContainerConfig, PrepareError>;
+    /// Restart count of the next instance: the newest one's plus 1, else one more than the
+    /// highest log file number, else 0 (spec 03a §6.1).
+    async fn restart_count(&self, pod: &Pod, container: &str, newest: Option<&ObservedContainer>) -> u32;
+    /// What `UpdateContainerResources` is told for a container of a pod (spec 03a §10).
+    fn container_resources(&self, pod: &Pod, container: &api::Container) -> cri::LinuxContainerResources;
+    /// What `UpdatePodSandboxResources` is told for a pod (spec 03a §10).
+    fn pod_resources(&self, pod: &Pod) -> PodLinuxResources;
+}

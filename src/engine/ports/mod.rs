@@ -19,12 +19,12 @@ mod volumes;
 pub use clock::{Clock, SystemClock};
 pub use events::{Event, EventKind, EventSink, EventTarget};
 pub use images::{EnsureImage, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret, ResolvedImage};
-pub use logs::{ContainerExit, LogPolicy, TerminationMessages};
+pub use logs::{ContainerExit, ContainerLogFile, ContainerLogs, LogPolicy, MayGo, TerminationMessages};
 pub use node::{HandlerFeatures, NodeFacts, RuntimeState};
 pub use objects::{ObjectError, ObjectSource};
 pub use observer::{Observation, PodObserver, PodView, RuntimePods};
 pub use probes::{ProbeManager, ProbeResult, ProbeResults};
-pub use resources::{ContainerTuning, PodCgroup, ResourceError, ResourceManager};
+pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, ResourceManager};
 pub use runtime::{
     ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodRuntime, StartFailure, SyncOutcome, SyncPod,
 };

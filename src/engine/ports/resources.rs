@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::{
-    pod::{ContainerKind, Pod, PodRef, PodUid},
+    pod::{ContainerId, ContainerKind, Pod, PodRef, PodUid},
     proto::cri,
 };
 
@@ -45,6 +45,19 @@ pub struct ContainerTuning {
 #[error("{0}")]
 pub struct ResourceError(pub String);
 
+/// CPU and memory values of a pod's cgroup; `None` where not limited or not declared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PodCgroupValues {
+    /// CPU weight in shares.
+    pub cpu_shares: Option<u64>,
+    /// CPU quota in microseconds per period.
+    pub cpu_quota: Option<i64>,
+    /// CPU period in microseconds.
+    pub cpu_period: Option<u64>,
+    /// Memory limit in bytes.
+    pub memory_limit: Option<i64>,
+}
+
 /// Pod cgroups and container tuning.
 #[async_trait]
 pub trait ResourceManager: Send + Sync + 'static {
@@ -62,4 +75,56 @@ pub trait ResourceManager: Send + Sync + 'static {
     fn tuning(&self, pod: &Pod, kind: ContainerKind, container: &str) -> Result<ContainerTuning, ResourceError>;
     /// A container of the pod was removed or stopped for good.
     fn released(&self, pod: &PodUid, container: &str);
+    /// The last word before `CreateContainer` (exclusive CPUs, memory nodes).
+    ///
+    /// # Errors
+    /// The message of `PreCreateHookError`.
+    async fn before_create(
+        &self,
+        _pod: &Pod,
+        _kind: ContainerKind,
+        _container: &str,
+        _config: &mut cri::ContainerConfig,
+    ) -> Result<(), ResourceError> {
+        Ok(())
+    }
+    /// Between create and start (device plugins' PreStartContainer).
+    ///
+    /// # Errors
+    /// The message of `PreStartHookError`.
+    async fn before_start(&self, _pod: &Pod, _container: &str, _id: &ContainerId) -> Result<(), ResourceError> {
+        Ok(())
+    }
+    /// The values the pod's cgroup should have, without MemoryQoS.
+    ///
+    /// # Errors
+    /// Where resizing is not possible here.
+    fn wanted_pod_values(&self, _pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
+        Err(no_resize())
+    }
+    /// The values the pod's cgroup has now.
+    ///
+    /// # Errors
+    /// Where they cannot be read.
+    async fn current_pod_values(&self, _pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
+        Err(no_resize())
+    }
+    /// Writes the values that are set and leaves the others as they are.
+    ///
+    /// # Errors
+    /// Where they cannot be written.
+    async fn apply_pod_values(&self, _pod: &Pod, _values: PodCgroupValues) -> Result<(), ResourceError> {
+        Err(no_resize())
+    }
+    /// Memory in use now, in bytes, of a pod or of one of its containers.
+    ///
+    /// # Errors
+    /// Where there are no statistics.
+    async fn memory_usage(&self, _pod: &Pod, _container: Option<&ContainerId>) -> Result<u64, ResourceError> {
+        Err(no_resize())
+    }
+}
+
+fn no_resize() -> ResourceError {
+    ResourceError("in-place resize is not supported by this node's resource manager".to_owned())
 }
