@@ -1,0 +1,6 @@
+//! What tests across rooms share: the scripted CRI, and builders of pods.
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part of the kit")]
+
+pub mod clock;
+pub mod pods;
+pub mod scripted;

@@ -1,0 +1,759 @@
+//! The scripted CRI as a runtime: the traits over the state machine, with time, faults and events.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use berth::{
+    cri::{CriError, CriResult, ExecOutput, ImageService, RuntimeService},
+    engine::ports::Clock,
+    proto::cri,
+};
+use futures::{StreamExt, stream::BoxStream};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use tokio::{
+    sync::{Semaphore, broadcast, watch},
+    time::Instant,
+};
+use tonic::Code;
+
+use super::{
+    script::{Behaviour, Call, EventFaults, Fault, Rule, Script},
+    state::{Container, Refusal, State, not_found},
+};
+
+/// The deadline of ordinary calls.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// See the module's documentation.
+pub struct ScriptedCri {
+    me: Weak<Self>,
+    state: Mutex<State>,
+    script: Mutex<Script>,
+    clock: Arc<dyn Clock>,
+    events: Mutex<Events>,
+    changed: watch::Sender<u64>,
+    slots: Semaphore,
+    conditions: Mutex<(bool, bool)>,
+}
+
+struct Events {
+    sender: Option<broadcast::Sender<cri::ContainerEventResponse>>,
+    held: Option<cri::ContainerEventResponse>,
+    chance: SmallRng,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn refused((code, message): Refusal) -> CriError {
+    CriError::Rpc { code, message }
+}
+
+/// What tests say and ask.
+impl ScriptedCri {
+    /// A healthy runtime with the image `busybox:1`, no latencies, and room for 10,000 calls at once.
+    pub fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
+        Self::with_parallel(clock, 10_000)
+    }
+
+    /// Like [`Self::new`], doing at most `parallel` changing calls at once.
+    pub fn with_parallel(clock: Arc<dyn Clock>, parallel: usize) -> Arc<Self> {
+        let made = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            state: Mutex::default(),
+            script: Mutex::default(),
+            clock,
+            events: Mutex::new(Events {
+                sender: Some(broadcast::channel(4096).0),
+                held: None,
+                chance: SmallRng::seed_from_u64(1),
+            }),
+            changed: watch::channel(0).0,
+            slots: Semaphore::new(parallel),
+            conditions: Mutex::new((true, true)),
+        });
+        made.add_image("docker.io/library/busybox:1", 1_000_000);
+        made
+    }
+
+    /// Seeds the chances of event faults.
+    pub fn seed(&self, seed: u64) {
+        lock(&self.events).chance = SmallRng::seed_from_u64(seed);
+    }
+
+    /// Makes an image present; returns its id.
+    pub fn add_image(&self, tag: &str, size: u64) -> String {
+        let id = format!("sha256:{:064x}", berth::pod::hash::fnv1a_64(tag.as_bytes()));
+        let repo = tag.rsplit_once(':').map_or(tag, |(repo, _)| repo);
+        let image = cri::Image {
+            id: id.clone(),
+            repo_tags: vec![tag.to_owned()],
+            repo_digests: vec![format!("{repo}@{id}")],
+            size,
+            uid: Some(cri::Int64Value { value: 0 }),
+            ..Default::default()
+        };
+        lock(&self.state).images.insert(id.clone(), image);
+        id
+    }
+
+    /// Adds or replaces an image as given.
+    pub fn put_image(&self, image: cri::Image) {
+        lock(&self.state).images.insert(image.id.clone(), image);
+    }
+
+    /// Programs a container: `pod/container` or just `container`; a list is used start by start,
+    /// the last one stays.
+    pub fn behave(&self, container: &str, list: impl IntoIterator<Item = Behaviour>) {
+        lock(&self.script).behaviour.insert(container.to_owned(), list.into_iter().collect());
+    }
+
+    /// Adds a fault for calls of `op` whose target contains `target`.
+    pub fn fault(&self, op: &str, target: &str, fault: Fault, times: Option<u32>) {
+        lock(&self.script).rules.push(Rule { op: op.to_owned(), target: target.to_owned(), fault, times });
+    }
+
+    /// Removes all faults.
+    pub fn heal(&self) {
+        let mut script = lock(&self.script);
+        script.rules.clear();
+        script.events = EventFaults::default();
+    }
+
+    /// Sets the ordinary latency of an operation.
+    pub fn latency(&self, op: &str, latency: Duration) {
+        lock(&self.script).latency.0.insert(op.to_owned(), latency);
+    }
+
+    /// Sets what happens to events.
+    pub fn event_faults(&self, faults: EventFaults) {
+        lock(&self.script).events = faults;
+    }
+
+    /// Says how a command run by `ExecSync` ends.
+    pub fn on_exec(&self, command: &str, code: i32, stdout: &str, stderr: &str, takes: Duration) {
+        lock(&self.script).exec.insert(command.to_owned(), (code, stdout.to_owned(), stderr.to_owned(), takes));
+    }
+
+    /// Like a runtime without event stream: the call answers `Unimplemented`.
+    pub fn without_events(&self) {
+        lock(&self.script).no_events = true;
+    }
+
+    /// Ends all event streams cleanly; new ones may be opened.
+    pub fn break_streams(&self) {
+        lock(&self.events).sender = Some(broadcast::channel(4096).0);
+    }
+
+    /// Sets RuntimeReady and NetworkReady.
+    pub fn set_conditions(&self, runtime: bool, network: bool) {
+        *lock(&self.conditions) = (runtime, network);
+    }
+
+    /// Calls so far.
+    pub fn calls(&self) -> Vec<Call> {
+        lock(&self.script).calls.clone()
+    }
+
+    /// Forgets the calls so far.
+    pub fn clear_calls(&self) {
+        lock(&self.script).calls.clear();
+    }
+
+    /// Targets of the calls of one operation, in order.
+    pub fn targets(&self, op: &str) -> Vec<String> {
+        self.calls().into_iter().filter(|c| c.op == op).map(|c| c.target).collect()
+    }
+
+    /// How many calls of one operation there were.
+    pub fn count(&self, op: &str) -> usize {
+        lock(&self.script).calls.iter().filter(|c| c.op == op).count()
+    }
+
+    /// Broken invariants so far.
+    pub fn violations(&self) -> Vec<String> {
+        lock(&self.state).violations.clone()
+    }
+
+    /// All containers, as the runtime holds them.
+    pub fn containers(&self) -> Vec<cri::ContainerStatus> {
+        lock(&self.state).containers.values().map(Container::status).collect()
+    }
+
+    /// All sandboxes, as the runtime holds them.
+    pub fn sandboxes(&self) -> Vec<cri::PodSandbox> {
+        lock(&self.state).sandboxes.values().map(super::state::Sandbox::listed).collect()
+    }
+
+    /// Ids of the running containers named `pod/container` (pod empty: any).
+    pub fn running(&self, pod: &str, container: &str) -> Vec<String> {
+        let state = lock(&self.state);
+        let of_pod =
+            |c: &Container| pod.is_empty() || state.sandboxes.get(&c.sandbox).is_some_and(|s| s.pod_name() == pod);
+        let running = cri::ContainerState::ContainerRunning;
+        let found = state.containers.values().filter(|c| c.state == running && c.name() == container && of_pod(c));
+        found.map(|c| c.id.clone()).collect()
+    }
+
+    /// The kernel (or a person) ends a container's process.
+    pub fn kill(&self, id: &str, code: i32, reason: &str) {
+        let now = self.now();
+        let died = lock(&self.state).exit(id, code, reason, now);
+        if died {
+            self.emit(id, cri::ContainerEventType::ContainerStoppedEvent);
+        }
+    }
+
+    /// A sandbox's process dies; its containers with it.
+    pub fn kill_sandbox(&self, id: &str) {
+        let now = self.now();
+        let died = lock(&self.state).stop_sandbox(id, now);
+        for container in died {
+            self.emit(&container, cri::ContainerEventType::ContainerStoppedEvent);
+        }
+        self.emit(id, cri::ContainerEventType::ContainerStoppedEvent);
+    }
+
+    /// Everything stops, as a reboot of the machine does it.
+    pub fn reboot(&self) {
+        let now = self.now();
+        let mut state = lock(&self.state);
+        let all: Vec<String> = state.sandboxes.keys().cloned().collect();
+        for id in all {
+            state.stop_sandbox(&id, now);
+        }
+        drop(state);
+        self.touch();
+    }
+
+    /// Waits (in tokio's time) until `condition` holds of the state; panics after `limit`.
+    pub async fn until(&self, what: &str, limit: Duration, condition: impl Fn(&Self) -> bool) {
+        let mut changes = self.changed.subscribe();
+        let wait = async {
+            while !condition(self) {
+                changes.changed().await.expect("the runtime lives");
+            }
+        };
+        if tokio::time::timeout(limit, wait).await.is_err() {
+            let (calls, containers) = (self.calls(), self.containers());
+            panic!("not within {limit:?}: {what}\ncalls: {calls:#?}\ncontainers: {containers:#?}");
+        }
+    }
+
+    fn now(&self) -> i64 {
+        i64::try_from(self.clock.now().as_nanosecond()).expect("in range")
+    }
+
+    fn touch(&self) {
+        self.changed.send_modify(|n| *n += 1);
+    }
+
+    fn emit(&self, id: &str, kind: cri::ContainerEventType) {
+        let event = self.event(id, kind);
+        let faults = lock(&self.script).events;
+        let mut events = lock(&self.events);
+        let lost = events.chance.random_bool(faults.lose);
+        let twice = events.chance.random_bool(faults.duplicate);
+        let late = events.chance.random_bool(faults.reorder);
+        let held = events.held.take();
+        let mut out: Vec<cri::ContainerEventResponse> = Vec::new();
+        match (lost, late) {
+            (true, _) => {}
+            (false, true) => events.held = Some(event),
+            (false, false) => out.extend(std::iter::repeat_n(event, if twice { 2 } else { 1 })),
+        }
+        out.extend(held);
+        if let Some(sender) = &events.sender {
+            for event in out {
+                let _ = sender.send(event);
+            }
+        }
+        drop(events);
+        self.touch();
+    }
+
+    fn event(&self, id: &str, kind: cri::ContainerEventType) -> cri::ContainerEventResponse {
+        let state = lock(&self.state);
+        let sandbox = state.containers.get(id).map_or(id, |c| c.sandbox.as_str());
+        cri::ContainerEventResponse {
+            container_id: id.to_owned(),
+            container_event_type: kind as i32,
+            created_at: self.now(),
+            pod_sandbox_status: state.sandboxes.get(sandbox).map(super::state::Sandbox::status),
+            containers_statuses: Vec::new(),
+        }
+    }
+
+    /// Logs a call, applies latency and faults, and does it within its deadline; what outlasts
+    /// the deadline goes on in the background.
+    async fn call<T: Send + 'static>(
+        &self,
+        op: &'static str,
+        target: String,
+        detail: String,
+        limit: Duration,
+        act: impl AsyncAct<T>,
+    ) -> CriResult<T> {
+        let (fault, latency) = {
+            let mut script = lock(&self.script);
+            script.calls.push(Call { at: Instant::now(), op, target: target.clone(), detail });
+            (script.fault(op, &target), script.latency.0.get(op).copied().unwrap_or_default())
+        };
+        self.touch();
+        let me = self.me.upgrade().expect("the runtime lives");
+        let work = async move {
+            match fault {
+                Some(Fault::Error(code, message)) => return Err(CriError::Rpc { code, message }),
+                Some(Fault::Hang) => std::future::pending::<()>().await,
+                Some(Fault::Delay(extra)) => tokio::time::sleep(extra).await,
+                Some(Fault::ErrorAfter(code, message)) => {
+                    me.paced(latency, act).await?;
+                    return Err(CriError::Rpc { code, message });
+                }
+                None => {}
+            }
+            me.paced(latency, act).await
+        };
+        let mut task = tokio::spawn(work);
+        match tokio::time::timeout(limit, &mut task).await {
+            Ok(done) => done.expect("the scripted runtime does not panic"),
+            Err(_) => Err(CriError::TimedOut { op, limit }),
+        }
+    }
+
+    async fn paced<T: Send + 'static>(self: &Arc<Self>, latency: Duration, act: impl AsyncAct<T>) -> CriResult<T> {
+        if !latency.is_zero() {
+            let _slot = self.slots.acquire().await.expect("never closed");
+            tokio::time::sleep(latency).await;
+        }
+        act.act(self.clone()).await
+    }
+
+    fn target_of(&self, container: &str) -> String {
+        let state = lock(&self.state);
+        let Some(found) = state.containers.get(container) else { return container.to_owned() };
+        let pod = state.sandboxes.get(&found.sandbox).map_or("", |s| s.pod_name());
+        format!("{pod}/{}", found.name())
+    }
+
+    fn pod_of(&self, sandbox: &str) -> String {
+        lock(&self.state).sandboxes.get(sandbox).map_or(sandbox.to_owned(), |s| s.pod_name().to_owned())
+    }
+
+    fn run_program(self: &Arc<Self>, id: &str, behaviour: &Behaviour) {
+        let Some(after) = behaviour.exits_after else { return };
+        let (me, id, behaviour) = (self.clone(), id.to_owned(), behaviour.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(after).await;
+            me.kill(&id, behaviour.exit_code, &behaviour.reason);
+        });
+    }
+
+    fn behaviour_of(&self, id: &str) -> Behaviour {
+        let target = self.target_of(id);
+        let (pod, container) = target.split_once('/').unwrap_or(("", &target));
+        let mut script = lock(&self.script);
+        let key = if script.behaviour.contains_key(&target) { target.as_str() } else { container };
+        let last = script.behaviour.get(key).and_then(|list| list.last().cloned());
+        last.unwrap_or_else(|| script.next_behaviour(pod, container))
+    }
+}
+
+/// An action on the runtime; a trait because closures that return futures borrowing their
+/// argument cannot be named.
+pub trait AsyncAct<T>: Send + 'static {
+    /// Does it.
+    fn act(self, cri: Arc<ScriptedCri>) -> futures::future::BoxFuture<'static, CriResult<T>>;
+}
+
+impl<T, F, R> AsyncAct<T> for F
+where
+    F: FnOnce(Arc<ScriptedCri>) -> R + Send + 'static,
+    R: Future<Output = CriResult<T>> + Send + 'static,
+{
+    fn act(self, cri: Arc<ScriptedCri>) -> futures::future::BoxFuture<'static, CriResult<T>> {
+        Box::pin(self(cri))
+    }
+}
+
+fn labels_match(
+    selector: &std::collections::HashMap<String, String>,
+    labels: &std::collections::HashMap<String, String>,
+) -> bool {
+    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+}
+
+#[async_trait]
+impl RuntimeService for ScriptedCri {
+    async fn version(&self, version: &str) -> CriResult<cri::VersionResponse> {
+        self.call("version", version.to_owned(), String::new(), REQUEST_TIMEOUT, |_| async {
+            Ok(cri::VersionResponse {
+                version: "0.1.0".to_owned(),
+                runtime_name: "scripted".to_owned(),
+                runtime_version: "1.0.0".to_owned(),
+                runtime_api_version: "v1".to_owned(),
+            })
+        })
+        .await
+    }
+
+    async fn status(&self) -> CriResult<cri::StatusResponse> {
+        self.call("status", String::new(), String::new(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let (runtime, network) = *lock(&me.conditions);
+            let condition = |kind: &str, status: bool| cri::RuntimeCondition {
+                r#type: kind.to_owned(),
+                status,
+                reason: if status { String::new() } else { "Scripted".to_owned() },
+                message: if status { String::new() } else { "not ready".to_owned() },
+            };
+            let conditions = vec![condition("RuntimeReady", runtime), condition("NetworkReady", network)];
+            Ok(cri::StatusResponse { status: Some(cri::RuntimeStatus { conditions }), ..Default::default() })
+        })
+        .await
+    }
+
+    async fn runtime_config(&self) -> CriResult<cri::RuntimeConfigResponse> {
+        self.call("runtime_config", String::new(), String::new(), REQUEST_TIMEOUT, |_| async {
+            let linux = Some(cri::LinuxRuntimeConfiguration { cgroup_driver: cri::CgroupDriver::Cgroupfs as i32 });
+            Ok(cri::RuntimeConfigResponse { linux })
+        })
+        .await
+    }
+
+    async fn update_runtime_config(&self, pod_cidr: &str) -> CriResult<()> {
+        let target = pod_cidr.to_owned();
+        self.call("update_runtime_config", target, String::new(), REQUEST_TIMEOUT, |_| async { Ok(()) }).await
+    }
+
+    async fn run_pod_sandbox(&self, config: cri::PodSandboxConfig, handler: &str) -> CriResult<String> {
+        let meta = config.metadata.clone().unwrap_or_default();
+        let (target, detail) = (meta.name, meta.attempt.to_string());
+        let handler = handler.to_owned();
+        self.call("run_podsandbox", target, detail, REQUEST_TIMEOUT * 2, |me: Arc<Self>| async move {
+            let now = me.now();
+            let id = lock(&me.state).run_sandbox(config, &handler, now).map_err(refused)?;
+            me.emit(&id, cri::ContainerEventType::ContainerCreatedEvent);
+            me.emit(&id, cri::ContainerEventType::ContainerStartedEvent);
+            Ok(id)
+        })
+        .await
+    }
+
+    async fn stop_pod_sandbox(&self, id: &str) -> CriResult<()> {
+        let (id, target) = (id.to_owned(), self.pod_of(id));
+        self.call("stop_podsandbox", target, id.clone(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let now = me.now();
+            let (was_ready, died) = {
+                let mut state = lock(&me.state);
+                (state.sandboxes.get(&id).is_some_and(|s| s.ready), state.stop_sandbox(&id, now))
+            };
+            for container in died {
+                me.emit(&container, cri::ContainerEventType::ContainerStoppedEvent);
+            }
+            if was_ready {
+                me.emit(&id, cri::ContainerEventType::ContainerStoppedEvent);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_pod_sandbox(&self, id: &str) -> CriResult<()> {
+        let (id, target) = (id.to_owned(), self.pod_of(id));
+        self.call("remove_podsandbox", target, id.clone(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let event = me.event(&id, cri::ContainerEventType::ContainerDeletedEvent);
+            let now = me.now();
+            lock(&me.state).remove_sandbox(&id, now);
+            if let Some(sender) = &lock(&me.events).sender {
+                let _ = sender.send(event);
+            }
+            me.touch();
+            Ok(())
+        })
+        .await
+    }
+
+    async fn pod_sandbox_status(&self, id: &str) -> CriResult<cri::PodSandboxStatusResponse> {
+        let (id, target) = (id.to_owned(), self.pod_of(id));
+        self.call("podsandbox_status", target, id.clone(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let state = lock(&me.state);
+            let status = state.sandboxes.get(&id).ok_or_else(|| refused(not_found("sandbox", &id)))?.status();
+            Ok(cri::PodSandboxStatusResponse { status: Some(status), ..Default::default() })
+        })
+        .await
+    }
+
+    async fn list_pod_sandbox(&self, filter: Option<cri::PodSandboxFilter>) -> CriResult<Vec<cri::PodSandbox>> {
+        let filter = filter.unwrap_or_default();
+        let target = filter.label_selector.get("io.kubernetes.pod.uid").cloned().unwrap_or_default();
+        self.call("list_podsandbox", target, String::new(), REQUEST_TIMEOUT, move |me: Arc<Self>| async move {
+            let state = lock(&me.state);
+            let listed = state.sandboxes.values().map(super::state::Sandbox::listed);
+            Ok(listed
+                .filter(|s| filter.id.is_empty() || s.id.starts_with(&filter.id))
+                .filter(|s| filter.state.is_none_or(|f| f.state == s.state))
+                .filter(|s| labels_match(&filter.label_selector, &s.labels))
+                .collect())
+        })
+        .await
+    }
+
+    async fn create_container(
+        &self,
+        sandbox: &str,
+        config: cri::ContainerConfig,
+        _sandbox_config: cri::PodSandboxConfig,
+    ) -> CriResult<String> {
+        let meta = config.metadata.clone().unwrap_or_default();
+        let (sandbox, target) = (sandbox.to_owned(), format!("{}/{}", self.pod_of(sandbox), meta.name));
+        let detail = meta.attempt.to_string();
+        self.call("create_container", target, detail, REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let now = me.now();
+            let id = lock(&me.state).create(&sandbox, config, now).map_err(refused)?;
+            me.emit(&id, cri::ContainerEventType::ContainerCreatedEvent);
+            Ok(id)
+        })
+        .await
+    }
+
+    async fn start_container(&self, id: &str) -> CriResult<()> {
+        let (id, target) = (id.to_owned(), self.target_of(id));
+        let named = target.clone();
+        self.call("start_container", target, String::new(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let (pod, container) = named.split_once('/').unwrap_or(("", &named));
+            let behaviour = lock(&me.script).next_behaviour(pod, container);
+            let now = me.now();
+            if let Some(text) = &behaviour.start_error {
+                lock(&me.state).fail_start(&id, text, now);
+                me.emit(&id, cri::ContainerEventType::ContainerStoppedEvent);
+                return Err(CriError::Rpc { code: Code::Unknown, message: text.clone() });
+            }
+            lock(&me.state).start(&id, now).map_err(refused)?;
+            me.emit(&id, cri::ContainerEventType::ContainerStartedEvent);
+            me.run_program(&id, &behaviour);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn stop_container(&self, id: &str, grace: Duration) -> CriResult<()> {
+        let (id, target) = (id.to_owned(), self.target_of(id));
+        let behaviour = self.behaviour_of(&id);
+        let detail = grace.as_secs().to_string();
+        self.call("stop_container", target, detail, REQUEST_TIMEOUT + grace, move |me: Arc<Self>| async move {
+            let runs = || {
+                let running = cri::ContainerState::ContainerRunning;
+                lock(&me.state).containers.get(&id).is_some_and(|c| c.state == running)
+            };
+            if !runs() {
+                return Ok(());
+            }
+            let (wait, code) = match behaviour.stops_after {
+                Some(after) if after <= grace && !grace.is_zero() => (after, behaviour.stop_code),
+                _ => (grace, 137),
+            };
+            let mut changes = me.changed.subscribe();
+            let gone = async {
+                while runs() {
+                    if changes.changed().await.is_err() {
+                        break;
+                    }
+                }
+            };
+            if tokio::time::timeout(wait, gone).await.is_err() {
+                me.kill(&id, code, "");
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_container(&self, id: &str) -> CriResult<()> {
+        let (id, target) = (id.to_owned(), self.target_of(id));
+        self.call("remove_container", target, id.clone(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let now = me.now();
+            let event = me.event(&id, cri::ContainerEventType::ContainerDeletedEvent);
+            let known = {
+                let mut state = lock(&me.state);
+                state.exit(&id, 137, "", now);
+                state.containers.remove(&id).is_some()
+            };
+            if known && let Some(sender) = &lock(&me.events).sender {
+                let _ = sender.send(event);
+            }
+            me.touch();
+            Ok(())
+        })
+        .await
+    }
+
+    async fn list_containers(&self, filter: Option<cri::ContainerFilter>) -> CriResult<Vec<cri::Container>> {
+        let filter = filter.unwrap_or_default();
+        let target = filter.label_selector.get("io.kubernetes.pod.uid").cloned().unwrap_or_default();
+        self.call("list_containers", target, String::new(), REQUEST_TIMEOUT, move |me: Arc<Self>| async move {
+            let state = lock(&me.state);
+            Ok(state
+                .containers
+                .values()
+                .map(Container::listed)
+                .filter(|c| filter.id.is_empty() || c.id.starts_with(&filter.id))
+                .filter(|c| filter.pod_sandbox_id.is_empty() || c.pod_sandbox_id == filter.pod_sandbox_id)
+                .filter(|c| filter.state.is_none_or(|f| f.state == c.state))
+                .filter(|c| labels_match(&filter.label_selector, &c.labels))
+                .collect())
+        })
+        .await
+    }
+
+    async fn container_status(&self, id: &str) -> CriResult<cri::ContainerStatus> {
+        let (id, target) = (id.to_owned(), self.target_of(id));
+        self.call("container_status", target, id.clone(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let state = lock(&me.state);
+            let found = state.containers.get(&id).ok_or_else(|| refused(not_found("container", &id)))?;
+            Ok(found.status())
+        })
+        .await
+    }
+
+    async fn update_container_resources(&self, id: &str, linux: cri::LinuxContainerResources) -> CriResult<()> {
+        let (id, target) = (id.to_owned(), self.target_of(id));
+        let detail = format!("{linux:?}");
+        self.call("update_container", target, detail, REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let mut state = lock(&me.state);
+            let found = state.containers.get_mut(&id).ok_or_else(|| refused(not_found("container", &id)))?;
+            found.config.linux.get_or_insert_default().resources = Some(linux);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn update_pod_sandbox_resources(
+        &self,
+        id: &str,
+        _overhead: cri::LinuxContainerResources,
+        resources: cri::LinuxContainerResources,
+    ) -> CriResult<()> {
+        let target = self.pod_of(id);
+        let detail = format!("{resources:?}");
+        self.call("update_podsandbox_resources", target, detail, REQUEST_TIMEOUT, |_| async { Ok(()) }).await
+    }
+
+    async fn reopen_container_log(&self, id: &str) -> CriResult<()> {
+        let (id, target) = (id.to_owned(), self.target_of(id));
+        self.call("reopen_container_log", target, String::new(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let path = {
+                let state = lock(&me.state);
+                state.containers.get(&id).ok_or_else(|| refused(not_found("container", &id)))?.log_path.clone()
+            };
+            let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+            opened.map(drop).map_err(|e| CriError::Rpc { code: Code::Unknown, message: e.to_string() })
+        })
+        .await
+    }
+
+    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> CriResult<ExecOutput> {
+        let joined = command.join(" ");
+        let detail = joined.clone();
+        let limit = if timeout.is_zero() { Duration::from_secs(86_400) } else { REQUEST_TIMEOUT + timeout };
+        let target = self.target_of(id);
+        self.call("exec_sync", target, detail, limit, move |me: Arc<Self>| async move {
+            let scripted = lock(&me.script).exec.get(&joined).cloned();
+            let (code, stdout, stderr, takes) = scripted.unwrap_or_default();
+            if !timeout.is_zero() && takes > timeout {
+                tokio::time::sleep(timeout).await;
+                return Err(CriError::ExecTimedOut { command: joined, limit: timeout });
+            }
+            tokio::time::sleep(takes).await;
+            if code == 0 {
+                return Ok(ExecOutput { stdout: stdout.into_bytes(), stderr: stderr.into_bytes() });
+            }
+            Err(CriError::Exit { command: joined, code, stdout, stderr })
+        })
+        .await
+    }
+
+    async fn container_events(&self) -> CriResult<BoxStream<'static, CriResult<cri::ContainerEventResponse>>> {
+        let refused = lock(&self.script).no_events;
+        let fault = lock(&self.script).fault("get_container_events", "");
+        if refused || fault.is_some() {
+            let message = "unknown method GetContainerEvents for service runtime.v1.RuntimeService".to_owned();
+            return Err(CriError::Rpc { code: Code::Unimplemented, message });
+        }
+        let receiver = lock(&self.events).sender.as_ref().expect("always there").subscribe();
+        let stream = futures::stream::unfold(receiver, |mut receiver| async move {
+            loop {
+                match receiver.recv().await {
+                    Ok(event) => return Some((Ok(event), receiver)),
+                    Err(broadcast::error::RecvError::Lagged(_)) => {}
+                    Err(broadcast::error::RecvError::Closed) => return None,
+                }
+            }
+        });
+        Ok(stream.boxed())
+    }
+}
+
+#[async_trait]
+impl ImageService for ScriptedCri {
+    async fn list_images(&self) -> CriResult<Vec<cri::Image>> {
+        self.call("list_images", String::new(), String::new(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            Ok(lock(&me.state).images.values().cloned().collect())
+        })
+        .await
+    }
+
+    async fn image_status(&self, image: cri::ImageSpec) -> CriResult<Option<cri::Image>> {
+        let name = image.image;
+        self.call("image_status", name.clone(), String::new(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            Ok(lock(&me.state).image(&name).cloned())
+        })
+        .await
+    }
+
+    async fn pull_image(
+        &self,
+        image: cri::ImageSpec,
+        auth: Option<cri::AuthConfig>,
+        _sandbox: Option<cri::PodSandboxConfig>,
+    ) -> CriResult<String> {
+        let name = image.image;
+        let user = auth.map(|a| a.username).unwrap_or_default();
+        let limit = Duration::from_secs(86_400);
+        self.call("pull_image", name.clone(), user, limit, |me: Arc<Self>| async move {
+            let present = lock(&me.state).image(&name).map(|i| i.id.clone());
+            let full = if name.contains('/') { name } else { format!("docker.io/library/{name}") };
+            Ok(present.unwrap_or_else(|| me.add_image(&full, 1_000_000)))
+        })
+        .await
+    }
+
+    async fn remove_image(&self, image: cri::ImageSpec) -> CriResult<()> {
+        let name = image.image;
+        self.call("remove_image", name.clone(), String::new(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let mut state = lock(&me.state);
+            let id = state.image(&name).map(|i| i.id.clone());
+            if let Some(id) = id {
+                state.images.remove(&id);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn image_fs_info(&self) -> CriResult<cri::ImageFsInfoResponse> {
+        self.call("image_fs_info", String::new(), String::new(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let used: u64 = lock(&me.state).images.values().map(|i| i.size).sum();
+            let usage = cri::FilesystemUsage {
+                timestamp: me.now(),
+                used_bytes: Some(cri::UInt64Value { value: used }),
+                ..Default::default()
+            };
+            Ok(cri::ImageFsInfoResponse { image_filesystems: vec![usage], ..Default::default() })
+        })
+        .await
+    }
+}

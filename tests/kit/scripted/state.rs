@@ -1,0 +1,323 @@
+//! The state machine behind the scripted CRI: values in, values out, `now` a parameter.
+
+use std::collections::{BTreeMap, HashMap};
+
+use berth::proto::cri;
+use tonic::Code;
+
+/// An error of the runtime: gRPC code and text.
+pub type Refusal = (Code, String);
+
+/// One sandbox.
+#[derive(Debug, Clone)]
+pub struct Sandbox {
+    pub id: String,
+    pub config: cri::PodSandboxConfig,
+    pub handler: String,
+    pub ready: bool,
+    pub created_at: i64,
+    pub ip: String,
+}
+
+/// One container.
+#[derive(Debug, Clone)]
+pub struct Container {
+    pub id: String,
+    pub sandbox: String,
+    pub config: cri::ContainerConfig,
+    pub state: cri::ContainerState,
+    pub created_at: i64,
+    pub started_at: i64,
+    pub finished_at: i64,
+    pub exit_code: i32,
+    pub reason: String,
+    pub message: String,
+    pub log_path: String,
+}
+
+/// Everything the runtime holds.
+#[derive(Debug, Default)]
+pub struct State {
+    pub sandboxes: BTreeMap<String, Sandbox>,
+    pub containers: BTreeMap<String, Container>,
+    pub images: HashMap<String, cri::Image>,
+    next: u64,
+    /// Broken invariants: two live containers of one name in one sandbox.
+    pub violations: Vec<String>,
+}
+
+/// Name, namespace, uid and attempt of a sandbox.
+fn sandbox_key(config: &cri::PodSandboxConfig) -> (String, String, String, u32) {
+    let meta = config.metadata.clone().unwrap_or_default();
+    (meta.name, meta.namespace, meta.uid, meta.attempt)
+}
+
+impl Sandbox {
+    pub fn pod_name(&self) -> &str {
+        self.config.metadata.as_ref().map_or("", |m| &m.name)
+    }
+
+    fn is_host_network(&self) -> bool {
+        let options = self
+            .config
+            .linux
+            .as_ref()
+            .and_then(|l| l.security_context.as_ref())
+            .and_then(|s| s.namespace_options.as_ref());
+        options.is_some_and(|o| o.network == cri::NamespaceMode::Node as i32)
+    }
+
+    pub fn listed(&self) -> cri::PodSandbox {
+        cri::PodSandbox {
+            id: self.id.clone(),
+            metadata: self.config.metadata.clone(),
+            state: self.state() as i32,
+            created_at: self.created_at,
+            labels: self.config.labels.clone(),
+            annotations: self.config.annotations.clone(),
+            runtime_handler: self.handler.clone(),
+        }
+    }
+
+    fn state(&self) -> cri::PodSandboxState {
+        if self.ready { cri::PodSandboxState::SandboxReady } else { cri::PodSandboxState::SandboxNotready }
+    }
+
+    pub fn status(&self) -> cri::PodSandboxStatus {
+        let options = self
+            .config
+            .linux
+            .as_ref()
+            .and_then(|l| l.security_context.as_ref())
+            .and_then(|s| s.namespace_options.clone())
+            .unwrap_or_default();
+        cri::PodSandboxStatus {
+            id: self.id.clone(),
+            metadata: self.config.metadata.clone(),
+            state: self.state() as i32,
+            created_at: self.created_at,
+            network: Some(cri::PodSandboxNetworkStatus {
+                ip: if self.ready { self.ip.clone() } else { String::new() },
+                additional_ips: Vec::new(),
+            }),
+            linux: Some(cri::LinuxPodSandboxStatus { namespaces: Some(cri::Namespace { options: Some(options) }) }),
+            labels: self.config.labels.clone(),
+            annotations: self.config.annotations.clone(),
+            runtime_handler: self.handler.clone(),
+        }
+    }
+}
+
+impl Container {
+    pub fn name(&self) -> &str {
+        self.config.metadata.as_ref().map_or("", |m| &m.name)
+    }
+
+    fn attempt(&self) -> u32 {
+        self.config.metadata.as_ref().map_or(0, |m| m.attempt)
+    }
+
+    pub fn is_live(&self) -> bool {
+        matches!(self.state, cri::ContainerState::ContainerRunning | cri::ContainerState::ContainerCreated)
+    }
+
+    pub fn listed(&self) -> cri::Container {
+        cri::Container {
+            id: self.id.clone(),
+            pod_sandbox_id: self.sandbox.clone(),
+            metadata: self.config.metadata.clone(),
+            image: self.config.image.clone(),
+            image_ref: self.image_ref(),
+            state: self.state as i32,
+            created_at: self.created_at,
+            labels: self.config.labels.clone(),
+            annotations: self.config.annotations.clone(),
+            ..Default::default()
+        }
+    }
+
+    fn image_ref(&self) -> String {
+        self.config.image.as_ref().map_or_else(String::new, |i| i.image.clone())
+    }
+
+    pub fn status(&self) -> cri::ContainerStatus {
+        let exited = self.state == cri::ContainerState::ContainerExited;
+        cri::ContainerStatus {
+            id: self.id.clone(),
+            metadata: self.config.metadata.clone(),
+            state: self.state as i32,
+            created_at: self.created_at,
+            started_at: self.started_at,
+            finished_at: if exited { self.finished_at } else { 0 },
+            exit_code: self.exit_code,
+            image: self.config.image.as_ref().map(|i| cri::ImageSpec {
+                image: if i.user_specified_image.is_empty() { i.image.clone() } else { i.user_specified_image.clone() },
+                ..Default::default()
+            }),
+            image_ref: self.image_ref(),
+            reason: self.reason.clone(),
+            message: self.message.clone(),
+            labels: self.config.labels.clone(),
+            annotations: self.config.annotations.clone(),
+            mounts: self.config.mounts.clone(),
+            log_path: self.log_path.clone(),
+            ..Default::default()
+        }
+    }
+}
+
+impl State {
+    fn id(&mut self) -> String {
+        self.next += 1;
+        format!("{:064x}", 0xabc0_0000_0000_u64 + self.next)
+    }
+
+    /// Creates a sandbox; its name is reserved until it is removed.
+    pub fn run_sandbox(&mut self, config: cri::PodSandboxConfig, handler: &str, now: i64) -> Result<String, Refusal> {
+        let key = sandbox_key(&config);
+        if let Some(taken) = self.sandboxes.values().find(|s| sandbox_key(&s.config) == key) {
+            let name = format!("{}_{}_{}_{}", key.0, key.1, key.2, key.3);
+            let text = format!("failed to reserve sandbox name {name:?}: name {name:?} is reserved for {:?}", taken.id);
+            return Err((Code::Unknown, text));
+        }
+        let id = self.id();
+        let mut sandbox = Sandbox {
+            id: id.clone(),
+            config,
+            handler: handler.to_owned(),
+            ready: true,
+            created_at: now,
+            ip: String::new(),
+        };
+        if !sandbox.is_host_network() {
+            sandbox.ip = format!("10.88.{}.{}", (self.next >> 8) & 0xff, self.next & 0xff);
+        }
+        self.sandboxes.insert(id.clone(), sandbox);
+        Ok(id)
+    }
+
+    /// Stops a sandbox; returns the containers that died with it.
+    pub fn stop_sandbox(&mut self, id: &str, now: i64) -> Vec<String> {
+        let Some(sandbox) = self.sandboxes.get_mut(id) else { return Vec::new() };
+        sandbox.ready = false;
+        let running: Vec<String> = self
+            .containers
+            .values()
+            .filter(|c| c.sandbox == id && c.state == cri::ContainerState::ContainerRunning)
+            .map(|c| c.id.clone())
+            .collect();
+        for container in &running {
+            self.exit(container, 137, "", now);
+        }
+        running
+    }
+
+    /// Removes a sandbox and its containers; returns the ids of those containers.
+    pub fn remove_sandbox(&mut self, id: &str, now: i64) -> Vec<String> {
+        self.stop_sandbox(id, now);
+        self.sandboxes.remove(id);
+        let gone: Vec<String> = self.containers.values().filter(|c| c.sandbox == id).map(|c| c.id.clone()).collect();
+        for container in &gone {
+            self.containers.remove(container);
+        }
+        gone
+    }
+
+    /// Creates a container; its name is reserved in its sandbox until it is removed.
+    pub fn create(&mut self, sandbox: &str, config: cri::ContainerConfig, now: i64) -> Result<String, Refusal> {
+        let Some(parent) = self.sandboxes.get(sandbox) else {
+            return Err((Code::NotFound, format!("failed to find sandbox id {sandbox:?}: not found")));
+        };
+        if !parent.ready {
+            return Err((Code::Unknown, format!("sandbox container {sandbox:?} is not running")));
+        }
+        let log_path = format!("{}/{}", parent.config.log_directory, config.log_path);
+        let image = config.image.as_ref().map_or("", |i| i.image.as_str());
+        if self.image(image).is_none() {
+            return Err((Code::NotFound, format!("failed to resolve image {image:?}: not found")));
+        }
+        let meta = config.metadata.clone().unwrap_or_default();
+        let mut same = self.containers.values().filter(|c| c.sandbox == sandbox && c.name() == meta.name);
+        if let Some(taken) = same.clone().find(|c| c.attempt() == meta.attempt) {
+            let text = format!("failed to reserve container name {:?}: name is reserved for {:?}", meta.name, taken.id);
+            return Err((Code::Unknown, text));
+        }
+        if let Some(live) = same.find(|c| c.is_live()) {
+            let text = format!("container {} of sandbox {sandbox} created while {} is live", meta.name, live.id);
+            self.violations.push(text);
+        }
+        let id = self.id();
+        self.containers.insert(
+            id.clone(),
+            Container {
+                id: id.clone(),
+                sandbox: sandbox.to_owned(),
+                config,
+                state: cri::ContainerState::ContainerCreated,
+                created_at: now,
+                started_at: 0,
+                finished_at: 0,
+                exit_code: 0,
+                reason: String::new(),
+                message: String::new(),
+                log_path,
+            },
+        );
+        Ok(id)
+    }
+
+    /// Starts a created container.
+    pub fn start(&mut self, id: &str, now: i64) -> Result<(), Refusal> {
+        let container = self.containers.get_mut(id).ok_or_else(|| not_found("container", id))?;
+        if container.state != cri::ContainerState::ContainerCreated {
+            let text = format!("container is in {} state", container.state.as_str_name());
+            return Err((Code::Unknown, format!("failed to set starting state for container {id:?}: {text}")));
+        }
+        container.state = cri::ContainerState::ContainerRunning;
+        container.started_at = now;
+        Ok(())
+    }
+
+    /// A container's process ends; returns whether it ran.
+    pub fn exit(&mut self, id: &str, code: i32, reason: &str, now: i64) -> bool {
+        let Some(container) = self.containers.get_mut(id) else { return false };
+        if container.state != cri::ContainerState::ContainerRunning {
+            return false;
+        }
+        fail(container, code, reason, now);
+        true
+    }
+
+    /// A created container fails to start.
+    pub fn fail_start(&mut self, id: &str, message: &str, now: i64) {
+        if let Some(container) = self.containers.get_mut(id) {
+            container.started_at = now;
+            container.message = message.to_owned();
+            fail(container, 128, "StartError", now);
+        }
+    }
+
+    /// An image by id, tag, digest, or tag without `docker.io/library/`.
+    pub fn image(&self, name: &str) -> Option<&cri::Image> {
+        self.images.values().find(|i| {
+            i.id == name
+                || i.repo_tags.iter().chain(&i.repo_digests).any(|t| t == name || t.ends_with(&format!("/{name}")))
+        })
+    }
+}
+
+fn fail(container: &mut Container, code: i32, reason: &str, now: i64) {
+    container.state = cri::ContainerState::ContainerExited;
+    container.exit_code = code;
+    container.finished_at = now.max(container.started_at);
+    container.reason = match (reason, code) {
+        ("", 0) => "Completed".to_owned(),
+        ("", _) => "Error".to_owned(),
+        (given, _) => given.to_owned(),
+    };
+}
+
+/// The error for an unknown id.
+pub fn not_found(kind: &str, id: &str) -> Refusal {
+    (Code::NotFound, format!("an error occurred when try to find {kind} {id:?}: not found"))
+}
