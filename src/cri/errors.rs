@@ -72,7 +72,23 @@ impl CriError {
 }
 
 impl From<tonic::Status> for CriError {
+    /// A status with a source was made on this side, because the connection broke: whatever
+    /// the code, the runtime was not reached (as gRPC's Go library tells it).
     fn from(status: tonic::Status) -> Self {
+        use tonic::Code;
+        let broken = matches!(status.code(), Code::Unknown | Code::Internal);
+        if let (true, Some(source)) = (broken, std::error::Error::source(&status)) {
+            let mut message = status.message().to_owned();
+            let mut next = Some(source);
+            while let Some(cause) = next {
+                let text = cause.to_string();
+                if !message.contains(&text) {
+                    message = format!("{message}: {text}");
+                }
+                next = cause.source();
+            }
+            return Self::Rpc { code: Code::Unavailable, message };
+        }
         Self::Rpc { code: status.code(), message: status.message().to_owned() }
     }
 }

@@ -1,10 +1,24 @@
 //! One door to any runtime: the service traits, the client, deadlines, error mapping.
 //!
 //! Six rooms call a runtime; all of them go through [`RuntimeService`] and [`ImageService`],
-//! which have an honest fake (the scripted CRI of `tests/kit`). Behaviour: spec 03a §2.
+//! which have an honest fake (the scripted CRI of `tests/kit`). [`connect`] prepares the clients,
+//! [`probe`] checks at start-up that the runtime is one we can work with. Behaviour: spec 03a §2.
 
+mod client;
+mod connect;
+mod connector;
+mod deadlines;
+mod endpoint;
 mod errors;
+mod image_client;
+mod probe;
 mod service;
+mod validate;
 
+pub use client::RuntimeClient;
+pub use connect::{Connection, CriConfig, connect};
+pub use endpoint::{EndpointError, socket_path};
 pub use errors::{CriError, CriResult};
+pub use image_client::ImageClient;
+pub use probe::{ProbeError, RuntimeCgroupDriver, RuntimeInfo, probe};
 pub use service::{ExecOutput, ImageService, RuntimeService};

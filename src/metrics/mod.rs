@@ -4,5 +4,7 @@
 //! holds the handles. Names, labels and buckets: spec 08.
 
 mod registry;
+mod runtime_operations;
 
 pub use registry::{Registry, Stability, buckets};
+pub use runtime_operations::{RuntimeOperation, RuntimeOperations, cri_losing_support};

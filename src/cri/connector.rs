@@ -1,0 +1,131 @@
+//! Connects a channel to a unix socket: lazily, failing fast, with a back-off between attempts.
+//!
+//! The channel asks for a connection whenever a call finds none. Within the back-off the last
+//! error is the answer, so that a dead runtime costs neither waiting nor a storm of attempts
+//! (spec 03a §2.1 "Reconnect", "Calls").
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::UnixStream,
+    time::{Instant, timeout},
+};
+use tonic::transport::{Channel, Endpoint};
+
+const BASE: Duration = Duration::from_millis(100);
+const FACTOR: f64 = 1.6;
+const JITTER: f64 = 0.2;
+const CAP: Duration = Duration::from_secs(3);
+const ATTEMPT: Duration = Duration::from_secs(5);
+
+/// Why there is no connection, in the words of gRPC's Go library.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("connection error: desc = \"transport: Error while dialing: dial unix {path}: {cause}\"")]
+struct DialError {
+    path: String,
+    cause: String,
+}
+
+struct Pause {
+    next: Duration,
+    until: Instant,
+    error: DialError,
+}
+
+/// A channel to the socket that connects when it is first used, and again when it must.
+pub(super) fn channel(socket: PathBuf) -> Channel {
+    let pause: Arc<Mutex<Option<Pause>>> = Arc::default();
+    let connector = tower::service_fn(move |_: http::Uri| {
+        let (socket, pause) = (socket.clone(), pause.clone());
+        async move { connect(&socket, &pause).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
+}
+
+async fn connect(socket: &Path, pause: &Mutex<Option<Pause>>) -> Result<UnixStream, DialError> {
+    let held = |pause: &Mutex<Option<Pause>>| {
+        let held = pause.lock().unwrap_or_else(PoisonError::into_inner);
+        held.as_ref().filter(|p| Instant::now() < p.until).map(|p| p.error.clone())
+    };
+    if let Some(error) = held(pause) {
+        return Err(error);
+    }
+    let answer = match timeout(ATTEMPT, UnixStream::connect(socket)).await {
+        Ok(answer) => answer,
+        Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut)),
+    };
+    let mut slot = pause.lock().unwrap_or_else(PoisonError::into_inner);
+    match answer {
+        Ok(stream) => {
+            *slot = None;
+            Ok(stream)
+        }
+        Err(error) => {
+            let error = DialError { path: socket.display().to_string(), cause: words(&error) };
+            let delay = slot.as_ref().map_or(BASE, |p| p.next);
+            let spread = 1.0 + JITTER * (rand::random::<f64>() * 2.0 - 1.0);
+            *slot = Some(Pause {
+                next: delay.mul_f64(FACTOR).min(CAP),
+                until: Instant::now() + delay.mul_f64(spread),
+                error: error.clone(),
+            });
+            Err(error)
+        }
+    }
+}
+
+/// As Go prints the errors that operators meet.
+fn words(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "connect: no such file or directory".to_owned(),
+        io::ErrorKind::ConnectionRefused => "connect: connection refused".to_owned(),
+        io::ErrorKind::PermissionDenied => "connect: permission denied".to_owned(),
+        io::ErrorKind::TimedOut => "i/o timeout".to_owned(),
+        _ => format!("connect: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn attempts_are_held_back_and_then_made() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let socket = dir.path().join("cri.sock");
+        let pause = Mutex::new(None);
+        let error = connect(&socket, &pause).await.expect_err("no socket");
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "connection error: desc = \"transport: Error while dialing: dial unix {}: connect: no such file or directory\"",
+                socket.display()
+            )
+        );
+        let _listener = tokio::net::UnixListener::bind(&socket).expect("a socket");
+        connect(&socket, &pause).await.expect_err("within the back-off the last error is the answer");
+        tokio::time::advance(Duration::from_millis(121)).await;
+        connect(&socket, &pause).await.expect("connects once the back-off is over");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_back_off_grows_to_its_cap() {
+        let pause = Mutex::new(None);
+        let mut delays = Vec::new();
+        for _ in 0..12 {
+            connect(Path::new("/nowhere/at/all"), &pause).await.expect_err("no socket");
+            let until = pause.lock().expect("lock").as_ref().expect("held").until;
+            delays.push(until - Instant::now());
+            tokio::time::advance(CAP * 2).await;
+        }
+        assert!(delays[0] >= Duration::from_millis(80) && delays[0] <= Duration::from_millis(120), "{delays:?}");
+        assert!(delays[1] >= Duration::from_millis(128) && delays[1] <= Duration::from_millis(192), "{delays:?}");
+        assert!(delays[11] >= Duration::from_millis(2400) && delays[11] <= Duration::from_millis(3600), "{delays:?}");
+    }
+}
