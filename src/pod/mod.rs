@@ -1,7 +1,9 @@
 //! The vocabulary of pods: identities, the shared specification, what a runtime showed. Pure.
 
+pub mod fieldpath;
 pub mod hash;
 mod id;
+pub mod names;
 pub mod observed;
 mod operation;
 pub mod qos;
