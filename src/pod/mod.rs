@@ -1,7 +1,11 @@
 //! The vocabulary of pods: identities, the shared specification, what a runtime showed. Pure.
 
+pub mod env;
+pub mod env_file;
+pub mod expand;
 pub mod fieldpath;
 pub mod hash;
+pub mod hostname;
 mod id;
 pub mod names;
 pub mod observed;
@@ -9,6 +13,7 @@ mod operation;
 pub mod qos;
 pub mod quantity;
 pub mod restart;
+pub mod service_env;
 pub mod spec;
 
 pub use id::{ContainerId, PodFullName, PodRef, PodUid, SandboxId};
