@@ -92,12 +92,7 @@ impl HostName {
     }
 }
 
-fn check(
-    field: &'static str,
-    value: &str,
-    kind: &'static str,
-    complaints: Vec<String>,
-) -> Result<(), HostNameError> {
+fn check(field: &'static str, value: &str, kind: &'static str, complaints: Vec<String>) -> Result<(), HostNameError> {
     if complaints.is_empty() {
         return Ok(());
     }
@@ -109,8 +104,7 @@ fn cut(pod: &Pod, name: &str) -> Result<String, HostNameError> {
     if name.len() <= HOSTNAME_MAX {
         return Ok(name.to_owned());
     }
-    let short = name.get(..name.floor_char_boundary(HOSTNAME_MAX)).unwrap_or_default();
-    let short = short.trim_end_matches(['-', '.']);
+    let short = super::cut_at_char(name, HOSTNAME_MAX).trim_end_matches(['-', '.']);
     if short.is_empty() {
         return Err(HostNameError::Empty { pod: pod.name().to_owned(), name: name.to_owned() });
     }

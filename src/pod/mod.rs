@@ -22,3 +22,9 @@ pub use spec::{ContainerKind, MalformedPod, Pod, PodSource, RestartPolicy};
 
 /// The API types this agent speaks (Kubernetes v1.36).
 pub use k8s_openapi::api::core::v1 as api;
+
+/// The longest beginning of a text that has at most `max` bytes and ends between characters.
+pub fn cut_at_char(text: &str, max: usize) -> &str {
+    let end = (0..=max.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    text.get(..end).unwrap_or_default()
+}
