@@ -1,4 +1,25 @@
 //! From plan to CRI calls.
+//!
+//! In: [`SyncPod`](crate::engine::ports::SyncPod) and [`KillPod`](crate::engine::ports::KillPod)
+//! of the pod workers. Out: CRI calls, events, and what came of each action.
+//!
+//! ```text
+//!  desired + observed ─► actions (pure) ─► execute ─┬─► kill ─► hooks
+//!                            │                      ├─► creates (sandbox, container)
+//!                       init · resize               ├─► start ─► images, prepare, hooks
+//!                                                   └─► actuate (resize in place)
+//! ```
+//!
+//! A pod's calls are made one after the other on its own worker; pods never wait for each other.
+//! [`RuntimeManager`] owns the crash back-off, the creates in flight and the record of actuated
+//! resources. What an action needs to know of the runtime's answers it learns from the pod store
+//! in the next turn, never by listing. Behaviour: spec 03a, 03b §8, 02a §9.8.
 
+pub mod actions;
+pub mod backoff;
+pub mod gc_rank;
+pub mod grace;
+mod init;
 pub mod prepare;
 pub mod request;
+pub mod resize;

@@ -1,0 +1,236 @@
+//! When a crashed container may start again. Pure.
+//!
+//! Delays are 0, then the initial one doubling up to the maximum, counted from the moment the
+//! container finished; an entry is forgotten when the container ran well for ten minutes. The
+//! key holds image and resources, so that a mended definition starts at once (spec 03a §8).
+
+use std::{collections::HashMap, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::pod::{Pod, PodUid, api, hash};
+
+/// How long a container has to run well for its back-off to be forgotten.
+pub const FORGET_AFTER: Duration = Duration::from_secs(600);
+
+/// Which container in which shape.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Key {
+    pod: PodUid,
+    shape: u64,
+}
+
+impl Key {
+    /// Of one container of a pod.
+    pub fn of(pod: &Pod, container: &api::Container) -> Self {
+        let resources = serde_json::to_string(&container.resources).unwrap_or_default();
+        let image = container.image.as_deref().unwrap_or_default();
+        let text = [pod.name(), pod.namespace(), &container.name, image, &resources].join("\u{0}");
+        Self { pod: pod.uid().clone(), shape: hash::fnv1a_64(text.as_bytes()) }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Entry {
+    delay: Duration,
+    updated: Timestamp,
+}
+
+/// Whether a container may start now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// It may; the next crash waits longer.
+    Start,
+    /// Not before the time given.
+    Wait {
+        /// The whole delay.
+        delay: Duration,
+        /// When it is over.
+        until: Timestamp,
+    },
+}
+
+/// First and longest delay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// After the second crash.
+    pub initial: Duration,
+    /// Never longer than this.
+    pub max: Duration,
+}
+
+impl Limits {
+    /// From the gate `ReduceDefaultCrashLoopBackOffDecay` and `maxContainerRestartPeriod`.
+    pub fn new(reduced: bool, configured_max: Option<Duration>) -> Self {
+        let (initial, max) = if reduced { (1, 60) } else { (10, 300) };
+        let max = configured_max.unwrap_or(Duration::from_secs(max));
+        Self { initial: Duration::from_secs(initial).min(max), max }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::new(false, None)
+    }
+}
+
+/// All back-offs. Times are wall times, as runtimes report them.
+#[derive(Debug)]
+pub struct CrashBackoff {
+    limits: Limits,
+    entries: HashMap<Key, Entry>,
+}
+
+impl CrashBackoff {
+    /// Empty.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, entries: HashMap::new() }
+    }
+
+    /// Asks for a start of a container whose newest exited instance finished at `finished`;
+    /// where it may start, the next delay is set.
+    pub fn turn(&mut self, key: Key, finished: Timestamp, now: Timestamp) -> Turn {
+        let valid = self.entries.get(&key).copied().filter(|e| !older(e.updated, finished));
+        if let Some(entry) = valid
+            && now.duration_since(finished) < signed(entry.delay)
+            && let Ok(until) = finished.checked_add(signed(entry.delay))
+        {
+            return Turn::Wait { delay: entry.delay, until };
+        }
+        let delay = valid.map_or(self.limits.initial, |e| (e.delay * 2).min(self.limits.max));
+        self.entries.insert(key, Entry { delay, updated: now });
+        Turn::Start
+    }
+
+    /// Forgets a pod.
+    pub fn forget(&mut self, pod: &PodUid) {
+        self.entries.retain(|key, _| key.pod != *pod);
+    }
+
+    /// Forgets what nobody has asked about for longer than the longest delay and ten minutes.
+    pub fn purge(&mut self, now: Timestamp) {
+        let max = signed(self.limits.max);
+        self.entries.retain(|_, entry| !older(entry.updated.checked_add(max).unwrap_or(entry.updated), now));
+    }
+
+    /// How many containers are remembered.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+fn older(updated: Timestamp, at: Timestamp) -> bool {
+    at.duration_since(updated) > signed(FORGET_AFTER)
+}
+
+fn signed(duration: Duration) -> SignedDuration {
+    SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
+}
+
+/// The duration as the reference prints it: `10s`, `1m20s`, `5m0s`, `500ms`.
+pub fn print_duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    if seconds == 0 {
+        return match duration.subsec_millis() {
+            0 => "0s".to_owned(),
+            millis => format!("{millis}ms"),
+        };
+    }
+    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{rest}s"),
+        (0, _) => format!("{minutes}m{rest}s"),
+        _ => format!("{hours}h{minutes}m{rest}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + seconds).expect("in range")
+    }
+
+    fn key(image: &str) -> Key {
+        let object = serde_json::json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"containers": [{"name": "c", "image": image}]},
+        });
+        let pod = Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete");
+        Key::of(&pod, &pod.containers()[0])
+    }
+
+    /// Crashes `runs` seconds after each start, and tells after which delays it was started.
+    fn schedule(limits: Limits, runs: i64, times: usize) -> Vec<u64> {
+        let mut backoff = CrashBackoff::new(limits);
+        let mut finished = 0;
+        (0..times)
+            .map(|_| {
+                let start = match backoff.turn(key("i"), at(finished), at(finished)) {
+                    Turn::Start => finished,
+                    Turn::Wait { until, .. } => {
+                        assert_eq!(backoff.turn(key("i"), at(finished), until), Turn::Start);
+                        until.as_second() - at(0).as_second()
+                    }
+                };
+                let delay = start - finished;
+                finished = start + runs;
+                u64::try_from(delay).expect("never negative")
+            })
+            .collect()
+    }
+
+    #[test]
+    fn delays_double_up_to_the_maximum() {
+        assert_eq!(schedule(Limits::default(), 5, 8), [0, 10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(schedule(Limits::new(true, None), 5, 8), [0, 1, 2, 4, 8, 16, 32, 60]);
+        let short = Limits::new(false, Some(Duration::from_secs(3)));
+        assert_eq!(schedule(short, 5, 4), [0, 3, 3, 3]);
+    }
+
+    #[test]
+    fn a_third_crash_waits_twenty_seconds_from_its_finish() {
+        // AC-03a-17
+        let mut backoff = CrashBackoff::new(Limits::default());
+        assert_eq!(backoff.turn(key("i"), at(0), at(0)), Turn::Start);
+        assert_eq!(backoff.turn(key("i"), at(5), at(15)), Turn::Start);
+        let wait = Turn::Wait { delay: Duration::from_secs(20), until: at(40) };
+        assert_eq!(backoff.turn(key("i"), at(20), at(21)), wait);
+        assert_eq!(backoff.turn(key("i"), at(20), at(40)), Turn::Start);
+    }
+
+    #[test]
+    fn ten_minutes_of_running_well_are_forgiven() {
+        assert_eq!(schedule(Limits::default(), 599, 4), [0, 10, 20, 40]);
+        assert_eq!(schedule(Limits::default(), 601, 3), [0, 0, 0]);
+    }
+
+    #[test]
+    fn another_image_starts_at_once_and_a_gone_pod_is_forgotten() {
+        let mut backoff = CrashBackoff::new(Limits::default());
+        backoff.turn(key("i"), at(0), at(0));
+        assert!(matches!(backoff.turn(key("i"), at(1), at(1)), Turn::Wait { .. }));
+        assert_eq!(backoff.turn(key("j"), at(1), at(1)), Turn::Start);
+        backoff.purge(at(300));
+        assert_eq!(backoff.len(), 2);
+        backoff.purge(at(2000));
+        assert!(backoff.is_empty());
+        backoff.turn(key("i"), at(0), at(0));
+        backoff.forget(&"u".into());
+        assert!(backoff.is_empty());
+    }
+
+    #[test]
+    fn durations_print_as_in_the_reference() {
+        for (seconds, text) in [(0, "0s"), (10, "10s"), (80, "1m20s"), (300, "5m0s"), (3600, "1h0m0s")] {
+            assert_eq!(print_duration(Duration::from_secs(seconds)), text);
+        }
+        assert_eq!(print_duration(Duration::from_millis(500)), "500ms");
+    }
+}

@@ -1,0 +1,227 @@
+//! Which dead containers and sandboxes are worth removing. Pure.
+//!
+//! Behaviour: spec 03a §11, 02a §9.8.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::pod::{
+    ContainerId, PodUid, SandboxId,
+    observed::{ContainerState, ObservedPod},
+};
+
+/// How many dead containers are kept (`minimumGCAge`, `maxPerPodContainer`, `maxContainerCount`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GcPolicy {
+    /// Younger ones stay.
+    pub min_age: SignedDuration,
+    /// Kept per pod and container name; negative for all.
+    pub max_per_container: i32,
+    /// Kept on the node; negative for all.
+    pub max_total: i32,
+}
+
+impl Default for GcPolicy {
+    fn default() -> Self {
+        Self { min_age: SignedDuration::ZERO, max_per_container: 1, max_total: -1 }
+    }
+}
+
+/// One container as a list shows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ListedContainer {
+    /// The instance.
+    pub id: ContainerId,
+    /// Its pod.
+    pub pod: PodUid,
+    /// Its name.
+    pub name: String,
+    /// The sandbox it belongs to.
+    pub sandbox: SandboxId,
+    /// State.
+    pub state: ContainerState,
+    /// Creation time.
+    pub created_at: Timestamp,
+}
+
+/// One sandbox as a list shows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ListedSandbox {
+    /// The runtime's id.
+    pub id: SandboxId,
+    /// Its pod.
+    pub pod: PodUid,
+    /// Whether it is ready.
+    pub ready: bool,
+    /// Creation time.
+    pub created_at: Timestamp,
+}
+
+/// Containers to remove, and those of them whose state is unknown and which are killed first.
+///
+/// `may_go` tells of which pods everything goes; it must answer `false` while sources are not
+/// ready.
+pub fn containers(
+    all: &[ListedContainer],
+    policy: GcPolicy,
+    now: Timestamp,
+    may_go: impl Fn(&PodUid) -> bool,
+) -> Vec<&ListedContainer> {
+    let mut groups: BTreeMap<(&PodUid, &str), Vec<&ListedContainer>> = BTreeMap::new();
+    for c in all {
+        let old = now.duration_since(c.created_at) >= policy.min_age;
+        if c.state != ContainerState::Running && old {
+            groups.entry((&c.pod, &c.name)).or_default().push(c);
+        }
+    }
+    let mut doomed = Vec::new();
+    groups.retain(|(pod, _), members| {
+        members.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+        if may_go(pod) {
+            doomed.append(members);
+        } else if let Ok(keep) = usize::try_from(policy.max_per_container) {
+            doomed.extend(members.drain(keep.min(members.len())..));
+        }
+        !members.is_empty()
+    });
+    if let Ok(limit) = usize::try_from(policy.max_total) {
+        over_total(groups, limit, &mut doomed);
+    }
+    doomed
+}
+
+/// At least one per group first, then the oldest overall.
+fn over_total<'a>(
+    mut groups: BTreeMap<(&PodUid, &str), Vec<&'a ListedContainer>>,
+    limit: usize,
+    doomed: &mut Vec<&'a ListedContainer>,
+) {
+    let total: usize = groups.values().map(Vec::len).sum();
+    if total <= limit {
+        return;
+    }
+    let keep = (limit / groups.len().max(1)).max(1);
+    for members in groups.values_mut() {
+        doomed.extend(members.drain(keep.min(members.len())..));
+    }
+    let mut rest: Vec<&ListedContainer> = groups.into_values().flatten().collect();
+    rest.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+    doomed.extend(rest.drain(limit.min(rest.len())..));
+}
+
+/// Sandboxes to remove: inactive ones, except the newest of a pod that may not go. Active is
+/// what is ready or still has containers.
+pub fn sandboxes<'a>(
+    all: &'a [ListedSandbox],
+    containers: &[ListedContainer],
+    may_go: impl Fn(&PodUid) -> bool,
+) -> Vec<&'a ListedSandbox> {
+    let used: HashSet<&SandboxId> = containers.iter().map(|c| &c.sandbox).collect();
+    let mut newest: HashMap<&PodUid, &ListedSandbox> = HashMap::new();
+    for sandbox in all {
+        let known = newest.entry(&sandbox.pod).or_insert(sandbox);
+        if (known.created_at, &sandbox.id) < (sandbox.created_at, &known.id) {
+            *known = sandbox;
+        }
+    }
+    all.iter()
+        .filter(|s| !s.ready && !used.contains(&s.id))
+        .filter(|s| may_go(&s.pod) || newest.get(&s.pod).is_some_and(|n| n.id != s.id))
+        .collect()
+}
+
+/// Dead instances of a pod that are removed after one of them died: those beyond the `keep`
+/// newest of that container, or all of the pod.
+pub fn dead_instances(observed: &ObservedPod, container: Option<&str>, keep: usize, all: bool) -> Vec<ContainerId> {
+    let exited = |c: &&crate::pod::observed::ObservedContainer| c.state == ContainerState::Exited;
+    if all {
+        return observed.containers.iter().filter(exited).map(|c| c.id.clone()).collect();
+    }
+    let mut seen: HashMap<&str, usize> = HashMap::new();
+    let mut doomed = Vec::new();
+    for c in observed.containers.iter().filter(exited) {
+        if container.is_some_and(|name| *name != *c.name) {
+            continue;
+        }
+        let count = seen.entry(&c.name).or_default();
+        *count += 1;
+        if *count > keep {
+            doomed.push(c.id.clone());
+        }
+    }
+    doomed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + seconds).expect("in range")
+    }
+
+    fn dead(id: &str, pod: &str, name: &str, created: i64) -> ListedContainer {
+        ListedContainer {
+            id: id.into(),
+            pod: pod.into(),
+            name: name.to_owned(),
+            sandbox: format!("s-{pod}").into(),
+            state: ContainerState::Exited,
+            created_at: at(created),
+        }
+    }
+
+    fn removed(all: &[ListedContainer], policy: GcPolicy, gone: &[&str]) -> Vec<String> {
+        let doomed = containers(all, policy, at(100), |pod| gone.contains(&pod.as_str()));
+        doomed.iter().map(|c| c.id.to_string()).collect()
+    }
+
+    #[test]
+    fn the_newest_dead_instance_of_each_container_stays() {
+        let mut all = vec![dead("a1", "p", "a", 1), dead("a2", "p", "a", 2), dead("b1", "p", "b", 1)];
+        assert_eq!(removed(&all, GcPolicy::default(), &[]), ["a1"]);
+        assert_eq!(removed(&all, GcPolicy { max_per_container: 0, ..GcPolicy::default() }, &[]), ["a2", "a1", "b1"]);
+        assert!(removed(&all, GcPolicy { max_per_container: -1, ..GcPolicy::default() }, &[]).is_empty());
+        assert_eq!(removed(&all, GcPolicy::default(), &["p"]), ["a2", "a1", "b1"]);
+        let old = GcPolicy { min_age: SignedDuration::from_secs(99), ..GcPolicy::default() };
+        assert!(removed(&all, old, &[]).is_empty(), "a2 is too young to count");
+        all[0].state = ContainerState::Running;
+        assert!(removed(&all, GcPolicy::default(), &[]).is_empty());
+    }
+
+    #[test]
+    fn over_the_total_each_keeps_its_share_and_then_the_oldest_go() {
+        let all = [
+            dead("a1", "p", "a", 1),
+            dead("a2", "p", "a", 2),
+            dead("a3", "p", "a", 6),
+            dead("b1", "p", "b", 3),
+            dead("c1", "q", "c", 4),
+        ];
+        let policy = GcPolicy { max_per_container: -1, max_total: 2, ..GcPolicy::default() };
+        assert_eq!(removed(&all, policy, &[]), ["a2", "a1", "b1"]);
+        assert!(removed(&all, GcPolicy { max_total: 5, ..policy }, &[]).is_empty());
+        assert_eq!(removed(&all, GcPolicy { max_total: 0, ..policy }, &[]).len(), 5);
+    }
+
+    fn sandbox(id: &str, ready: bool, created: i64) -> ListedSandbox {
+        ListedSandbox { id: id.into(), pod: "p".into(), ready, created_at: at(created) }
+    }
+
+    #[test]
+    fn of_a_living_pod_the_newest_sandbox_stays() {
+        let names = |all: &[ListedSandbox], used: &[ListedContainer], gone: bool| -> Vec<String> {
+            sandboxes(all, used, |_| gone).iter().map(|s| s.id.to_string()).collect()
+        };
+        // AC-03a-25
+        let two = [sandbox("old", false, 1), sandbox("new", false, 2)];
+        assert_eq!(names(&two, &[], false), ["old"]);
+        assert_eq!(names(&two, &[], true), ["old", "new"]);
+        let mut inside = dead("c", "p", "c", 1);
+        inside.sandbox = "old".into();
+        assert!(names(&two, &[inside], false).is_empty());
+        assert!(names(&[sandbox("old", false, 1)], &[], false).is_empty());
+        assert_eq!(names(&[sandbox("old", false, 1), sandbox("new", true, 2)], &[], true), ["old"]);
+    }
+}

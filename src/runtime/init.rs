@@ -1,0 +1,176 @@
+//! Which init containers run next. Pure.
+//!
+//! Walks from the last to the first, because finished ones may have been removed: the last one
+//! that has a status tells how far the pod is (spec 03a §3.5).
+
+use super::{
+    actions::{Cause, Inputs, Kill, PodActions, Verdict, definition_changed, settle_resize},
+    resize,
+};
+use crate::pod::{
+    ContainerKind, Pod, RestartPolicy, api,
+    observed::{ContainerState, ObservedContainer},
+    restart,
+};
+
+const UNKNOWN: &str = "Init container is in \"unknown\" state, try killing it before restart";
+
+/// Where the walk stands.
+struct Walk<'i, 'a> {
+    inputs: &'i Inputs<'a>,
+    /// All init containers are done: regular ones may run.
+    initialised: bool,
+    /// A later container has run in this sandbox, so this one has been initialised before.
+    later_ran: bool,
+}
+
+/// The pod cannot be initialised any more.
+struct Hopeless;
+
+/// Adds what to do with init containers; answers whether regular containers may run.
+pub(super) fn walk(inputs: &Inputs, actions: &mut PodActions) -> bool {
+    let all = inputs.pod.init_containers();
+    if all.is_empty() {
+        return true;
+    }
+    let started = any_regular_started(inputs);
+    let mut walk = Walk { inputs, initialised: started, later_ran: started };
+    for (index, container) in all.iter().enumerate().rev() {
+        let Some(instance) = inputs.observed.active().find(|c| *c.name == *container.name) else {
+            if walk.later_ran && Pod::is_sidecar(container) {
+                actions.start_init.push(index);
+            }
+            continue;
+        };
+        if walk.later_ran && !Pod::is_sidecar(container) {
+            continue;
+        }
+        if walk.step(index, container, instance, actions).is_err() {
+            actions.kill_pod = true;
+            actions.start_init.clear();
+            return false;
+        }
+        walk.later_ran = true;
+    }
+    if !walk.later_ran {
+        actions.start_init.push(0);
+    }
+    actions.start_init.reverse();
+    walk.initialised
+}
+
+/// Exited ones do not count: after a reboot everything has exited.
+fn any_regular_started(inputs: &Inputs) -> bool {
+    inputs.pod.containers().iter().any(|container| {
+        let newest = inputs.observed.active().find(|c| *c.name == *container.name);
+        newest.is_some_and(|c| matches!(c.state, ContainerState::Created | ContainerState::Running))
+    })
+}
+
+impl Walk<'_, '_> {
+    fn step(
+        &mut self,
+        index: usize,
+        container: &api::Container,
+        instance: &ObservedContainer,
+        actions: &mut PodActions,
+    ) -> Result<(), Hopeless> {
+        let sidecar = Pod::is_sidecar(container);
+        match instance.state {
+            ContainerState::Created => actions.start_init.push(index),
+            ContainerState::Running if sidecar => self.sidecar_runs(index, container, instance, actions),
+            ContainerState::Running => {
+                if self.inputs.gates.resize_init {
+                    self.resize(index, container, instance, actions);
+                }
+            }
+            ContainerState::Exited if sidecar => actions.start_init.push(index),
+            ContainerState::Exited if has_failed(instance) => {
+                if !restart::should_start(self.inputs.pod, container, Some(instance)) {
+                    return Err(Hopeless);
+                }
+                actions.start_init.push(index);
+            }
+            ContainerState::Exited => self.done(index, actions),
+            ContainerState::Unknown => {
+                if !sidecar && restart::effective_policy(self.inputs.pod, container) == RestartPolicy::Never {
+                    return Err(Hopeless);
+                }
+                self.replace(index, container, instance, (UNKNOWN.to_owned(), Cause::Unspecified), actions);
+            }
+        }
+        Ok(())
+    }
+
+    fn sidecar_runs(
+        &mut self,
+        index: usize,
+        container: &api::Container,
+        instance: &ObservedContainer,
+        actions: &mut PodActions,
+    ) {
+        let name = &container.name;
+        let probed = self.inputs.probes.get(&instance.id).copied().unwrap_or_default();
+        if container.startup_probe.is_some() {
+            match probed.startup {
+                None => return,
+                Some(Verdict::Failure) => {
+                    let why = (format!("Init container {name} failed startup probe"), Cause::StartupProbe);
+                    return self.replace(index, container, instance, why, actions);
+                }
+                Some(Verdict::Success) => {}
+            }
+        }
+        if index + 1 == self.inputs.pod.init_containers().len() {
+            self.initialised = true;
+        } else if !self.later_ran {
+            actions.start_init.push(index + 1);
+        }
+        if definition_changed(container, instance) {
+            let why = (format!("Init container {name} definition changed"), Cause::Unspecified);
+            return self.replace(index, container, instance, why, actions);
+        }
+        if container.liveness_probe.is_some() {
+            match probed.liveness {
+                None => return,
+                Some(Verdict::Failure) => {
+                    let why = (format!("Init container {name} failed liveness probe"), Cause::LivenessProbe);
+                    return self.replace(index, container, instance, why, actions);
+                }
+                Some(Verdict::Success) => {}
+            }
+        }
+        self.resize(index, container, instance, actions);
+    }
+
+    fn done(&mut self, index: usize, actions: &mut PodActions) {
+        if index + 1 == self.inputs.pod.init_containers().len() {
+            self.initialised = true;
+        } else {
+            actions.start_init.push(index + 1);
+        }
+    }
+
+    fn replace(
+        &self,
+        index: usize,
+        container: &api::Container,
+        instance: &ObservedContainer,
+        (message, cause): (String, Cause),
+        actions: &mut PodActions,
+    ) {
+        actions.kill.push(Kill { id: instance.id.clone(), name: container.name.clone(), message, cause });
+        actions.start_init.push(index);
+    }
+
+    fn resize(&self, index: usize, container: &api::Container, instance: &ObservedContainer, actions: &mut PodActions) {
+        let target = resize::Target { kind: ContainerKind::Init, index, id: instance.id.clone() };
+        settle_resize(self.inputs, container, target, actions);
+    }
+}
+
+/// `OOMKilled` counts as failed even with exit code 0: a child of a plain init container may
+/// have been killed while its parent went on.
+fn has_failed(instance: &ObservedContainer) -> bool {
+    instance.exit_code != 0 || instance.reason == "OOMKilled"
+}
