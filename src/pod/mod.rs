@@ -12,6 +12,7 @@ pub mod observed;
 mod operation;
 pub mod qos;
 pub mod quantity;
+pub mod resource_state;
 pub mod resources;
 pub mod restart;
 pub mod service_env;
