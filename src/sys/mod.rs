@@ -1,1 +1,3 @@
 //! The kernel: the only room with `unsafe`.
+
+pub mod atomic_file;

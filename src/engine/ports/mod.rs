@@ -14,6 +14,7 @@ mod probes;
 mod resources;
 mod runtime;
 mod stage;
+mod state_file;
 mod volumes;
 
 pub use clock::{Clock, SystemClock};
@@ -29,4 +30,5 @@ pub use runtime::{
     ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodRuntime, StartFailure, SyncOutcome, SyncPod,
 };
 pub use stage::{Stage, StageView};
+pub use state_file::StateFile;
 pub use volumes::{MountedVolume, MountedVolumes, VolumeError, VolumeManager};
