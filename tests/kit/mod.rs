@@ -2,5 +2,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of the kit")]
 
 pub mod clock;
+pub mod containerd;
+pub mod image;
 pub mod pods;
 pub mod scripted;
