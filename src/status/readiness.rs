@@ -1,0 +1,152 @@
+//! Whether containers have started and are ready. Pure. Behaviour: spec 02b §3.6.
+
+use std::time::Duration;
+
+use super::{
+    ProbeOutcome, StatusInput,
+    conditions::READY,
+    lookup::{State, exit, is_true, state},
+};
+use crate::pod::{ContainerId, Pod, api};
+
+/// Containers that are this much older than the agent were started by an earlier one.
+const BEFORE_AGENT: Duration = Duration::from_secs(10);
+
+/// Sets `started` and `ready` of all init and regular containers.
+pub(super) fn judge(input: &StatusInput<'_>, init: &mut [api::ContainerStatus], regular: &mut [api::ContainerStatus]) {
+    for (container, status) in input.pod.init_containers().iter().zip(init) {
+        status.started = Some(started(input, container, status));
+        status.ready = if Pod::is_sidecar(container) {
+            ready(input, container, status)
+        } else {
+            exit(status).is_some_and(|e| e.exit_code == 0)
+        };
+    }
+    for status in regular {
+        let Some(container) = input.pod.containers().iter().find(|c| c.name == status.name) else { continue };
+        status.started = Some(started(input, container, status));
+        status.ready = ready(input, container, status);
+    }
+}
+
+fn started(input: &StatusInput<'_>, container: &api::Container, status: &api::ContainerStatus) -> bool {
+    if state(status) != State::Running {
+        return false;
+    }
+    match outcome(input, status).startup {
+        Some(success) => success,
+        None => status.started == Some(true) || container.startup_probe.is_none(),
+    }
+}
+
+fn ready(input: &StatusInput<'_>, container: &api::Container, status: &api::ContainerStatus) -> bool {
+    if status.started != Some(true) {
+        return false;
+    }
+    match outcome(input, status).readiness {
+        Some(success) => success,
+        // Never forget over a restart of the agent what was ready, never promise what was not.
+        None if is_inherited(input, status) => {
+            container.readiness_probe.is_none() || input.pod.status.as_ref().is_some_and(|s| is_true(s, READY))
+        }
+        None => container.readiness_probe.is_none(),
+    }
+}
+
+/// Whether an earlier agent started the container.
+fn is_inherited(input: &StatusInput<'_>, status: &api::ContainerStatus) -> bool {
+    let started_at =
+        status.state.as_ref().and_then(|s| s.running.as_ref()).and_then(|r| r.started_at.as_ref()).map(|t| t.0);
+    let border = input.node.agent_started.checked_sub(BEFORE_AGENT);
+    matches!((started_at, border), (Some(at), Ok(border)) if at < border)
+}
+
+fn outcome(input: &StatusInput<'_>, status: &api::ContainerStatus) -> ProbeOutcome {
+    let id = status.container_id.as_deref().and_then(|id| id.split_once("://")).map(|(_, id)| ContainerId::from(id));
+    id.map(|id| (input.probes)(&id)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::testing::{
+        AGENT_STARTED, Seen, World, at, exited, observed, pod_with, running, status, waiting,
+    };
+
+    fn judged(
+        probes: serde_json::Value,
+        outcome: ProbeOutcome,
+        entry: api::ContainerStatus,
+        api_ready: bool,
+    ) -> (Option<bool>, bool) {
+        let mut container = probes;
+        container["name"] = "c".into();
+        let mut world =
+            World::new(pod_with(serde_json::json!({"containers": [container]})), observed(&[("c", Seen::Running)]));
+        if api_ready {
+            world.set_api_status(serde_json::json!({"conditions": [{"type": "Ready", "status": "True"}]}));
+        }
+        world.probes_say(outcome);
+        let mut list = [entry];
+        judge(&world.input(), &mut [], &mut list);
+        (list[0].started, list[0].ready)
+    }
+
+    fn entry(state: serde_json::Value) -> api::ContainerStatus {
+        api::ContainerStatus { container_id: Some("containerd://c-0".to_owned()), ..status("c", state) }
+    }
+
+    /// Running since so many seconds before the agent started.
+    fn older_than_agent(seconds: i64) -> api::ContainerStatus {
+        entry(serde_json::json!({"running": {"startedAt": at(AGENT_STARTED - seconds).to_string()}}))
+    }
+
+    #[test]
+    fn started_and_ready_follow_the_probes() {
+        use serde_json::json;
+        let startup = || json!({"startupProbe": {}});
+        let readiness = || json!({"readinessProbe": {}});
+        let none = ProbeOutcome::default();
+        let said = |startup, readiness| ProbeOutcome { startup, readiness };
+        let carried = api::ContainerStatus { started: Some(true), ..entry(running()) };
+        for (case, probes, outcome, entry, expected) in [
+            ("no probes", json!({}), none, entry(running()), (true, true)),
+            ("waits", json!({}), none, entry(waiting()), (false, false)),
+            ("ended", json!({}), none, entry(exited(0)), (false, false)),
+            ("startup not run yet", startup(), none, entry(running()), (false, false)),
+            ("startup failed", startup(), said(Some(false), None), carried.clone(), (false, false)),
+            ("startup passed", startup(), said(Some(true), None), entry(running()), (true, true)),
+            ("started carried over", startup(), none, carried, (true, true)),
+            ("readiness not run yet", readiness(), none, entry(running()), (true, false)),
+            ("readiness passed", readiness(), said(None, Some(true)), entry(running()), (true, true)),
+            ("readiness failed", readiness(), said(None, Some(false)), entry(running()), (true, false)),
+        ] {
+            let (started, ready) = judged(probes, outcome, entry, false);
+            assert_eq!((started, ready), (Some(expected.0), expected.1), "{case}");
+        }
+    }
+
+    #[test]
+    fn readiness_survives_the_agent() {
+        let probe = || serde_json::json!({"readinessProbe": {}});
+        let none = ProbeOutcome::default();
+        let failed = ProbeOutcome { startup: None, readiness: Some(false) };
+        for (case, outcome, age, api_ready, expected) in [
+            ("was ready", none, 60, true, true),
+            ("was not ready", none, 60, false, false),
+            ("too young to be inherited", none, 5, true, false),
+            ("probe says no", failed, 60, true, false),
+        ] {
+            assert_eq!(judged(probe(), outcome, older_than_agent(age), api_ready).1, expected, "{case}");
+        }
+        assert!(judged(serde_json::json!({}), none, older_than_agent(60), false).1, "no probe");
+    }
+
+    #[test]
+    fn init_containers_are_ready_when_done() {
+        let world = World::new(crate::status::testing::pod("Always", &["i", "i2", "s", "c"]), observed(&[]));
+        let mut init = [status("i", exited(0)), status("i2", exited(1)), status("s", running())];
+        judge(&world.input(), &mut init, &mut []);
+        assert_eq!(init.map(|s| (s.started, s.ready)), [(Some(false), true), (Some(false), false), (Some(true), true)]);
+    }
+}
