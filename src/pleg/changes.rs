@@ -1,0 +1,115 @@
+//! What happened to a pod between two looks. Pure.
+//!
+//! Spec 03b §6: the table of old and new states. Nothing depends on these changes but the log,
+//! the metrics and the pruning of dead containers: workers follow observations.
+
+use std::sync::Arc;
+
+use crate::pod::{
+    ContainerId,
+    observed::{ContainerState, ObservedContainer, ObservedPod},
+};
+
+/// What happened to a container; displayed as the event's name in the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ChangeKind {
+    /// It runs now.
+    ContainerStarted,
+    /// It ended.
+    ContainerDied,
+    /// It is gone from the runtime.
+    ContainerRemoved,
+    /// Created, or the runtime lost track of it; internal.
+    ContainerChanged,
+}
+
+/// One change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change {
+    /// What happened.
+    pub kind: ChangeKind,
+    /// To which instance.
+    pub id: ContainerId,
+    /// Its name.
+    pub container: Arc<str>,
+    /// Its exit code, where the new look still shows it exited.
+    pub exit_code: Option<i32>,
+}
+
+/// The changes from `old` (`None`: never looked at) to `new`, in the order of the containers.
+pub fn between(old: Option<&ObservedPod>, new: &ObservedPod) -> Vec<Change> {
+    let before: &[ObservedContainer] = old.map_or(&[], |pod| &pod.containers);
+    let mut changes = Vec::new();
+    for container in &new.containers {
+        let was = before.iter().find(|c| c.id == container.id).map(|c| c.state);
+        if let Some(kind) = appeared(was, container.state) {
+            let exit_code = (container.state == ContainerState::Exited).then_some(container.exit_code);
+            changes.push(change(kind, container, exit_code));
+        }
+    }
+    for gone in before.iter().filter(|c| !new.containers.iter().any(|n| n.id == c.id)) {
+        if gone.state != ContainerState::Exited {
+            changes.push(change(ChangeKind::ContainerDied, gone, None));
+        }
+        changes.push(change(ChangeKind::ContainerRemoved, gone, None));
+    }
+    changes
+}
+
+fn change(kind: ChangeKind, container: &ObservedContainer, exit_code: Option<i32>) -> Change {
+    Change { kind, id: container.id.clone(), container: container.name.clone(), exit_code }
+}
+
+/// Created and unknown are one state here, as the table has it.
+fn appeared(old: Option<ContainerState>, new: ContainerState) -> Option<ChangeKind> {
+    use ContainerState::{Created, Exited, Running, Unknown};
+    match (old, new) {
+        (Some(Running), Running) | (Some(Exited), Exited) | (Some(Created | Unknown), Created | Unknown) => None,
+        (_, Running) => Some(ChangeKind::ContainerStarted),
+        (_, Exited) => Some(ChangeKind::ContainerDied),
+        (_, Created | Unknown) => Some(ChangeKind::ContainerChanged),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ChangeKind::{ContainerChanged, ContainerDied, ContainerRemoved, ContainerStarted};
+    use ContainerState::{Created, Exited, Running, Unknown};
+
+    use super::*;
+    use crate::pleg::convert::fixtures::{container, pod};
+
+    fn kinds(old: Option<ContainerState>, new: Option<ContainerState>) -> Vec<ChangeKind> {
+        let show = |state: Option<ContainerState>| pod(state.map(|s| container("c1", "main", s)));
+        between(Some(&show(old)), &show(new)).into_iter().map(|c| c.kind).collect()
+    }
+
+    #[test]
+    fn the_table_of_old_and_new_states() {
+        for (name, old, new, wanted) in [
+            ("same", Some(Running), Some(Running), vec![]),
+            ("same dead", Some(Exited), Some(Exited), vec![]),
+            ("created to unknown is one state", Some(Created), Some(Unknown), vec![]),
+            ("new and running", None, Some(Running), vec![ContainerStarted]),
+            ("started", Some(Created), Some(Running), vec![ContainerStarted]),
+            ("AC-03b-23 exits", Some(Running), Some(Exited), vec![ContainerDied]),
+            ("exited before the first look", None, Some(Exited), vec![ContainerDied]),
+            ("lost track", Some(Running), Some(Unknown), vec![ContainerChanged]),
+            ("created", None, Some(Created), vec![ContainerChanged]),
+            ("removed after exit", Some(Exited), None, vec![ContainerRemoved]),
+            ("AC-03b-24 came and went between", None, None, vec![]),
+            ("AC-03b-25 running then gone", Some(Running), None, vec![ContainerDied, ContainerRemoved]),
+            ("created then gone", Some(Created), None, vec![ContainerDied, ContainerRemoved]),
+        ] {
+            assert_eq!(kinds(old, new), wanted, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_first_look_tells_of_the_dead_too() {
+        let new = pod([container("c1", "main", Exited)]);
+        let found = between(None, &new);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].kind, found[0].exit_code), (ContainerDied, Some(0)));
+    }
+}

@@ -1,0 +1,195 @@
+//! Every sandbox and container of the last looks: what lists are compared with. Pure.
+//!
+//! A list of a quiet node costs one look-up per object and no allocation. Only looks write here,
+//! so a pod whose look failed differs from the next list again and is looked at again.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::pod::{
+    PodUid,
+    observed::{ContainerState, ObservedPod, SandboxState},
+};
+
+/// State of one object of the runtime.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ObjectState {
+    /// A sandbox.
+    Sandbox(SandboxState),
+    /// A container.
+    Container(ContainerState),
+}
+
+impl ObjectState {
+    /// Whether it was started and has not ended.
+    pub fn is_up(self) -> bool {
+        matches!(self, Self::Sandbox(SandboxState::Ready) | Self::Container(ContainerState::Running))
+    }
+}
+
+/// One line of a list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Listed<'a> {
+    /// The runtime's id.
+    pub id: &'a str,
+    /// UID of the pod it belongs to.
+    pub pod: &'a str,
+    /// Its state.
+    pub state: ObjectState,
+}
+
+/// What runs on the node, for the gauges.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Totals {
+    /// Pods with at least one ready sandbox.
+    pub running_pods: i64,
+    /// Containers created, running, exited, unknown.
+    pub containers: [i64; 4],
+}
+
+#[derive(Debug)]
+struct Known {
+    pod: PodUid,
+    state: ObjectState,
+    audit: u64,
+}
+
+/// See the file's documentation.
+#[derive(Debug, Default)]
+pub struct Inventory {
+    objects: HashMap<Box<str>, Known>,
+    totals: Totals,
+    audit: u64,
+}
+
+impl Inventory {
+    /// Replaces what is known of one pod by a new look.
+    pub fn replace(&mut self, old: Option<&ObservedPod>, new: &ObservedPod) {
+        if let Some(old) = old {
+            for (id, _) in objects(old) {
+                self.objects.remove(id);
+            }
+            self.count(old, -1);
+        }
+        for (id, state) in objects(new) {
+            let known = Known { pod: new.id.uid.clone(), state, audit: self.audit };
+            self.objects.insert(id.into(), known);
+        }
+        self.count(new, 1);
+    }
+
+    /// The pod an object belongs to.
+    pub fn pod_of(&self, object: &str) -> Option<&PodUid> {
+        self.objects.get(object).map(|k| &k.pod)
+    }
+
+    /// The state of an object.
+    pub fn state_of(&self, object: &str) -> Option<ObjectState> {
+        self.objects.get(object).map(|k| k.state)
+    }
+
+    /// What runs on the node.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// The pods of which a complete list shows something else than the last looks did.
+    pub fn audit<'a>(&mut self, list: impl Iterator<Item = Listed<'a>>) -> HashSet<PodUid> {
+        self.audit += 1;
+        let mut differing = HashSet::new();
+        let mut matched = 0;
+        for item in list {
+            match self.objects.get_mut(item.id) {
+                Some(known) if known.pod.as_str() == item.pod => {
+                    if known.audit != self.audit {
+                        known.audit = self.audit;
+                        matched += 1;
+                    }
+                    if known.state != item.state && !differing.contains(item.pod) {
+                        differing.insert(known.pod.clone());
+                    }
+                }
+                _ if differing.contains(item.pod) => {}
+                _ => {
+                    differing.insert(PodUid::from(item.pod));
+                }
+            }
+        }
+        if matched < self.objects.len() {
+            let vanished = self.objects.values().filter(|k| k.audit != self.audit);
+            differing.extend(vanished.map(|k| k.pod.clone()));
+        }
+        differing
+    }
+
+    fn count(&mut self, pod: &ObservedPod, by: i64) {
+        if pod.sandboxes.iter().any(|s| s.state == SandboxState::Ready) {
+            self.totals.running_pods += by;
+        }
+        for container in &pod.containers {
+            let [created, running, exited, unknown] = &mut self.totals.containers;
+            *match container.state {
+                ContainerState::Created => created,
+                ContainerState::Running => running,
+                ContainerState::Exited => exited,
+                ContainerState::Unknown => unknown,
+            } += by;
+        }
+    }
+}
+
+fn objects(pod: &ObservedPod) -> impl Iterator<Item = (&str, ObjectState)> {
+    let sandboxes = pod.sandboxes.iter().map(|s| (s.id.as_str(), ObjectState::Sandbox(s.state)));
+    sandboxes.chain(pod.containers.iter().map(|c| (c.id.as_str(), ObjectState::Container(c.state))))
+}
+
+#[cfg(test)]
+mod tests {
+    use ContainerState::{Exited, Running};
+
+    use super::*;
+    use crate::pleg::convert::fixtures::{container, pod, sandbox};
+
+    fn running(id: &'static str, uid: &'static str) -> Listed<'static> {
+        Listed { id, pod: uid, state: ObjectState::Container(Running) }
+    }
+
+    fn audited(inventory: &mut Inventory, list: &[Listed<'static>]) -> Vec<String> {
+        let mut found: Vec<String> = inventory.audit(list.iter().copied()).iter().map(ToString::to_string).collect();
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn only_pods_that_differ_are_marked() {
+        let mut inventory = Inventory::default();
+        let mut a = pod([container("a1", "main", Running)]);
+        a.id.uid = "a".into();
+        let mut b = pod([container("b1", "main", Running)]);
+        b.id.uid = "b".into();
+        inventory.replace(None, &a);
+        inventory.replace(None, &b);
+
+        let same = [running("a1", "a"), running("b1", "b")];
+        assert!(audited(&mut inventory, &same).is_empty(), "nothing changed");
+        assert_eq!(audited(&mut inventory, &same[..1]), ["b"], "vanished");
+        assert_eq!(audited(&mut inventory, &same[..1]), ["b"], "until a look says so");
+        let exited = Listed { state: ObjectState::Container(Exited), ..same[1] };
+        assert_eq!(audited(&mut inventory, &[same[0], exited]), ["b"], "another state");
+        assert_eq!(audited(&mut inventory, &[same[0], same[1], running("c1", "c")]), ["c"], "new");
+    }
+
+    #[test]
+    fn totals_follow_the_looks() {
+        // AC-08-7: a state that empties goes back to 0.
+        let mut inventory = Inventory::default();
+        let mut first = pod([container("c1", "main", Running), container("c2", "side", Exited)]);
+        first.sandboxes = vec![sandbox("s1", 0, SandboxState::Ready), sandbox("s2", 1, SandboxState::Ready)];
+        inventory.replace(None, &first);
+        assert_eq!(inventory.totals(), Totals { running_pods: 1, containers: [0, 1, 1, 0] });
+        let second = pod([container("c1", "main", Running)]);
+        inventory.replace(Some(&first), &second);
+        assert_eq!(inventory.totals(), Totals { running_pods: 0, containers: [0, 1, 0, 0] });
+        assert_eq!(inventory.pod_of("c2"), None);
+        assert_eq!(inventory.state_of("c1"), Some(ObjectState::Container(Running)));
+    }
+}

@@ -1,0 +1,132 @@
+//! The complete list: the audit of all that looks and events have told.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::time::{Instant, timeout};
+
+use super::{
+    convert,
+    inventory::{Listed, ObjectState},
+};
+use crate::{
+    cri::{CriError, RuntimeService},
+    pod::{
+        PodRef, PodUid,
+        observed::{Generation, ObservedPod},
+    },
+    proto::cri,
+};
+
+/// When a list began, on every clock that matters.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ListStart {
+    /// Place in the order of all looks and lists.
+    pub seq: u64,
+    /// Generation.
+    pub generation: Generation,
+    /// Monotonic time.
+    pub at: Instant,
+    /// Wall time.
+    pub wall: Timestamp,
+}
+
+/// A list that has ended.
+pub(super) struct ListEnd {
+    pub start: ListStart,
+    pub result: Result<List, CriError>,
+}
+
+/// Everything the runtime holds.
+pub(super) struct List {
+    pub sandboxes: Vec<cri::PodSandbox>,
+    pub containers: Vec<cri::Container>,
+}
+
+/// Lists without filter, within `limit`.
+pub(super) async fn list(cri: Arc<dyn RuntimeService>, start: ListStart, limit: Duration) -> ListEnd {
+    let both = async { tokio::try_join!(cri.list_pod_sandbox(None), cri.list_containers(None)) };
+    let result = match timeout(limit, both).await {
+        Ok(Ok((sandboxes, containers))) => Ok(List { sandboxes, containers }),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(CriError::TimedOut { op: "list_podsandbox", limit }),
+    };
+    ListEnd { start, result }
+}
+
+impl List {
+    /// Every object of a pod. What names no pod is not ours.
+    pub fn objects(&self) -> impl Iterator<Item = Listed<'_>> {
+        let sandboxes = self.sandboxes.iter().map(|s| Listed {
+            id: &s.id,
+            pod: convert::sandbox_uid(s),
+            state: ObjectState::Sandbox(convert::sandbox_state(s.state)),
+        });
+        let containers = self.containers.iter().map(|c| Listed {
+            id: &c.id,
+            pod: convert::container_uid(c),
+            state: ObjectState::Container(convert::container_state(c.state)),
+        });
+        sandboxes.chain(containers).filter(|item| !item.pod.is_empty())
+    }
+
+    /// UIDs of all pods that the runtime holds something of.
+    pub fn held(&self) -> HashSet<&str> {
+        self.objects().map(|item| item.pod).collect()
+    }
+
+    /// What the list shows of some pods, in the detail of `last` where that knows the object.
+    pub fn pods(
+        &self,
+        wanted: &HashSet<PodUid>,
+        start: ListStart,
+        last: impl Fn(&PodUid) -> Option<Arc<ObservedPod>>,
+    ) -> Vec<Arc<ObservedPod>> {
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        let mut pods: HashMap<&str, (Option<Arc<ObservedPod>>, ObservedPod)> = wanted
+            .iter()
+            .map(|uid| {
+                let last = last(uid);
+                let id = last.as_ref().map_or_else(|| unnamed(uid), |pod| pod.id.clone());
+                (uid.as_str(), (last, ObservedPod::empty(id, start.generation, start.wall)))
+            })
+            .collect();
+        for sandbox in &self.sandboxes {
+            let Some((last, pod)) = pods.get_mut(convert::sandbox_uid(sandbox)) else { continue };
+            if pod.id.name.is_empty() {
+                pod.id = convert::pod_of_sandbox(sandbox).unwrap_or_else(|| pod.id.clone());
+            }
+            let state = convert::sandbox_state(sandbox.state);
+            let known = last.as_ref().and_then(|l| l.sandboxes.iter().find(|k| k.id.as_str() == sandbox.id));
+            let mut seen = known.cloned().unwrap_or_else(|| convert::listed_sandbox(sandbox));
+            seen.state = state;
+            pod.sandboxes.push(seen);
+        }
+        for container in &self.containers {
+            let Some((last, pod)) = pods.get_mut(convert::container_uid(container)) else { continue };
+            if pod.id.name.is_empty() {
+                pod.id = convert::pod_of_container(container).unwrap_or_else(|| pod.id.clone());
+            }
+            let state = convert::container_state(container.state);
+            let known = last.as_ref().and_then(|l| l.containers.iter().find(|k| k.id.as_str() == container.id));
+            let same = known.filter(|k| k.state == state).cloned();
+            pod.containers.push(same.unwrap_or_else(|| convert::listed_container(container)));
+        }
+        let finish = |(last, mut pod): (Option<Arc<ObservedPod>>, ObservedPod)| {
+            pod.sort();
+            pod.ips = last.map(|l| l.ips.clone()).unwrap_or_default();
+            Arc::new(pod)
+        };
+        pods.into_values().map(finish).collect()
+    }
+}
+
+fn unnamed(uid: &PodUid) -> PodRef {
+    PodRef { uid: uid.clone(), name: "".into(), namespace: "".into() }
+}

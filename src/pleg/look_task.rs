@@ -1,0 +1,92 @@
+//! One look as a task: waits for a place, takes the mark, looks, within its deadline.
+//!
+//! A look that takes longer than its patience gives its place to others and goes on beside them:
+//! pods that hang cannot use up the places.
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    look::{LookAt, Looker},
+    store::{Beginning, Mark, Store},
+};
+use crate::{
+    cri::CriError,
+    engine::ports::Clock,
+    pod::{
+        PodUid,
+        observed::{Generation, ObservedPod},
+    },
+};
+
+/// A look that has ended.
+pub(super) struct LookEnd {
+    pub uid: PodUid,
+    pub generation: Generation,
+    pub took: Duration,
+    pub result: Result<ObservedPod, String>,
+}
+
+/// Everything one look needs.
+pub(super) struct LookTask {
+    pub uid: PodUid,
+    pub last: Option<Arc<ObservedPod>>,
+    pub store: Arc<Store>,
+    pub looker: Arc<Looker>,
+    pub clock: Arc<dyn Clock>,
+    pub places: Arc<Semaphore>,
+    pub patience: Duration,
+    pub deadline: Duration,
+}
+
+impl LookTask {
+    /// Runs to the end; a panic becomes a failed look.
+    pub async fn run(self) -> LookEnd {
+        let place = self.places.clone().acquire_owned().await;
+        let began = Instant::now();
+        let Some(beginning) = self.store.begin(&self.uid) else {
+            return self.end(Generation(0), began, Err("the pod is not followed any more".to_owned()));
+        };
+        let generation = beginning.generation;
+        let result = {
+            let look = AssertUnwindSafe(timeout(self.deadline, self.look(&beginning))).catch_unwind();
+            tokio::pin!(look);
+            let outcome = tokio::select! {
+                outcome = &mut look => outcome,
+                () = sleep(self.patience) => {
+                    drop(place);
+                    look.await
+                }
+            };
+            match outcome {
+                Ok(Ok(Ok(pod))) => Ok(pod),
+                Ok(Ok(Err(error))) => Err(error.to_string()),
+                Ok(Err(_)) => {
+                    Err(format!("pod {}: the runtime did not tell its state within {:?}", beginning.pod, self.deadline))
+                }
+                Err(_) => Err("the look was lost".to_owned()),
+            }
+        };
+        self.end(generation, began, result)
+    }
+
+    async fn look(&self, beginning: &Beginning) -> Result<ObservedPod, CriError> {
+        let at = LookAt {
+            pod: &beginning.pod,
+            last: self.last.as_deref(),
+            acted: beginning.mark == Mark::Acted,
+            generation: beginning.generation,
+            began_at: self.clock.now(),
+        };
+        self.looker.look(at).await
+    }
+
+    fn end(self, generation: Generation, began: Instant, result: Result<ObservedPod, String>) -> LookEnd {
+        LookEnd { uid: self.uid, generation, took: began.elapsed(), result }
+    }
+}

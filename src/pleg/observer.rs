@@ -1,0 +1,120 @@
+//! PLEG as the rest of the house sees it.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::{
+    sync::{Notify, mpsc, oneshot, watch},
+    task::JoinHandle,
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    PlegConfig, PlegDeps, health,
+    hints::{Follower, StreamState},
+    look::Looker,
+    owner::{Inbox, LastGood, Owner, Tools, Waiter},
+    store::Store,
+};
+use crate::{
+    engine::ports::{PodObserver, PodView, RuntimePods},
+    pod::{PodRef, PodUid, observed::Generation},
+};
+
+/// A pod whose look has been under way for long.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StuckPod {
+    /// The pod.
+    pub pod: PodRef,
+    /// For how long.
+    pub since: Duration,
+}
+
+/// The pod store; see the room's documentation.
+pub struct Pleg {
+    store: Arc<Store>,
+    waiters: mpsc::Sender<Waiter>,
+    last_good: LastGood,
+    unhealthy_after: Duration,
+}
+
+/// Starts PLEG: the first complete list begins at once. The task ends when `cancel` is cancelled.
+pub fn start(deps: PlegDeps, config: PlegConfig, cancel: CancellationToken) -> (Arc<Pleg>, JoinHandle<()>) {
+    let (store, marked) = Store::new();
+    let (hints, hinted) = mpsc::channel(1024);
+    let (waiters, waiting) = mpsc::channel(64);
+    let (state, stream) = watch::channel(StreamState::default());
+    let last_good: LastGood = Arc::new(Mutex::new(None));
+    let recovered = Arc::new(Notify::new());
+    let pleg = Arc::new(Pleg {
+        store: store.clone(),
+        waiters,
+        last_good: last_good.clone(),
+        unhealthy_after: config.unhealthy_after,
+    });
+    let follower = Follower {
+        sources: deps.hints,
+        config: config.clone(),
+        clock: deps.clock.clone(),
+        metrics: deps.metrics.clone(),
+        hints,
+        state,
+        recovered: recovered.clone(),
+    };
+    let owner = Owner::new(Tools {
+        store,
+        looker: Arc::new(Looker { cri: deps.cri, messages: deps.messages }),
+        config,
+        clock: deps.clock,
+        metrics: deps.metrics,
+        died: deps.died,
+        last_good,
+        recovered,
+    });
+    let inbox = Inbox { marked, hints: hinted, waiters: waiting, stream };
+    let task = tokio::spawn(async move {
+        tokio::select! {
+            () = owner.run(inbox, cancel) => {}
+            () = follower.run() => {}
+        }
+    });
+    (pleg, task)
+}
+
+impl Pleg {
+    /// Pods whose look has been under way for longer than `limit`; for people, never for health.
+    pub fn stuck(&self, limit: Duration) -> Vec<StuckPod> {
+        self.store.stuck(limit).into_iter().map(|(pod, since)| StuckPod { pod, since }).collect()
+    }
+}
+
+#[async_trait]
+impl PodObserver for Pleg {
+    fn view(&self, pod: &PodRef) -> PodView {
+        self.store.view(pod)
+    }
+
+    fn acted(&self, pod: &PodUid) -> Generation {
+        self.store.acted(pod)
+    }
+
+    fn known(&self) -> Option<RuntimePods> {
+        self.store.known()
+    }
+
+    async fn list(&self) -> Result<RuntimePods, String> {
+        let (waiter, answer) = oneshot::channel();
+        let ended = || "PLEG has ended".to_owned();
+        self.waiters.send(waiter).await.map_err(|_| ended())?;
+        answer.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    fn health(&self) -> Option<String> {
+        let last = *self.last_good.lock().unwrap_or_else(PoisonError::into_inner);
+        health::verdict(last.map(|at| Instant::now() - at), self.unhealthy_after)
+    }
+}

@@ -1,0 +1,450 @@
+//! The one task that decides what is looked at, and when.
+//!
+//! Per pod at most one look is under way; whatever marks the pod meanwhile costs one more after
+//! it. Looks and lists are tasks of their own with deadlines: this loop never waits for the
+//! runtime.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::FutureExt;
+use tokio::{
+    sync::{Notify, Semaphore, mpsc, oneshot, watch},
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{
+    ChangeKind, ContainerDied, Expect, Hint, PlegConfig, changes,
+    expect::Expectations,
+    hints::StreamState,
+    inventory::Inventory,
+    list::{List, ListEnd, ListStart, list},
+    look::Looker,
+    look_task::{LookEnd, LookTask},
+    store::{Mark, Store},
+};
+use crate::{
+    cri::CriError,
+    engine::ports::{Clock, Observation, RuntimePods},
+    metrics::PlegMetrics,
+    pod::{
+        PodUid,
+        observed::{Generation, ObservedPod},
+    },
+};
+
+/// Who waits for a complete list.
+pub(super) type Waiter = oneshot::Sender<Result<RuntimePods, String>>;
+
+/// How long hints about unknown or just started objects wait for a look that tells of them anyway.
+const SUSPICION: Duration = Duration::from_millis(200);
+/// More suspects than this are left to the list.
+const SUSPECTS: usize = 1024;
+
+/// What comes in.
+pub(super) struct Inbox {
+    pub marked: mpsc::UnboundedReceiver<PodUid>,
+    pub hints: mpsc::Receiver<Hint>,
+    pub waiters: mpsc::Receiver<Waiter>,
+    pub stream: watch::Receiver<StreamState>,
+}
+
+/// Start of the last good list, shared with who asks for health.
+pub(super) type LastGood = Arc<Mutex<Option<Instant>>>;
+
+/// What the owner works with.
+pub(super) struct Tools {
+    pub store: Arc<Store>,
+    pub looker: Arc<Looker>,
+    pub config: PlegConfig,
+    pub clock: Arc<dyn Clock>,
+    pub metrics: PlegMetrics,
+    pub died: Option<mpsc::Sender<ContainerDied>>,
+    pub last_good: LastGood,
+    pub recovered: Arc<Notify>,
+}
+
+/// What is known of one pod beyond its slot.
+#[derive(Default)]
+struct Record {
+    last: Option<Arc<ObservedPod>>,
+    /// Place in the order of the look that `last` came from, or of the one under way.
+    seq: u64,
+    is_looking: bool,
+    failures: u32,
+    promised: Expectations,
+}
+
+#[derive(Default)]
+struct Lists {
+    /// Whether one is under way.
+    is_running: bool,
+    /// Whether the last one failed.
+    is_failing: bool,
+    next: Option<Instant>,
+    last_start: Option<Instant>,
+    /// Waiting for the one under way.
+    served: Vec<Waiter>,
+    /// Waiting for the next one: they asked after the current one began.
+    queued: Vec<Waiter>,
+    /// Whether another list must follow the one under way.
+    is_wanted: bool,
+    /// Shortened period after an audit found what no event had told.
+    distrust: Option<Duration>,
+}
+
+/// See the file's documentation.
+pub(super) struct Owner {
+    tools: Tools,
+    records: HashMap<PodUid, Record>,
+    inventory: Inventory,
+    lists: Lists,
+    /// When to mark which pod again.
+    again: BTreeSet<(Instant, PodUid)>,
+    /// Objects that hints named, and the pod they named; looked into at the time beside.
+    suspects: HashMap<String, Option<PodUid>>,
+    suspects_due: Option<Instant>,
+    seq: u64,
+    places: Arc<Semaphore>,
+    looks: JoinSet<LookEnd>,
+    listing: JoinSet<ListEnd>,
+    stream: StreamState,
+}
+
+impl Owner {
+    pub fn new(tools: Tools) -> Self {
+        let places = Arc::new(Semaphore::new(tools.config.parallel_looks.max(1)));
+        Self {
+            tools,
+            records: HashMap::new(),
+            inventory: Inventory::default(),
+            lists: Lists::default(),
+            again: BTreeSet::new(),
+            suspects: HashMap::new(),
+            suspects_due: None,
+            seq: 0,
+            places,
+            looks: JoinSet::new(),
+            listing: JoinSet::new(),
+            stream: StreamState::default(),
+        }
+    }
+
+    /// Runs until cancelled; looks that are under way end with it.
+    pub async fn run(mut self, mut inbox: Inbox, cancel: CancellationToken) {
+        self.begin_list();
+        loop {
+            let wake = self.wake();
+            tokio::select! {
+                biased; // stopping wins over work, results over new marks
+                () = cancel.cancelled() => return,
+                Some(Ok(end)) = self.looks.join_next() => self.looked(end),
+                Some(Ok(end)) = self.listing.join_next() => self.listed(end),
+                Some(uid) = inbox.marked.recv() => self.marked(uid),
+                Some(hint) = inbox.hints.recv() => self.hinted(hint),
+                Some(waiter) = inbox.waiters.recv() => self.asked(waiter),
+                Ok(()) = inbox.stream.changed() => {
+                    let state = *inbox.stream.borrow_and_update();
+                    self.stream_turned(state);
+                }
+                () = sleep_until(wake) => self.tick(Instant::now()),
+            }
+        }
+    }
+
+    fn wake(&self) -> Instant {
+        let again = self.again.first().map(|(at, _)| *at);
+        let times = [again, self.suspects_due, self.lists.next];
+        times.into_iter().flatten().min().unwrap_or_else(|| Instant::now() + Duration::from_secs(3600))
+    }
+
+    fn tick(&mut self, now: Instant) {
+        while self.again.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, uid)) = self.again.pop_first() else { break };
+            if self.records.contains_key(&uid) {
+                self.tools.store.mark(&uid, Mark::Changed);
+            }
+        }
+        if self.suspects_due.is_some_and(|at| at <= now) {
+            self.examine_suspects();
+        }
+        if self.lists.next.is_some_and(|at| at <= now) {
+            self.begin_list();
+        }
+    }
+
+    fn marked(&mut self, uid: PodUid) {
+        // A mark that comes during a look stays set: the next look follows that one.
+        let is_looking = self.records.get(&uid).is_some_and(|r| r.is_looking);
+        if !is_looking && self.tools.store.is_marked(&uid) {
+            self.begin_look(uid);
+        }
+    }
+
+    fn begin_look(&mut self, uid: PodUid) {
+        self.seq += 1;
+        let record = self.records.entry(uid.clone()).or_default();
+        record.is_looking = true;
+        record.seq = self.seq;
+        let task = LookTask {
+            uid,
+            last: record.last.clone(),
+            store: self.tools.store.clone(),
+            looker: self.tools.looker.clone(),
+            clock: self.tools.clock.clone(),
+            places: self.places.clone(),
+            patience: self.tools.config.look_patience,
+            deadline: self.tools.config.look_deadline,
+        };
+        self.looks.spawn(task.run());
+    }
+
+    fn looked(&mut self, end: LookEnd) {
+        self.tools.metrics.pod_relist_duration.observe(end.took.as_secs_f64());
+        let uid = end.uid;
+        let record = self.records.entry(uid.clone()).or_default();
+        record.is_looking = false;
+        match end.result {
+            Ok(pod) => self.saw(&uid, Arc::new(pod)),
+            Err(error) => self.failed(&uid, end.generation, error),
+        }
+        if self.tools.store.is_marked(&uid) {
+            self.begin_look(uid);
+        } else if self.records.get(&uid).is_some_and(|r| r.last.as_ref().is_none_or(|pod| pod.is_gone()))
+            && self.tools.store.forget_unused(&uid)
+        {
+            self.records.remove(&uid);
+        }
+    }
+
+    fn saw(&mut self, uid: &PodUid, pod: Arc<ObservedPod>) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let last = record.last.replace(pod.clone());
+        record.failures = 0;
+        let again = record.promised.check(&pod);
+        self.inventory.replace(last.as_deref(), &pod);
+        let seen = Observation { pod: pod.clone(), generation: pod.generation, error: None };
+        self.tools.store.publish(seen);
+        if let Some(delay) = again {
+            self.again.insert((Instant::now() + delay, uid.clone()));
+        }
+        self.report(last.as_deref(), &pod);
+        self.count();
+    }
+
+    fn failed(&mut self, uid: &PodUid, generation: Generation, error: String) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.failures = record.failures.saturating_add(1);
+        let config = &self.tools.config;
+        let delay = config.retry_first.saturating_mul(2_u32.saturating_pow(record.failures - 1)).min(config.retry_max);
+        self.again.insert((Instant::now() + delay, uid.clone()));
+        let known = record.last.clone().or_else(|| self.tools.store.latest(uid));
+        let Some(pod) = known else { return };
+        if record.failures.is_power_of_two() {
+            warn!(pod = %format_args!("{}/{}", pod.id.namespace, pod.id.name), podUID = %uid, err = %error,
+                attempts = record.failures, "Unable to retrieve pod status");
+        }
+        self.tools.store.publish(Observation { pod, generation, error: Some(error.into()) });
+    }
+
+    /// Tells the log and the pruner what happened to containers.
+    fn report(&self, last: Option<&ObservedPod>, pod: &Arc<ObservedPod>) {
+        for change in changes::between(last, pod) {
+            let uid = &pod.id.uid;
+            debug!(pod = %format_args!("{}/{}", pod.id.namespace, pod.id.name), podUID = %uid,
+                event = ?change.kind, containerID = %change.id, "SyncLoop (PLEG): event for pod");
+            if change.kind != ChangeKind::ContainerDied {
+                continue;
+            }
+            if let Some(code) = change.exit_code {
+                info!(podID = %uid, containerID = %change.id, exitCode = code, "Generic (PLEG): container finished");
+            }
+            let Some(died) = &self.tools.died else { continue };
+            let report = ContainerDied { pod: pod.clone(), container: change.container, id: change.id };
+            if died.try_send(report).is_err() {
+                self.tools.metrics.discarded.inc();
+            }
+        }
+    }
+
+    fn count(&self) {
+        let totals = self.inventory.totals();
+        self.tools.metrics.running_pods.set(totals.running_pods);
+        for (gauge, count) in self.tools.metrics.running_containers.iter().zip(totals.containers) {
+            gauge.set(count);
+        }
+    }
+}
+
+/// Lists.
+impl Owner {
+    fn begin_list(&mut self) {
+        if self.lists.is_running {
+            return;
+        }
+        self.seq += 1;
+        let now = Instant::now();
+        let start =
+            ListStart { seq: self.seq, generation: self.tools.store.now(), at: now, wall: self.tools.clock.now() };
+        if let Some(last) = *self.tools.last_good.lock().unwrap_or_else(PoisonError::into_inner) {
+            self.tools.metrics.relist_interval.observe((now - last).as_secs_f64());
+        }
+        self.lists.is_running = true;
+        self.lists.is_wanted = false;
+        self.lists.next = None;
+        self.lists.last_start = Some(now);
+        let queued = std::mem::take(&mut self.lists.queued);
+        self.lists.served.extend(queued);
+        let (cri, limit) = (self.tools.looker.cri.clone(), self.tools.config.list_deadline);
+        let lost = || CriError::Invalid("the list was lost".to_owned());
+        self.listing.spawn(async move {
+            let listing = AssertUnwindSafe(list(cri, start, limit)).catch_unwind();
+            listing.await.unwrap_or_else(|_| ListEnd { start, result: Err(lost()) })
+        });
+    }
+
+    fn listed(&mut self, end: ListEnd) {
+        self.tools.metrics.relist_duration.observe(end.start.at.elapsed().as_secs_f64());
+        self.lists.is_running = false;
+        let answer = match end.result {
+            Ok(list) => {
+                self.audited(end.start, &list);
+                Ok(())
+            }
+            Err(error) => {
+                if !self.lists.is_failing {
+                    warn!(err = %error, "Unable to list pods from the runtime");
+                }
+                self.lists.is_failing = true;
+                Err(error.to_string())
+            }
+        };
+        for waiter in self.lists.served.drain(..) {
+            let known = answer.clone().map(|()| self.tools.store.known().unwrap_or_default());
+            // Who asked may have given up.
+            let _ = waiter.send(known);
+        }
+        self.lists.next = Some(Instant::now() + self.period());
+        if self.lists.is_wanted || !self.lists.queued.is_empty() {
+            self.begin_list();
+        }
+    }
+
+    fn audited(&mut self, start: ListStart, list: &List) {
+        let mut differing = self.inventory.audit(list.objects());
+        // A look that began later knows better than this list.
+        differing.retain(|uid| self.records.get(uid).is_none_or(|r| r.seq < start.seq));
+        let records = &self.records;
+        let last = |uid: &PodUid| records.get(uid).and_then(|r| r.last.clone());
+        let pods = list.pods(&differing, start, last);
+        self.tools.store.listed(start.generation, start.wall, &list.held(), pods);
+        let told: HashSet<&str> = list.objects().filter(|o| self.suspects.contains_key(o.id)).map(|o| o.pod).collect();
+        self.distrust_stream(differing.iter().any(|uid| !told.contains(uid.as_str())));
+        for uid in &differing {
+            self.tools.store.mark(uid, Mark::Changed);
+        }
+        for uid in self.tools.store.sweep() {
+            self.records.remove(&uid);
+        }
+        *self.tools.last_good.lock().unwrap_or_else(PoisonError::into_inner) = Some(start.at);
+        let seconds = std::time::Duration::try_from(start.wall.duration_since(jiff::Timestamp::UNIX_EPOCH));
+        self.tools.metrics.last_seen.set(seconds.unwrap_or_default().as_secs_f64());
+        if std::mem::take(&mut self.lists.is_failing) {
+            info!("The runtime answers again");
+            self.tools.recovered.notify_one();
+        }
+        self.count();
+    }
+
+    /// An audit that finds what no event told makes the next ones come sooner: the period falls
+    /// to that of a node without stream and doubles with each clean audit.
+    fn distrust_stream(&mut self, has_missed: bool) {
+        let shortest = self.tools.config.relist_period;
+        self.lists.distrust = match self.lists.distrust {
+            _ if !self.stream.is_live => None,
+            _ if has_missed => Some(shortest),
+            Some(period) => Some(period.saturating_mul(2)).filter(|p| *p < self.tools.config.audit_period),
+            None => None,
+        };
+    }
+
+    fn period(&self) -> Duration {
+        let config = &self.tools.config;
+        if self.stream.is_live && !self.lists.is_failing {
+            self.lists.distrust.unwrap_or(config.audit_period)
+        } else {
+            config.relist_period
+        }
+    }
+
+    fn asked(&mut self, waiter: Waiter) {
+        self.lists.queued.push(waiter);
+        self.begin_list();
+    }
+
+    /// A stream opened or broke: events may have been lost either way.
+    fn stream_turned(&mut self, state: StreamState) {
+        self.stream = state;
+        self.lists.distrust = None;
+        if self.lists.is_running {
+            // The one under way may be older than what was lost: another follows it.
+            self.lists.is_wanted = true;
+        } else {
+            self.begin_list();
+        }
+    }
+}
+
+/// Hints.
+impl Owner {
+    fn hinted(&mut self, hint: Hint) {
+        let known = self.inventory.pod_of(&hint.object).cloned();
+        let pod = known.or(hint.pod);
+        let is_urgent = !matches!(hint.expect, Expect::Started);
+        match pod {
+            Some(uid) if is_urgent => {
+                let is_held = self.inventory.state_of(&hint.object).is_some();
+                let is_looking = self.records.get(&uid).is_some_and(|r| r.is_looking);
+                if hint.expect == Expect::Gone && !is_held && !is_looking {
+                    return; // a look has told already
+                }
+                let record = self.records.entry(uid.clone()).or_default();
+                record.promised.add(&hint.object, hint.expect);
+                self.tools.store.mark(&uid, Mark::Changed);
+            }
+            pod if self.suspects.len() < SUSPECTS => {
+                self.suspects.insert(hint.object, pod);
+                self.suspects_due.get_or_insert_with(|| Instant::now() + SUSPICION);
+            }
+            _ => {}
+        }
+    }
+
+    /// What no look has explained meanwhile is looked into: by a look where the pod is known,
+    /// else by one list for all.
+    fn examine_suspects(&mut self) {
+        self.suspects_due = None;
+        let mut wants_list = false;
+        for (object, pod) in self.suspects.drain() {
+            if self.inventory.state_of(&object).is_some_and(super::inventory::ObjectState::is_up) {
+                continue;
+            }
+            match self.inventory.pod_of(&object).cloned().or(pod) {
+                Some(uid) => self.tools.store.mark(&uid, Mark::Changed),
+                None => wants_list = true,
+            }
+        }
+        if wants_list {
+            let soonest = self.lists.last_start.map_or_else(Instant::now, |at| at + self.tools.config.relist_period);
+            let next = self.lists.next.map_or(soonest, |next| next.min(soonest));
+            self.lists.next = (!self.lists.is_running).then_some(next);
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! The pod store: one slot per pod, an observation channel in each.
+//!
+//! Written by this room alone: [`super::owner`] publishes, [`super::Pleg`] opens views and sets
+//! marks. The lock guards map operations only and is never held across an await.
+//!
+//! Generations are drawn from one counter for all pods. So they stay ordered when a slot is
+//! dropped and made again, and a look needs no agreement with who acts: it reads the counter
+//! when it begins, an action raises it when it has ended.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+
+use crate::{
+    engine::ports::{Observation, PodView, RuntimePods},
+    pod::{
+        PodRef, PodUid,
+        observed::{Generation, ObservedPod},
+    },
+};
+
+/// Why a pod is to be looked at.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Mark {
+    /// Not at all.
+    Clean,
+    /// Something may have changed.
+    Changed,
+    /// An action has ended: resources may have changed too.
+    Acted,
+}
+
+/// What a look begins with.
+pub(super) struct Beginning {
+    pub pod: PodRef,
+    pub mark: Mark,
+    pub generation: Generation,
+}
+
+struct Slot {
+    pod: PodRef,
+    sender: watch::Sender<Option<Observation>>,
+    /// What the last list showed, while no look has confirmed it.
+    listed: Option<Arc<ObservedPod>>,
+    mark: Mark,
+    looking_since: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Index {
+    slots: HashMap<PodUid, Slot>,
+    /// When the last complete list began.
+    listed: Option<(Generation, Timestamp)>,
+}
+
+/// See the file's documentation.
+pub(super) struct Store {
+    index: Mutex<Index>,
+    generation: AtomicU64,
+    /// Pods that were marked, each at most once until its look begins.
+    marked: mpsc::UnboundedSender<PodUid>,
+}
+
+impl Store {
+    pub fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<PodUid>) {
+        let (marked, receiver) = mpsc::unbounded_channel();
+        (Arc::new(Self { index: Mutex::default(), generation: AtomicU64::new(0), marked }), receiver)
+    }
+
+    /// The generation of whatever begins now.
+    pub fn now(&self) -> Generation {
+        Generation(self.generation.load(Ordering::SeqCst))
+    }
+
+    /// Follows a pod. What the runtime is known not to hold is empty at once.
+    pub fn view(&self, pod: &PodRef) -> PodView {
+        let mut index = self.lock();
+        let listed = index.listed;
+        let slot = index.slots.entry(pod.uid.clone()).or_insert_with(|| {
+            let empty = listed.map(|(generation, at)| nothing(pod.clone(), generation, at));
+            Slot::new(pod.clone(), empty)
+        });
+        if slot.pod.name.is_empty() {
+            slot.pod = pod.clone();
+        }
+        let mut receiver = slot.sender.subscribe();
+        receiver.mark_changed();
+        PodView::new(receiver)
+    }
+
+    /// An action has ended: raises the generation and marks the pod.
+    pub fn acted(&self, pod: &PodUid) -> Generation {
+        let generation = Generation(self.generation.fetch_add(1, Ordering::SeqCst) + 1);
+        self.mark(pod, Mark::Acted);
+        generation
+    }
+
+    /// Asks for a look at a pod, unless one is asked for already.
+    pub fn mark(&self, pod: &PodUid, mark: Mark) {
+        let mut index = self.lock();
+        let slot = index.slots.entry(pod.clone()).or_insert_with(|| {
+            let unnamed = PodRef { uid: pod.clone(), name: "".into(), namespace: "".into() };
+            Slot::new(unnamed, None)
+        });
+        let was = slot.mark;
+        slot.mark = was.max(mark);
+        if was == Mark::Clean {
+            // The owner is gone at shutdown only; nothing is left to look then.
+            let _ = self.marked.send(pod.clone());
+        }
+    }
+
+    /// Whether a pod is marked.
+    pub fn is_marked(&self, pod: &PodUid) -> bool {
+        self.lock().slots.get(pod).is_some_and(|s| s.mark != Mark::Clean)
+    }
+
+    /// Begins a look: takes the mark, then reads the generation, in this order: an action that
+    /// ends later finds no mark and sets a new one.
+    pub fn begin(&self, pod: &PodUid) -> Option<Beginning> {
+        let mut index = self.lock();
+        let slot = index.slots.get_mut(pod)?;
+        let mark = std::mem::replace(&mut slot.mark, Mark::Clean);
+        slot.looking_since = Some(Instant::now());
+        Some(Beginning { pod: slot.pod.clone(), mark, generation: self.now() })
+    }
+
+    /// Publishes a look, even one that shows what was known: its generation is news.
+    pub fn publish(&self, seen: Observation) {
+        let mut index = self.lock();
+        let Some(slot) = index.slots.get_mut(&seen.pod.id.uid) else { return };
+        if seen.error.is_none() {
+            slot.listed = None;
+            slot.pod = seen.pod.id.clone();
+        }
+        slot.looking_since = None;
+        slot.sender.send_replace(Some(seen));
+    }
+
+    /// Notes that a complete list is known, and what it showed of pods that differ from their
+    /// last look; pods without any observation that are not in it get an empty one.
+    pub fn listed(
+        &self,
+        generation: Generation,
+        began_at: Timestamp,
+        held: &HashSet<&str>,
+        differing: Vec<Arc<ObservedPod>>,
+    ) {
+        let mut index = self.lock();
+        index.listed = Some((generation, began_at));
+        for slot in index.slots.values_mut() {
+            if slot.sender.borrow().is_none() && !held.contains(slot.pod.uid.as_str()) {
+                slot.sender.send_replace(Some(nothing(slot.pod.clone(), generation, began_at)));
+            }
+        }
+        for pod in differing {
+            let slot = index.slots.entry(pod.id.uid.clone()).or_insert_with(|| Slot::new(pod.id.clone(), None));
+            slot.listed = Some(pod);
+        }
+    }
+
+    /// Drops a pod that nobody follows, that is not marked and of which the runtime holds nothing.
+    pub fn forget_unused(&self, pod: &PodUid) -> bool {
+        let mut index = self.lock();
+        let unused = index.slots.get(pod).is_none_or(Slot::is_unused);
+        if unused {
+            index.slots.remove(pod);
+        }
+        unused
+    }
+
+    /// Drops every pod that [`Store::forget_unused`] would drop; returns them.
+    pub fn sweep(&self) -> Vec<PodUid> {
+        let mut index = self.lock();
+        if index.listed.is_none() {
+            return Vec::new();
+        }
+        let unused: Vec<PodUid> =
+            index.slots.iter().filter(|(_, s)| s.is_unused()).map(|(uid, _)| uid.clone()).collect();
+        for uid in &unused {
+            index.slots.remove(uid);
+        }
+        unused
+    }
+
+    /// Everything that is known without asking; `None` before the first complete list.
+    pub fn known(&self) -> Option<RuntimePods> {
+        let index = self.lock();
+        index.listed?;
+        let latest = |slot: &Slot| slot.listed.clone().or_else(|| slot.sender.borrow().as_ref().map(|o| o.pod.clone()));
+        let pods = index.slots.iter().filter_map(|(uid, slot)| Some((uid.clone(), latest(slot)?)));
+        Some(RuntimePods { pods: pods.filter(|(_, pod)| !pod.is_gone()).collect() })
+    }
+
+    /// The pod of the latest observation, or an empty one where there is none yet.
+    pub fn latest(&self, pod: &PodUid) -> Option<Arc<ObservedPod>> {
+        let index = self.lock();
+        let slot = index.slots.get(pod)?;
+        let seen = slot.sender.borrow().as_ref().map(|o| o.pod.clone());
+        let never = || Arc::new(ObservedPod::empty(slot.pod.clone(), Generation(0), Timestamp::UNIX_EPOCH));
+        Some(seen.unwrap_or_else(never))
+    }
+
+    /// Pods whose look has been under way for longer than `limit`.
+    pub fn stuck(&self, limit: Duration) -> Vec<(PodRef, Duration)> {
+        let index = self.lock();
+        let since = index.slots.values().filter_map(|s| Some((s.pod.clone(), s.looking_since?.elapsed())));
+        since.filter(|(_, age)| *age > limit).collect()
+    }
+
+    /// How many pods have a slot.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.lock().slots.len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    fn new(pod: PodRef, seen: Option<Observation>) -> Self {
+        Self { pod, sender: watch::Sender::new(seen), listed: None, mark: Mark::Clean, looking_since: None }
+    }
+
+    fn is_unused(&self) -> bool {
+        let holds_nothing = self.sender.borrow().as_ref().is_none_or(|seen| seen.pod.is_gone());
+        holds_nothing
+            && self.sender.receiver_count() == 0
+            && self.mark == Mark::Clean
+            && self.looking_since.is_none()
+            && self.listed.as_ref().is_none_or(|pod| pod.is_gone())
+    }
+}
+
+fn nothing(pod: PodRef, generation: Generation, began_at: Timestamp) -> Observation {
+    Observation { pod: Arc::new(ObservedPod::empty(pod, generation, began_at)), generation, error: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(uid: &str) -> PodRef {
+        PodRef { uid: uid.into(), name: "web".into(), namespace: "default".into() }
+    }
+
+    #[test]
+    fn marks_coalesce_until_a_look_begins() {
+        let (store, mut marked) = Store::new();
+        let uid = PodUid::from("u1");
+        let first = store.acted(&uid);
+        store.mark(&uid, Mark::Changed);
+        let second = store.acted(&uid);
+        assert!(second > first);
+        assert_eq!(marked.try_recv().ok(), Some(uid.clone()));
+        assert!(marked.try_recv().is_err(), "marked once");
+        let begun = store.begin(&uid).expect("a slot");
+        assert_eq!((begun.mark, begun.generation), (Mark::Acted, second));
+        assert!(store.acted(&uid) > begun.generation);
+        assert!(marked.try_recv().is_ok(), "an action during the look marks again");
+    }
+
+    #[test]
+    fn a_pod_that_the_runtime_does_not_hold_is_empty_after_the_first_list() {
+        let (store, mut marked) = Store::new();
+        let mut early = store.view(&pod("u1"));
+        assert!(early.latest().is_none());
+        assert!(store.known().is_none());
+        store.listed(store.now(), Timestamp::UNIX_EPOCH, &HashSet::from(["u2"]), Vec::new());
+        assert!(early.latest().expect("told by the list").pod.is_gone());
+        assert!(store.view(&pod("u3")).latest().expect("at once").pod.is_gone());
+        assert!(store.known().expect("listed").pods.is_empty());
+        assert!(marked.try_recv().is_err(), "without a look");
+    }
+
+    #[test]
+    fn slots_live_as_long_as_views_or_runtime_objects() {
+        let (store, _marked) = Store::new();
+        store.listed(store.now(), Timestamp::UNIX_EPOCH, &HashSet::new(), Vec::new());
+        let view = store.view(&pod("u1"));
+        assert!(!store.forget_unused(&"u1".into()));
+        drop(view);
+        assert_eq!(store.sweep(), [PodUid::from("u1")]);
+        store.acted(&"u2".into());
+        assert!(store.sweep().is_empty(), "a marked pod stays");
+        assert_eq!(store.len(), 1);
+    }
+}
