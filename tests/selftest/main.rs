@@ -83,3 +83,34 @@ async fn a_second_live_container_of_one_name_is_a_violation() {
     let absent = cri::ImageSpec { image: "absent".into(), ..Default::default() };
     assert_eq!(cri.image_status(absent).await.expect("an answer"), None);
 }
+
+#[tokio::test]
+async fn the_scripted_runtime_answers_on_a_socket_too() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let socket = dir.path().join("cri.sock");
+    let scripted = ScriptedCri::new(Arc::new(TokioClock::new()));
+    let cancel = tokio_util::sync::CancellationToken::new();
+    let server = tokio::spawn({
+        let (scripted, socket, cancel) = (scripted.clone(), socket.clone(), cancel.clone());
+        async move { kit::scripted::server::serve(scripted, &socket, cancel).await }
+    });
+    let config = berth::cri::CriConfig {
+        endpoint: format!("unix://{}", socket.display()),
+        image_endpoint: String::new(),
+        request_timeout: Duration::from_secs(5),
+        list_streaming: false,
+    };
+    let client = berth::cri::connect(&config, &berth::metrics::Registry::new()).expect("a client");
+    let pod = loop {
+        match client.runtime.run_pod_sandbox(sandbox(0), "").await {
+            Ok(pod) => break pod,
+            Err(error) if error.is_unavailable() => tokio::task::yield_now().await,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let id = client.runtime.create_container(&pod, container("c", 0), sandbox(0)).await.expect("a container");
+    client.runtime.start_container(&id).await.expect("started");
+    assert_eq!(scripted.running("p", "c"), [id]);
+    cancel.cancel();
+    server.await.expect("the server ends");
+}

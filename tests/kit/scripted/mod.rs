@@ -7,6 +7,7 @@
 //! in the background.
 
 mod script;
+pub mod server;
 mod service;
 mod state;
 
