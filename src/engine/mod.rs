@@ -5,4 +5,6 @@
 
 pub mod admission;
 pub mod allocation;
+pub mod deadline;
+pub mod grace;
 pub mod ports;

@@ -3,10 +3,14 @@
 //! A family file declares a struct of handles and builds it from a [`Registry`]; whoever counts
 //! holds the handles. Names, labels and buckets: spec 08.
 
+mod admission;
+mod allocation;
 mod pleg;
 mod registry;
 mod runtime_operations;
 
+pub use admission::AdmissionMetrics;
+pub use allocation::AllocationMetrics;
 pub use pleg::PlegMetrics;
 pub use registry::{Registry, Stability, buckets};
 pub use runtime_operations::{RuntimeOperation, RuntimeOperations, cri_losing_support};

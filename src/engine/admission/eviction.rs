@@ -1,0 +1,25 @@
+//! Refuses pods while the node is under pressure. Pure. Behaviour: spec 02a §6.1, 05 §3.8.
+
+use super::{AdmitInput, Admitted, Refusal, taints};
+use crate::pod::{api, qos::Qos};
+
+pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refusal> {
+    let pressures = &input.node.pressures;
+    if pressures.is_empty() || input.pod.is_critical() {
+        return Ok(());
+    }
+    if pressures.iter().all(|p| p == "MemoryPressure") && (Qos::of(input.pod) != Qos::BestEffort || tolerates(input)) {
+        return Ok(());
+    }
+    Err(Refusal::new("Evicted", format!("The node had condition: [{}]. ", pressures.join(" "))))
+}
+
+/// Whether the pod tolerates the taint of memory pressure.
+fn tolerates(input: &AdmitInput<'_>) -> bool {
+    let taint = api::Taint {
+        key: "node.kubernetes.io/memory-pressure".to_owned(),
+        effect: "NoSchedule".to_owned(),
+        ..api::Taint::default()
+    };
+    taints::is_tolerated(&taint, input.pod.spec().tolerations.as_deref().unwrap_or_default())
+}

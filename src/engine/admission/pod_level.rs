@@ -1,0 +1,14 @@
+//! Refuses pod-level resources where their gate is off. Pure. Behaviour: spec 02a §6.1.
+
+use super::{AdmitInput, Admitted, Refusal};
+use crate::pod::resources::is_pod_level;
+
+pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refusal> {
+    let level = input.pod.spec().resources.as_ref();
+    let lists = level.into_iter().flat_map(|r| [&r.requests, &r.limits]).flatten();
+    let is_used = lists.flat_map(|list| list.keys()).any(|name| is_pod_level(name));
+    if is_used && !input.rules.pod_level_resources {
+        return Err(Refusal::new("PodLevelResourcesNotSupported", "PodLevelResources feature gate is disabled"));
+    }
+    Ok(())
+}

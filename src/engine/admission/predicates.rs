@@ -1,0 +1,92 @@
+//! Whether the node suits the pod: os, resources, labels, name, ports, taints. Pure.
+//! Behaviour: spec 02a §6.2, 06 §7.
+
+use super::{AdmitInput, Admitted, Failure, Purpose, Refusal, host_ports, node_affinity, preemption, taints};
+use crate::engine::allocation::fit::{Insufficient, insufficient};
+
+const OS: &str = "linux";
+const OS_LABEL: &str = "kubernetes.io/os";
+
+pub(super) fn check(input: &AdmitInput<'_>, admitted: &mut Admitted) -> Result<(), Refusal> {
+    if input.node.name.is_empty() {
+        return Err(Refusal::new("InvalidNodeInfo", "Kubelet cannot get node info."));
+    }
+    platform(input)?;
+    let failures = failures(input);
+    if failures.is_empty() {
+        return Ok(());
+    }
+    if !input.pod.is_critical() {
+        return Err(Refusal::of(failures));
+    }
+    recover(input, failures, admitted)
+}
+
+/// What stops at once.
+fn platform(input: &AdmitInput<'_>) -> Result<(), Refusal> {
+    if input.pod.labels().get(OS_LABEL).is_some_and(|os| os != OS) {
+        return Err(Refusal::new(
+            "PodOSSelectorNodeLabelDoesNotMatch",
+            "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
+        ));
+    }
+    let spec = input.pod.spec();
+    if spec.os.as_ref().is_some_and(|os| os.name != OS) {
+        return Err(Refusal::new("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS"));
+    }
+    let groups = spec.security_context.as_ref().and_then(|s| s.supplemental_groups_policy.as_deref());
+    if groups == Some("Strict") && !input.node.supplemental_groups_policy {
+        return Err(Refusal::new(
+            "SupplementalGroupsPolicyNotSupported",
+            "SupplementalGroupsPolicy=Strict is not supported in this node",
+        ));
+    }
+    Ok(())
+}
+
+/// Everything that is collected, in order.
+fn failures(input: &AdmitInput<'_>) -> Vec<Failure> {
+    let (pod, node) = (input.pod, input.node);
+    let short = match input.purpose {
+        Purpose::Restored => Vec::new(),
+        Purpose::New | Purpose::Resize { .. } => insufficient(pod, input.others().map(|p| &**p), &node.allocatable),
+    };
+    let mut failures: Vec<Failure> = short.into_iter().map(Failure::Insufficient).collect();
+    // The os label is corrected before it is compared.
+    let mut labels = node.labels.clone();
+    labels.insert(OS_LABEL.to_owned(), OS.to_owned());
+    failures.extend(node_affinity::check(pod, &node.name, &labels));
+    if pod.spec().node_name.as_ref().is_some_and(|name| !name.is_empty() && *name != node.name) {
+        let text = "node(s) didn't match the requested node name";
+        failures.push(Failure::Predicate { name: "NodeName", text });
+    }
+    failures.extend(host_ports::check(pod, input.others()));
+    failures.extend(taints::check(pod, &node.taints));
+    failures
+}
+
+/// A critical pod that only lacks resources takes them from others (spec 02a §6.3).
+fn recover(input: &AdmitInput<'_>, failures: Vec<Failure>, admitted: &mut Admitted) -> Result<(), Refusal> {
+    let (mut short, mut other) = (Vec::<Insufficient>::new(), Vec::new());
+    for failure in failures {
+        match failure {
+            Failure::Insufficient(resource) => short.push(resource),
+            Failure::Predicate { .. } => other.push(failure),
+        }
+    }
+    if !other.is_empty() {
+        return Err(Refusal::of(other));
+    }
+    let candidates: Vec<_> = input.others().cloned().collect();
+    match preemption::victims(input.pod, &candidates, &short) {
+        Ok(victims) => {
+            admitted.victims = victims;
+            admitted.signal = short.into_iter().next().map(|s| s.resource).unwrap_or_default();
+            Ok(())
+        }
+        Err(error) => Err(Refusal::new(
+            "UnexpectedAdmissionError",
+            format!("Unexpected error while attempting to recover from admission failure: preemption: {error}"),
+        )),
+    }
+}

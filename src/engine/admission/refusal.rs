@@ -1,0 +1,124 @@
+//! Why a pod may not run, in the words of status, event and metric. Pure. Behaviour: spec 02a §6.
+
+use std::borrow::Cow;
+
+use crate::engine::allocation::fit::Insufficient;
+
+/// One thing that stands against a pod among the predicates.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// Too little of a resource.
+    Insufficient(Insufficient),
+    /// The node does not suit.
+    Predicate {
+        /// The predicate: the reason of the refusal.
+        name: &'static str,
+        /// What it found.
+        text: &'static str,
+    },
+}
+
+/// The pod may not run here.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{reason}: {message}")]
+pub struct Refusal {
+    /// `status.reason` and the reason of the event.
+    pub reason: Cow<'static, str>,
+    /// The message of the event; the status says [`Refusal::status_message`].
+    pub message: Cow<'static, str>,
+    /// What the predicates found, where they refused.
+    pub failures: Vec<Failure>,
+    /// Label `reason_detail` of `pod_infeasible_resizes_total`, where the resize check refused.
+    pub detail: Option<&'static str>,
+}
+
+impl Refusal {
+    /// A refusal with reason and message.
+    pub fn new(reason: impl Into<Cow<'static, str>>, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { reason: reason.into(), message: message.into(), failures: Vec::new(), detail: None }
+    }
+
+    /// A refusal for failures of predicates: the first gives reason and message.
+    pub fn of(failures: Vec<Failure>) -> Self {
+        let (reason, message) = match failures.first() {
+            Some(Failure::Insufficient(short)) => (
+                format!("OutOf{}", short.resource).into(),
+                format!(
+                    "Node didn't have enough resource: {}, requested: {}, used: {}, capacity: {}",
+                    short.resource, short.requested, short.used, short.capacity
+                )
+                .into(),
+            ),
+            Some(Failure::Predicate { name, text }) => {
+                (Cow::Borrowed(*name), format!("Predicate {name} failed: {text}").into())
+            }
+            None => ("UnknownReason".into(), Cow::Borrowed("")),
+        };
+        Self { reason, message, failures, detail: None }
+    }
+
+    /// `status.message` of the rejected pod.
+    pub fn status_message(&self) -> String {
+        format!("Pod was rejected: {}", self.message)
+    }
+
+    /// Whether only node labels stand against the pod: read the node once more and ask again
+    /// (spec 02a §6.2).
+    pub fn wants_fresh_node(&self) -> bool {
+        matches!(self.failures.as_slice(), [Failure::Predicate { name: "NodeAffinity", .. }])
+    }
+
+    /// Label `reason` of `kubelet_admission_rejections_total` (spec 02a §6.4): a closed set.
+    pub fn metric_reason(&self) -> &'static str {
+        match KNOWN.iter().find(|known| **known == self.reason) {
+            Some(known) => known,
+            None if self.reason.starts_with("OutOf") => "OutOfExtendedResources",
+            None => "Other",
+        }
+    }
+}
+
+const KNOWN: &[&str] = &[
+    "AppArmor",
+    "PodOSSelectorNodeLabelDoesNotMatch",
+    "PodOSNotSupported",
+    "InvalidNodeInfo",
+    "InitContainerRestartPolicyForbidden",
+    "SupplementalGroupsPolicyNotSupported",
+    "UnexpectedAdmissionError",
+    "UnknownReason",
+    "UnexpectedPredicateFailureType",
+    "OutOfcpu",
+    "OutOfmemory",
+    "OutOfephemeral-storage",
+    "OutOfpods",
+    "PodLevelResourcesNotSupported",
+    "PodFeatureUnsupported",
+    "node(s) had taints that the pod didn't tolerate",
+    "Evicted",
+    "SysctlForbidden",
+    "TopologyAffinityError",
+    "NodeShutdown",
+    "VolumeAttachmentLimitExceeded",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_metric_knows_a_closed_set_of_reasons() {
+        for (reason, label) in [
+            ("OutOfcpu", "OutOfcpu"),
+            ("OutOfephemeral-storage", "OutOfephemeral-storage"),
+            ("OutOfexample.com/gpu", "OutOfExtendedResources"),
+            ("OutOfhugepages-2Mi", "OutOfExtendedResources"),
+            ("NodeAffinity", "Other"),
+            ("NodePorts", "Other"),
+            ("TaintToleration", "Other"),
+            ("Evicted", "Evicted"),
+        ] {
+            assert_eq!(Refusal::new(reason, "").metric_reason(), label, "{reason}");
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! The owner of allocations: admits pods, stores what they hold, retries resizes.
+//! Behaviour: spec 02a §8.2-8.3.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tracing::{error, info, warn};
+
+use super::{
+    Allocations, Checkpoint, PendingReason, StateError,
+    resize::{Waiting, order, requested_changes, summary},
+};
+use crate::{
+    engine::{
+        admission::{AdmissionRules, AdmitInput, Admitted, Purpose, Refusal, admit},
+        ports::{Clock, Event, EventSink, NodeFacts, StateFile},
+    },
+    metrics::{AdmissionMetrics, AllocationMetrics},
+    pod::{Pod, PodUid, resource_state::PodResources},
+};
+
+/// Until the next attempt while sources are not ready.
+const RETRY_FIRST: Duration = Duration::from_secs(30);
+/// Until the next attempt otherwise.
+const RETRY: Duration = Duration::from_secs(180);
+
+/// What the allocator works with.
+pub struct AllocatorDeps {
+    /// `<root-dir>/allocated_pods_state`.
+    pub file: Arc<dyn StateFile>,
+    /// Takes events.
+    pub events: Arc<dyn EventSink>,
+    /// Tells the time of conditions.
+    pub clock: Arc<dyn Clock>,
+    /// Fixed rules of admission.
+    pub rules: AdmissionRules,
+    /// Counts refusals and preemptions.
+    pub admission: AdmissionMetrics,
+    /// Counts resizes.
+    pub allocation: AllocationMetrics,
+}
+
+/// Whether the runtime shows containers of a pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presence {
+    /// None runs.
+    Absent,
+    /// At least one runs.
+    Running,
+}
+
+/// A pod that wants to run here.
+#[derive(Clone, Copy)]
+pub struct Candidate<'a> {
+    /// The pod.
+    pub pod: &'a Arc<Pod>,
+    /// Whether its containers run already (after a restart of the agent).
+    pub presence: Presence,
+    /// The active pods, as desired.
+    pub active: &'a [Arc<Pod>],
+    /// The node.
+    pub node: &'a NodeFacts,
+}
+
+/// Why resizes are tried again: label `retry_trigger`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trigger {
+    /// Pods were added.
+    PodsAdded,
+    /// A pod's definition changed.
+    PodUpdated,
+    /// Pods were removed.
+    PodsRemoved,
+    /// A pod became terminal.
+    PodTerminated,
+    /// A pod's effective request shrank.
+    PodResized,
+    /// Time passed.
+    Periodic,
+}
+
+impl Trigger {
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PodsAdded => "pods_added",
+            Self::PodUpdated => "pod_updated",
+            Self::PodsRemoved => "pods_removed",
+            Self::PodTerminated => "pod_terminated",
+            Self::PodResized => "pod_resized",
+            Self::Periodic => "periodic_retry",
+        }
+    }
+}
+
+/// One round of attempts.
+#[derive(Clone, Copy)]
+pub struct Retry<'a> {
+    /// Why.
+    pub trigger: Trigger,
+    /// Whether all sources are ready; before that nothing is tried.
+    pub sources_ready: bool,
+    /// The active pods, as desired; a pending pod that is not among them is forgotten.
+    pub active: &'a [Arc<Pod>],
+    /// The node.
+    pub node: &'a NodeFacts,
+}
+
+/// Pods that must go before a critical pod's resize fits. They may be named again until they
+/// are gone; killing them twice must be harmless.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Preempt {
+    /// Whose resize needs it.
+    pub pod: PodUid,
+    /// Who goes, and what was short.
+    pub admitted: Admitted,
+}
+
+/// What a round of attempts brought.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Retried {
+    /// When to try next.
+    pub next: Duration,
+    /// Pods whose allocation or conditions changed: sync them, and look at the runtime at once.
+    pub changed: Vec<PodUid>,
+    /// Pods to kill for critical ones.
+    pub preempt: Vec<Preempt>,
+}
+
+/// The one writer of allocations; lives in the sync loop.
+pub struct Allocator {
+    shared: Allocations,
+    checkpoint: Checkpoint,
+    deps: AllocatorDeps,
+    /// UIDs of the file the agent started with.
+    restored: HashSet<PodUid>,
+    rejected: HashSet<PodUid>,
+    pending: Vec<PodUid>,
+}
+
+impl Allocator {
+    /// Reads the state file.
+    ///
+    /// # Errors
+    /// The file cannot be read or is damaged: the agent must not start (AC-02a-21).
+    pub async fn load(deps: AllocatorDeps) -> Result<Self, StateError> {
+        let (checkpoint, entries) = Checkpoint::load(deps.file.clone()).await?;
+        let restored = entries.keys().cloned().collect();
+        let shared = Allocations::new(entries, deps.events.clone(), deps.clock.clone(), deps.allocation.clone());
+        Ok(Self { shared, checkpoint, deps, restored, rejected: HashSet::new(), pending: Vec::new() })
+    }
+
+    /// The view that others share.
+    pub fn allocations(&self) -> Allocations {
+        self.shared.clone()
+    }
+
+    /// The pod with what it holds in place of what it asks for.
+    pub fn allocated(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        self.shared.allocated(pod)
+    }
+
+    /// Whether a pod may run; what it then holds is stored. Where pods must go first
+    /// ([`Admitted::victims`]) nothing is stored: kill them, then ask again.
+    ///
+    /// # Errors
+    /// The first refusal. Nothing is counted: tell a final one to [`Allocator::reject`].
+    pub async fn admit(&mut self, candidate: Candidate<'_>) -> Result<Admitted, Refusal> {
+        let pod = self.shared.allocated(candidate.pod);
+        let is_restored = candidate.presence == Presence::Running && self.restored.contains(pod.uid());
+        let purpose = if is_restored { Purpose::Restored } else { Purpose::New };
+        let admitted = self.ask(&pod, purpose, candidate.active, candidate.node)?;
+        if admitted.victims.is_empty() {
+            self.store(&pod).await;
+        }
+        Ok(admitted)
+    }
+
+    /// Stores what an admitted pod holds. A failure to write is logged; the pod runs all the same.
+    pub async fn store(&mut self, pod: &Arc<Pod>) {
+        self.rejected.remove(pod.uid());
+        if let Err(e) = self.hold(pod).await {
+            error!(err = %e, path = %self.deps.file.path().display(), "Failed to store allocated resources");
+        }
+    }
+
+    /// Remembers that a pod was refused: it holds nothing. Counts it and tells people.
+    pub fn reject(&mut self, pod: &Pod, refusal: &Refusal) {
+        self.deps.admission.rejections.with_label_values(&[refusal.metric_reason()]).inc();
+        self.deps.events.record(Event::warning(pod.id(), refusal.reason.clone(), refusal.message.clone()));
+        self.rejected.insert(pod.uid().clone());
+        self.shared.change(|state| state.entries.remove(pod.uid()));
+    }
+
+    /// Counts a pod that was killed for a critical one.
+    pub fn preempted(&self, admitted: &Admitted) {
+        self.deps.admission.preemptions.with_label_values(&[admitted.signal.as_str()]).inc();
+    }
+
+    /// Forgets a pod that is gone. The file follows with the next write.
+    pub fn forget(&mut self, pod: &PodUid) {
+        self.rejected.remove(pod);
+        self.restored.remove(pod);
+        self.pending.retain(|uid| uid != pod);
+        self.shared.change(|state| {
+            state.entries.remove(pod);
+            state.conditions.remove(pod);
+        });
+    }
+
+    /// Forgets all pods that are not desired.
+    pub fn retain(&mut self, desired: &HashSet<PodUid>) {
+        self.rejected.retain(|uid| desired.contains(uid));
+        self.restored.retain(|uid| desired.contains(uid));
+        self.pending.retain(|uid| desired.contains(uid));
+        self.shared.change(|state| {
+            state.entries.retain(|uid, _| desired.contains(uid));
+            state.conditions.retain(|uid, _| desired.contains(uid));
+        });
+    }
+
+    /// A new pod was admitted: takes over its conditions, and puts it on the pending list where
+    /// it asks for something else than it holds. Retry after all are added.
+    pub fn added(&mut self, pod: &Pod) {
+        self.shared.seed(pod);
+        if self.shared.wants_resize(pod) {
+            self.push(pod.uid());
+        }
+    }
+
+    /// A pod's definition changed. Counts the changes; tells whether to retry.
+    pub fn updated(&mut self, old: &Pod, new: &Pod) -> bool {
+        let changes = requested_changes(old, new);
+        for change in &changes {
+            let labels = [change.resource, change.requirement, change.operation];
+            self.deps.allocation.requested.with_label_values(&labels).inc();
+        }
+        let level = |pod: &Pod| pod.spec().resources.clone();
+        if changes.is_empty() && level(old) == level(new) {
+            return false;
+        }
+        if self.shared.wants_resize(new) {
+            self.push(new.uid());
+            return true;
+        }
+        self.pending.retain(|uid| uid != new.uid());
+        self.clear_pending(new.uid());
+        false
+    }
+
+    /// Whether any resize waits.
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Tries all pending resizes in their order.
+    pub async fn retry(&mut self, retry: Retry<'_>) -> Retried {
+        if !retry.sources_ready {
+            return Retried { next: RETRY_FIRST, ..Retried::default() };
+        }
+        let mut done = Retried { next: RETRY, ..Retried::default() };
+        for pod in self.in_turn(retry.active) {
+            if self.attempt(&pod, &retry, &mut done).await {
+                self.pending.push(pod.uid().clone());
+            }
+        }
+        done
+    }
+
+    fn push(&mut self, pod: &PodUid) {
+        if !self.pending.contains(pod) {
+            self.pending.push(pod.clone());
+        }
+    }
+
+    fn clear_pending(&self, pod: &PodUid) -> bool {
+        self.shared.change(|state| state.conditions.get_mut(pod).and_then(|c| c.pending.take()).is_some())
+    }
+
+    /// Empties the list; returns the pods that are still there, in the order of their turns.
+    fn in_turn(&mut self, active: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
+        let known: HashMap<&PodUid, &Arc<Pod>> = active.iter().map(|p| (p.uid(), p)).collect();
+        let found = std::mem::take(&mut self.pending).into_iter().filter_map(|uid| known.get(&uid).copied());
+        let pods: Vec<(Arc<Pod>, Arc<Pod>)> = found.map(|p| (p.clone(), self.shared.allocated(p))).collect();
+        let mut waiting: Vec<Waiting<'_>> = pods
+            .iter()
+            .map(|(desired, allocated)| Waiting { desired, allocated, since: self.pending_since(desired.uid()) })
+            .collect();
+        order(&mut waiting);
+        waiting.iter().filter_map(|w| known.get(w.desired.uid()).map(|p| (*p).clone())).collect()
+    }
+
+    fn pending_since(&self, pod: &PodUid) -> Option<Timestamp> {
+        self.shared.read(|state| state.conditions.get(pod)?.pending.as_ref().map(|c| c.since))
+    }
+
+    /// Tries one resize; tells whether it stays on the list.
+    async fn attempt(&mut self, pod: &Arc<Pod>, retry: &Retry<'_>, done: &mut Retried) -> bool {
+        let uid = pod.uid();
+        if !self.shared.wants_resize(pod) {
+            if self.clear_pending(uid) {
+                done.changed.push(uid.clone());
+            }
+            return false;
+        }
+        let allocated = self.shared.allocated(pod);
+        match self.ask(pod, Purpose::Resize { allocated: &allocated }, retry.active, retry.node) {
+            Ok(admitted) if !admitted.victims.is_empty() => {
+                warn!(pod = %pod.id(), signal = %admitted.signal, "Resize of a critical pod preempts other pods");
+                done.preempt.push(Preempt { pod: uid.clone(), admitted });
+                true
+            }
+            Ok(_) => self.grant(pod, retry.trigger, done).await,
+            Err(refusal) => self.hold_back(pod, &refusal, done),
+        }
+    }
+
+    async fn grant(&mut self, pod: &Arc<Pod>, trigger: Trigger, done: &mut Retried) -> bool {
+        if let Err(e) = self.write_with(pod).await {
+            error!(err = %e, pod = %pod.id(), "Failed to store a granted resize");
+            return true;
+        }
+        if self.shared.is_deferred(pod.uid()) {
+            self.deps.allocation.deferred_accepted.with_label_values(&[trigger.as_str()]).inc();
+        }
+        let now = self.deps.clock.now();
+        self.shared.change(|state| {
+            state.entries.insert(pod.uid().clone(), PodResources::of(pod));
+            state.conditions.entry(pod.uid().clone()).or_default().start(pod.generation(), now);
+        });
+        info!(pod = %pod.id(), trigger = trigger.as_str(), "Pod resize accepted");
+        let text = format!("Pod resize started: {}", summary(pod, ""));
+        self.deps.events.record(Event::normal(pod.id(), "ResizeStarted", text));
+        done.changed.push(pod.uid().clone());
+        false
+    }
+
+    fn hold_back(&mut self, pod: &Pod, refusal: &Refusal, done: &mut Retried) -> bool {
+        let is_final = refusal.reason == "Infeasible";
+        let reason = if is_final { PendingReason::Infeasible } else { PendingReason::Deferred };
+        if let Some(detail) = refusal.detail {
+            self.deps.allocation.infeasible.with_label_values(&[detail]).inc();
+        }
+        let now = self.deps.clock.now();
+        let changed = self.shared.change(|state| {
+            let conditions = state.conditions.entry(pod.uid().clone()).or_default();
+            conditions.set_pending(reason, &refusal.message, pod.generation(), now)
+        });
+        if changed {
+            let text = format!("Pod resize {}: {}", refusal.reason, summary(pod, ""));
+            self.deps.events.record(Event::warning(pod.id(), reason.event_reason(), text));
+            done.changed.push(pod.uid().clone());
+        }
+        !is_final
+    }
+
+    fn ask(
+        &self,
+        pod: &Arc<Pod>,
+        purpose: Purpose<'_>,
+        active: &[Arc<Pod>],
+        node: &NodeFacts,
+    ) -> Result<Admitted, Refusal> {
+        let active: Vec<Arc<Pod>> = active.iter().map(|p| self.shared.allocated(p)).collect();
+        let (rejected, rules) = (&self.rejected, &self.deps.rules);
+        admit(&AdmitInput { pod, purpose, active: &active, rejected, node, rules })
+    }
+
+    /// Remembers what a pod holds, and writes it.
+    async fn hold(&mut self, pod: &Arc<Pod>) -> io::Result<()> {
+        let written = self.write_with(pod).await;
+        self.shared.change(|state| state.entries.insert(pod.uid().clone(), PodResources::of(pod)));
+        written
+    }
+
+    /// Writes the file as it is once the pod holds what it asks for; memory stays as it is.
+    async fn write_with(&mut self, pod: &Arc<Pod>) -> io::Result<()> {
+        let mut entries = self.shared.read(|state| state.entries.clone());
+        entries.insert(pod.uid().clone(), PodResources::of(pod));
+        self.checkpoint.store(&entries).await
+    }
+}

@@ -1,0 +1,287 @@
+//! The allocator with a file in memory.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::{Allocator, AllocatorDeps, Candidate, Presence, Progress, Retried, Retry, Trigger};
+use crate::{
+    engine::{
+        admission::AdmissionRules,
+        ports::{Clock, Event, EventSink, NodeFacts, StateFile},
+    },
+    metrics::{AdmissionMetrics, AllocationMetrics, Registry},
+    pod::Pod,
+};
+
+#[derive(Default)]
+struct MemoryFile {
+    content: Mutex<Option<Vec<u8>>>,
+    writes: Mutex<usize>,
+}
+
+#[async_trait]
+impl StateFile for MemoryFile {
+    fn path(&self) -> &Path {
+        Path::new("/state/allocated_pods_state")
+    }
+
+    async fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.content.lock().expect("unpoisoned").clone())
+    }
+
+    async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
+        *self.content.lock().expect("unpoisoned") = Some(content);
+        *self.writes.lock().expect("unpoisoned") += 1;
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Events(Mutex<Vec<String>>);
+
+impl EventSink for Events {
+    fn record(&self, event: Event) {
+        let text = format!("{:?} {} {}", event.kind, event.reason, event.message);
+        self.0.lock().expect("unpoisoned").push(text);
+    }
+}
+
+struct Fixed;
+
+impl Clock for Fixed {
+    fn now(&self) -> Timestamp {
+        Timestamp::UNIX_EPOCH
+    }
+}
+
+struct Bench {
+    file: Arc<MemoryFile>,
+    events: Arc<Events>,
+    metrics: AllocationMetrics,
+    rejections: AdmissionMetrics,
+    node: NodeFacts,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let registry = Registry::new();
+        let list = |pairs: [(&str, &str); 3]| pairs.map(|(k, v)| (k.to_owned(), v.to_owned())).into_iter().collect();
+        let allocatable: BTreeMap<String, String> = list([("pods", "110"), ("cpu", "4"), ("memory", "8Gi")]);
+        Self {
+            file: Arc::default(),
+            events: Arc::default(),
+            metrics: AllocationMetrics::new(&registry),
+            rejections: AdmissionMetrics::new(&registry),
+            node: NodeFacts { name: "n".to_owned(), allocatable, ..NodeFacts::default() },
+        }
+    }
+
+    async fn load(&self) -> Result<Allocator, super::StateError> {
+        Allocator::load(AllocatorDeps {
+            file: self.file.clone(),
+            events: self.events.clone(),
+            clock: Arc::new(Fixed),
+            rules: AdmissionRules::default(),
+            admission: self.rejections.clone(),
+            allocation: self.metrics.clone(),
+        })
+        .await
+    }
+
+    async fn admit(&self, to: &mut Allocator, pod: &Arc<Pod>, active: &[Arc<Pod>]) -> bool {
+        to.admit(Candidate { pod, presence: Presence::Absent, active, node: &self.node }).await.is_ok()
+    }
+
+    async fn retry(&self, on: &mut Allocator, trigger: Trigger, active: &[Arc<Pod>]) -> Retried {
+        on.retry(Retry { trigger, sources_ready: true, active, node: &self.node }).await
+    }
+
+    fn events(&self) -> Vec<String> {
+        std::mem::take(&mut self.events.0.lock().expect("unpoisoned"))
+    }
+}
+
+fn pod(name: &str, cpu: &str, generation: i64) -> Arc<Pod> {
+    build(json!({"metadata": {"name": name, "namespace": "n", "uid": name, "generation": generation},
+        "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}}))
+}
+
+fn build(object: Value) -> Arc<Pod> {
+    Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
+}
+
+fn cpu(pod: &Pod) -> String {
+    let requests = pod.containers()[0].resources.as_ref().and_then(|r| r.requests.clone());
+    requests.and_then(|mut r| r.remove("cpu")).map(|q| q.0).unwrap_or_default()
+}
+
+fn conditions(of: &Allocator, pod: &Pod) -> Vec<String> {
+    let all = of.allocations().conditions(pod.uid());
+    all.into_iter()
+        .map(|c| format!("{} {} {}", c.type_, c.reason.unwrap_or_default(), c.observed_generation.unwrap_or(0)))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_resize_waits_for_room_and_is_then_granted() {
+    // AC-02a-19
+    let bench = Bench::new();
+    let mut allocator = bench.load().await.expect("no file yet");
+    let (web, other) = (pod("web", "1", 1), pod("other", "2", 1));
+    assert!(bench.admit(&mut allocator, &web, std::slice::from_ref(&other)).await);
+    assert!(bench.admit(&mut allocator, &other, std::slice::from_ref(&web)).await);
+    let wanted = pod("web", "3", 2);
+    assert!(allocator.updated(&web, &wanted));
+    let active = [wanted.clone(), other];
+    let tried = bench.retry(&mut allocator, Trigger::PodUpdated, &active).await;
+    assert_eq!((tried.next, tried.changed.len()), (Duration::from_secs(180), 1));
+    assert_eq!(conditions(&allocator, &wanted), ["PodResizePending Deferred 2"]);
+    assert_eq!(cpu(&allocator.allocated(&wanted)), "1", "the worker sees what is held");
+    let summary = r#"{"containers":[{"name":"c","resources":{"requests":{"cpu":"3"}}}],"generation":2}"#;
+    assert_eq!(bench.events(), [format!("Warning ResizeDeferred Pod resize OutOfcpu: {summary}")]);
+    bench.retry(&mut allocator, Trigger::Periodic, &active).await;
+    assert_eq!(bench.events(), Vec::<String>::new(), "said once");
+    assert_eq!(bench.metrics.pending.with_label_values(&["deferred"]).get(), 1);
+
+    allocator.forget(&"other".into());
+    let tried = bench.retry(&mut allocator, Trigger::PodsRemoved, std::slice::from_ref(&wanted)).await;
+    assert_eq!(tried.changed, ["web".into()]);
+    assert_eq!(bench.events(), [format!("Normal ResizeStarted Pod resize started: {summary}")]);
+    assert_eq!(conditions(&allocator, &wanted), ["PodResizeInProgress  2"]);
+    assert_eq!(cpu(&allocator.allocated(&wanted)), "3");
+    assert_eq!(bench.metrics.deferred_accepted.with_label_values(&["pods_removed"]).get(), 1);
+    assert_eq!(bench.metrics.in_progress.get(), 1);
+    assert!(!allocator.has_pending());
+
+    let shared = allocator.allocations();
+    shared.progress(&web, Progress::Done);
+    assert_eq!(conditions(&allocator, &wanted).len(), 1, "news about the old allocation are ignored");
+    shared.progress(&wanted, Progress::Failed("no"));
+    shared.progress(&wanted, Progress::Failed("no"));
+    shared.progress(&wanted, Progress::Ongoing);
+    assert_eq!(conditions(&allocator, &wanted), ["PodResizeInProgress Error 2"]);
+    shared.progress(&wanted, Progress::Done);
+    shared.progress(&wanted, Progress::Done);
+    let failed = summary.strip_suffix('}').expect("an object");
+    assert_eq!(
+        bench.events(),
+        [
+            format!("Warning ResizeError Pod resize error: {failed},\"error\":\"no\"}}"),
+            format!("Normal ResizeCompleted Pod resize completed: {summary}"),
+        ]
+    );
+    assert_eq!((conditions(&allocator, &wanted).len(), bench.metrics.in_progress.get()), (0, 0));
+}
+
+#[tokio::test]
+async fn a_resize_beyond_the_node_is_deferred_and_may_be_taken_back() {
+    // AC-02a-20
+    let bench = Bench::new();
+    let mut allocator = bench.load().await.expect("no file yet");
+    let (web, wanted) = (pod("web", "1", 1), pod("web", "100", 2));
+    assert!(bench.admit(&mut allocator, &web, &[]).await);
+    allocator.updated(&web, &wanted);
+    bench.retry(&mut allocator, Trigger::PodUpdated, std::slice::from_ref(&wanted)).await;
+    assert_eq!(conditions(&allocator, &wanted), ["PodResizePending Deferred 2"]);
+    let back = pod("web", "1", 3);
+    assert!(!allocator.updated(&wanted, &back));
+    assert_eq!((conditions(&allocator, &back).len(), allocator.has_pending()), (0, false));
+    let labels = ["cpu", "requests", "increase"];
+    assert_eq!(bench.metrics.requested.with_label_values(&labels).get(), 1);
+}
+
+#[tokio::test]
+async fn an_infeasible_resize_leaves_the_list() {
+    let bench = Bench::new();
+    let mut allocator = bench.load().await.expect("no file yet");
+    let level = |cpu: &str| {
+        build(json!({"metadata": {"name": "web", "namespace": "n", "uid": "web"},
+            "spec": {"containers": [{"name": "c"}], "resources": {"requests": {"cpu": cpu}}}}))
+    };
+    allocator.store(&level("1")).await;
+    assert!(allocator.updated(&level("1"), &level("2")));
+    bench.retry(&mut allocator, Trigger::PodUpdated, &[level("2")]).await;
+    assert_eq!(conditions(&allocator, &level("2")), ["PodResizePending Infeasible 0"]);
+    assert!(!allocator.has_pending());
+    assert_eq!(bench.metrics.infeasible.with_label_values(&["plr_feature_gate_off"]).get(), 1);
+    let events = bench.events();
+    assert!(events[0].starts_with("Warning ResizeInfeasible Pod resize Infeasible: {"), "{events:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_tried_before_all_sources_are_ready() {
+    let bench = Bench::new();
+    let mut allocator = bench.load().await.expect("no file yet");
+    let retry = Retry { trigger: Trigger::Periodic, sources_ready: false, active: &[], node: &bench.node };
+    assert_eq!(allocator.retry(retry).await.next, Duration::from_secs(30));
+}
+
+#[tokio::test]
+async fn allocations_outlive_the_agent() {
+    let bench = Bench::new();
+    let web = pod("web", "4", 1);
+    let mut first = bench.load().await.expect("no file yet");
+    assert!(bench.admit(&mut first, &web, &[]).await);
+    first.store(&web).await;
+    assert_eq!(*bench.file.writes.lock().expect("unpoisoned"), 1, "not rewritten when unchanged");
+
+    let mut second = bench.load().await.expect("sound");
+    let changed = pod("web", "5", 2);
+    assert_eq!(cpu(&second.allocated(&changed)), "4");
+    let blocker = [pod("blocker", "1", 1)];
+    let mut ask = Candidate { pod: &changed, presence: Presence::Absent, active: &blocker, node: &bench.node };
+    assert_eq!(second.admit(ask).await.expect_err("no room").reason, "OutOfcpu");
+    ask.presence = Presence::Running;
+    assert!(second.admit(ask).await.is_ok(), "it held this before the restart and runs");
+    second.added(&changed);
+    assert!(second.has_pending());
+    assert_eq!(cpu(&second.allocated(&changed)), "4");
+}
+
+#[tokio::test]
+async fn a_damaged_file_stops_the_start() {
+    // AC-02a-21
+    let bench = Bench::new();
+    *bench.file.content.lock().expect("unpoisoned") = Some(br#"{"data":"{}","checksum":1}"#.to_vec());
+    let error = bench.load().await.err().map(|e| e.to_string());
+    let text = "could not restore state from checkpoint: checkpoint is corrupted, please drain this node and delete pod allocation checkpoint file \"/state/allocated_pods_state\" before restarting Kubelet";
+    assert_eq!(error.as_deref(), Some(text));
+}
+
+#[tokio::test]
+async fn a_rejected_pod_is_counted_told_and_holds_nothing() {
+    let bench = Bench::new();
+    let mut allocator = bench.load().await.expect("no file yet");
+    let (large, small) = (pod("large", "5", 1), pod("small", "4", 1));
+    let ask = Candidate { pod: &large, presence: Presence::Absent, active: &[], node: &bench.node };
+    let refusal = allocator.admit(ask).await.expect_err("no room");
+    allocator.reject(&large, &refusal);
+    assert_eq!(bench.rejections.rejections.with_label_values(&["OutOfcpu"]).get(), 1);
+    let text = "Warning OutOfcpu Node didn't have enough resource: cpu, requested: 5000, used: 0, capacity: 4000";
+    assert_eq!(bench.events(), [text]);
+    assert!(bench.admit(&mut allocator, &small, std::slice::from_ref(&large)).await);
+}
+
+#[tokio::test]
+async fn conditions_are_rebuilt_from_the_api() {
+    let bench = Bench::new();
+    let mut allocator = bench.load().await.expect("no file yet");
+    let mut object = pod("web", "1", 1).to_object();
+    object.status = serde_json::from_value(json!({"conditions": [
+        {"type": "PodResizePending", "status": "True", "reason": "Deferred", "observedGeneration": 7}]}))
+    .expect("a status");
+    let web = Arc::new(Pod::new(object).expect("complete"));
+    allocator.added(&web);
+    assert_eq!(conditions(&allocator, &web), ["PodResizePending Deferred 7"]);
+    allocator.allocations().finished(web.uid());
+    assert_eq!(conditions(&allocator, &web).len(), 0);
+}
