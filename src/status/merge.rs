@@ -1,0 +1,186 @@
+//! From the cached status to the one the API server is sent. Pure. Behaviour: spec 02b §8.3.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{
+    accept::set_transition_time,
+    conditions::{CONTAINERS_READY, DISRUPTION_TARGET, READY, is_owned, make, with_generation},
+    lookup::{condition, is_true},
+    phase::Phase,
+};
+use crate::pod::{Pod, PodUid, api};
+
+/// Whether anything of the pod may still use what the end of a pod gives back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Remains {
+    /// Containers may run, or resources are still prepared: the end is not told yet.
+    Something,
+    /// Nothing.
+    Nothing,
+}
+
+/// The status to write over the API's present one.
+pub fn merge(
+    pod: &Pod,
+    api: &api::PodStatus,
+    cached: &api::PodStatus,
+    remains: Remains,
+    now: Timestamp,
+) -> api::PodStatus {
+    let ended = |status| Phase::of(status).is_some_and(Phase::is_terminal);
+    let ending = !ended(api) && ended(cached);
+    let mut merged = cached.clone();
+    merged.conditions = Some(merged_conditions(api, cached, ending && remains == Remains::Nothing, now));
+    merged.resource_claim_statuses.clone_from(&api.resource_claim_statuses);
+    merged.extended_resource_claim_status.clone_from(&api.extended_resource_claim_status);
+    merged.node_allocatable_resource_claim_statuses.clone_from(&api.node_allocatable_resource_claim_statuses);
+    if ending && remains == Remains::Something {
+        merged.phase.clone_from(&api.phase);
+        merged.reason.clone_from(&api.reason);
+        merged.message.clone_from(&api.message);
+    }
+    if ended(&merged) && (is_true(&merged, READY) || is_true(&merged, CONTAINERS_READY)) {
+        let reason = if Phase::of(&merged) == Some(Phase::Failed) { "PodFailed" } else { "PodCompleted" };
+        for type_ in [CONTAINERS_READY, READY] {
+            put(&mut merged, with_generation(pod, make(type_, false, reason, "")), now);
+        }
+    }
+    merged
+}
+
+fn merged_conditions(
+    api: &api::PodStatus,
+    cached: &api::PodStatus,
+    disrupts: bool,
+    now: Timestamp,
+) -> Vec<api::PodCondition> {
+    let mut all: Vec<_> = api.conditions.iter().flatten().filter(|c| !is_owned(&c.type_)).cloned().collect();
+    for own in cached.conditions.iter().flatten() {
+        if is_owned(&own.type_) {
+            all.push(own.clone());
+        } else if own.type_ == DISRUPTION_TARGET && disrupts {
+            // Told only now that the pod really ends, so it changes only now.
+            let mut fresh = api::PodStatus { conditions: Some(vec![own.clone()]), ..Default::default() };
+            set_transition_time(&mut fresh, api, DISRUPTION_TARGET, now);
+            for told in fresh.conditions.into_iter().flatten() {
+                match all.iter_mut().find(|c| c.type_ == told.type_) {
+                    Some(place) => *place = told,
+                    None => all.push(told),
+                }
+            }
+        }
+    }
+    all
+}
+
+fn put(status: &mut api::PodStatus, mut new: api::PodCondition, now: Timestamp) {
+    let before = condition(status, &new.type_).filter(|c| c.status == new.status);
+    new.last_transition_time = before.and_then(|c| c.last_transition_time.clone()).or(Some(Time(now)));
+    let list = status.conditions.get_or_insert_default();
+    match list.iter_mut().find(|c| c.type_ == new.type_) {
+        Some(place) => *place = new,
+        None => list.push(new),
+    }
+}
+
+/// What is to be done with a cached status, given the pod that the API server has under its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Addressee {
+    /// The pod it was made for.
+    Same,
+    /// Another pod under the same name: forget the status, never write it.
+    Another,
+}
+
+/// Whom a status would be written to; `resolved` is the API pod's UID, a mirror's translated.
+pub fn addressee(cached: &PodUid, resolved: &PodUid) -> Addressee {
+    if cached == resolved { Addressee::Same } else { Addressee::Another }
+}
+
+/// Whether the API object can be deleted now: deletion requested, no mirror, its end told and
+/// the pod finished here.
+pub fn is_deletable(api_pod: &Pod, finished: bool) -> bool {
+    api_pod.is_deleting() && !api_pod.is_mirror() && api_pod.is_api_terminal() && finished
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::testing::{at, pod, set_status};
+    use serde_json::{Value, json};
+
+    fn status(v: Value) -> api::PodStatus {
+        serde_json::from_value(v).expect("a status")
+    }
+
+    fn merged(api: Value, cached: Value, remains: Remains) -> Value {
+        let merged = merge(&pod("Always", &["c"]), &status(api), &status(cached), remains, at(0));
+        serde_json::to_value(merged).expect("JSON")
+    }
+
+    #[test]
+    fn conditions_of_others_come_from_the_api() {
+        // AC-02b-10
+        let api = json!({"phase": "Running", "conditions": [
+            {"type": "example.com/x", "status": "True"}, {"type": "Ready", "status": "False"}],
+            "nominatedNodeName": "n", "resourceClaimStatuses": [{"name": "r"}]});
+        let cached = json!({"phase": "Running", "conditions": [
+            {"type": "example.com/x", "status": "False"}, {"type": "Ready", "status": "True"},
+            {"type": "DisruptionTarget", "status": "True"}]});
+        assert_eq!(
+            merged(api, cached, Remains::Nothing),
+            json!({"phase": "Running", "resourceClaimStatuses": [{"name": "r"}], "conditions": [
+                {"type": "example.com/x", "status": "True"}, {"type": "Ready", "status": "True"}]})
+        );
+    }
+
+    #[test]
+    fn the_end_is_told_when_nothing_runs() {
+        // AC-02b-12
+        let api = || json!({"phase": "Running", "message": "m"});
+        let cached = || {
+            json!({"phase": "Failed", "reason": "Evicted", "conditions": [
+                {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                {"type": "Ready", "status": "True"}]})
+        };
+        assert_eq!(
+            merged(api(), cached(), Remains::Something),
+            json!({"phase": "Running", "message": "m", "conditions": [{"type": "Ready", "status": "True"}]})
+        );
+        let epoch = "1970-01-01T00:00:00Z";
+        let not_ready = |type_: &str| {
+            json!({"type": type_, "status": "False", "reason": "PodFailed", "observedGeneration": 3,
+                "lastTransitionTime": epoch})
+        };
+        assert_eq!(
+            merged(api(), cached(), Remains::Nothing),
+            json!({"phase": "Failed", "reason": "Evicted", "conditions": [
+                {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": epoch},
+                not_ready("Ready"), not_ready("ContainersReady")]})
+        );
+    }
+
+    #[test]
+    fn a_pod_is_deleted_once_its_end_is_told_and_it_is_finished() {
+        // AC-02b-13
+        let mut world =
+            crate::status::testing::World::new(pod("Always", &["c"]), crate::status::testing::observed(&[]));
+        assert!(!is_deletable(&world.pod, true), "no deletion requested");
+        world.delete();
+        assert!(!is_deletable(&world.pod, true), "end not told");
+        set_status(&mut world.pod, json!({"phase": "Failed"}));
+        assert!(is_deletable(&world.pod, true));
+        assert!(!is_deletable(&world.pod, false), "not finished here");
+        let mut mirror = world.pod.to_object();
+        mirror.metadata.annotations = Some([("kubernetes.io/config.mirror".to_owned(), String::new())].into());
+        assert!(!is_deletable(&Pod::new(mirror).expect("complete"), true), "mirrors have their own end");
+    }
+
+    #[test]
+    fn a_new_pod_under_the_same_name_is_left_alone() {
+        // AC-02b-14
+        assert_eq!(addressee(&"a".into(), &"b".into()), Addressee::Another);
+        assert_eq!(addressee(&"a".into(), &"a".into()), Addressee::Same);
+    }
+}

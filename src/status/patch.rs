@@ -1,0 +1,168 @@
+//! The patch that turns the API's status into ours. Pure. Behaviour: spec 02b §8.4.
+//!
+//! A strategic merge patch: conditions are merged by `type`, addresses by `ip`, all other lists
+//! are replaced whole. Keys are sorted, as the reference sends them.
+
+use serde_json::{Map, Value, json};
+
+use crate::pod::{PodUid, api};
+
+/// `Content-Type` of the request.
+pub const CONTENT_TYPE: &str = "application/strategic-merge-patch+json";
+
+/// The body of the request; `None` where nothing changed and nothing is to be sent.
+///
+/// The UID is part of it as a precondition: the API server refuses a patch for another pod.
+pub fn patch(uid: &PodUid, old: &api::PodStatus, new: &api::PodStatus) -> Option<Vec<u8>> {
+    let status = diff_objects(&to_map(old), &to_map(new));
+    if status.is_empty() {
+        return None;
+    }
+    let mut body = json!({"metadata": {"uid": uid.as_str()}, "status": status});
+    body.sort_all_objects();
+    Some(body.to_string().into_bytes())
+}
+
+fn to_map(status: &api::PodStatus) -> Map<String, Value> {
+    match serde_json::to_value(status) {
+        Ok(Value::Object(map)) => map,
+        // A status is a struct: it serialises to an object.
+        _ => Map::new(),
+    }
+}
+
+/// The key by which a list is merged; `None` for lists that are replaced.
+fn merge_key(list: &str) -> Option<&'static str> {
+    match list {
+        "conditions" => Some("type"),
+        "podIPs" | "hostIPs" => Some("ip"),
+        _ => None,
+    }
+}
+
+fn diff_objects(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<String, Value> {
+    let mut patch = Map::new();
+    for key in old.keys().filter(|key| !new.contains_key(*key)) {
+        patch.insert(key.clone(), Value::Null);
+    }
+    for (key, value) in new {
+        match (old.get(key), value) {
+            (Some(before), value) if before == value => {}
+            (Some(Value::Object(before)), Value::Object(value)) => {
+                let inner = diff_objects(before, value);
+                if !inner.is_empty() {
+                    patch.insert(key.clone(), Value::Object(inner));
+                }
+            }
+            (Some(Value::Array(before)), Value::Array(value)) if merge_key(key).is_some() => {
+                diff_lists(&mut patch, key, before, value);
+            }
+            _ => {
+                patch.insert(key.clone(), value.clone());
+            }
+        }
+    }
+    patch
+}
+
+/// Changed entries in the new order, then the removed ones, and the order of all.
+fn diff_lists(patch: &mut Map<String, Value>, list: &str, old: &[Value], new: &[Value]) {
+    let Some(key) = merge_key(list) else { return };
+    let by_key = |entries: &'_ [Value], wanted: &Value| entries.iter().position(|e| e.get(key) == Some(wanted));
+    let mut changed = Vec::new();
+    for entry in new {
+        let Some(id) = entry.get(key) else { continue };
+        let before = by_key(old, id).and_then(|i| old.get(i));
+        match (before.and_then(Value::as_object), entry.as_object()) {
+            (Some(before), Some(after)) => {
+                let mut inner = diff_objects(before, after);
+                if !inner.is_empty() {
+                    inner.insert(key.to_owned(), id.clone());
+                    changed.push(Value::Object(inner));
+                }
+            }
+            _ => changed.push(entry.clone()),
+        }
+    }
+    for id in old.iter().filter_map(|e| e.get(key)).filter(|id| by_key(new, id).is_none()) {
+        changed.push(json!({"$patch": "delete", key: id}));
+    }
+    let order: Vec<Value> = new.iter().filter_map(|e| Some(json!({key: e.get(key)?}))).collect();
+    patch.insert(format!("$setElementOrder/{list}"), Value::Array(order));
+    if !changed.is_empty() {
+        patch.insert(list.to_owned(), Value::Array(changed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(old: Value, new: Value) -> Option<String> {
+        let status = |v: Value| serde_json::from_value::<api::PodStatus>(v).expect("a status");
+        patch(&"u".into(), &status(old), &status(new)).map(|b| String::from_utf8(b).expect("JSON"))
+    }
+
+    fn check(old: Value, new: Value, expected: &str) {
+        assert_eq!(body(old, new).as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn nothing_changed_is_nothing_to_send() {
+        let same = || json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
+        assert_eq!(body(same(), same()), None);
+    }
+
+    #[test]
+    fn only_what_changed_is_sent() {
+        let conditions = |ready: &str| {
+            json!({"phase": "Running", "conditions": [
+                {"type": "Ready", "status": ready}, {"type": "PodScheduled", "status": "True"}]})
+        };
+        check(
+            conditions("True"),
+            conditions("False"),
+            r#"{"metadata":{"uid":"u"},"status":{"$setElementOrder/conditions":[{"type":"Ready"},{"type":"PodScheduled"}],"conditions":[{"status":"False","type":"Ready"}]}}"#,
+        );
+    }
+
+    #[test]
+    fn removed_things_are_named() {
+        check(
+            json!({"nominatedNodeName": "n", "resize": "Deferred", "conditions": [
+                {"type": "Ready", "status": "True", "reason": "r"}, {"type": "PodResizePending", "status": "True"}]}),
+            json!({"conditions": [{"type": "Ready", "status": "True"}]}),
+            r#"{"metadata":{"uid":"u"},"status":{"$setElementOrder/conditions":[{"type":"Ready"}],"conditions":[{"reason":null,"type":"Ready"},{"$patch":"delete","type":"PodResizePending"}],"nominatedNodeName":null,"resize":null}}"#,
+        );
+    }
+
+    #[test]
+    fn addresses_merge_and_container_lists_are_replaced() {
+        let container =
+            |ready: bool| json!({"name": "c", "image": "i", "imageID": "", "ready": ready, "restartCount": 0});
+        check(
+            json!({"podIPs": [{"ip": "10.0.0.1"}], "containerStatuses": [container(false)]}),
+            json!({"podIPs": [{"ip": "fd::1"}, {"ip": "10.0.0.1"}], "containerStatuses": [container(true)],
+                "hostIPs": [{"ip": "1.1.1.1"}], "hostIP": "1.1.1.1"}),
+            r#"{"metadata":{"uid":"u"},"status":{"$setElementOrder/podIPs":[{"ip":"fd::1"},{"ip":"10.0.0.1"}],"containerStatuses":[{"image":"i","imageID":"","name":"c","ready":true,"restartCount":0}],"hostIP":"1.1.1.1","hostIPs":[{"ip":"1.1.1.1"}],"podIPs":[{"ip":"fd::1"}]}}"#,
+        );
+    }
+
+    #[test]
+    fn a_new_order_alone_is_a_change() {
+        check(
+            json!({"podIPs": [{"ip": "a"}, {"ip": "b"}]}),
+            json!({"podIPs": [{"ip": "b"}, {"ip": "a"}]}),
+            r#"{"metadata":{"uid":"u"},"status":{"$setElementOrder/podIPs":[{"ip":"b"},{"ip":"a"}]}}"#,
+        );
+    }
+
+    #[test]
+    fn amounts_are_merged_by_name() {
+        check(
+            json!({"allocatedResources": {"cpu": "1", "memory": "1Gi"}}),
+            json!({"allocatedResources": {"cpu": "2"}}),
+            r#"{"metadata":{"uid":"u"},"status":{"allocatedResources":{"cpu":"2","memory":null}}}"#,
+        );
+    }
+}
