@@ -8,9 +8,11 @@ mod allocation;
 mod pleg;
 mod registry;
 mod runtime_operations;
+mod status;
 
 pub use admission::AdmissionMetrics;
 pub use allocation::AllocationMetrics;
 pub use pleg::PlegMetrics;
 pub use registry::{Registry, Stability, buckets};
 pub use runtime_operations::{RuntimeOperation, RuntimeOperations, cri_losing_support};
+pub use status::StatusMetrics;

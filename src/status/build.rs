@@ -9,14 +9,15 @@ use super::{
     phase::{Phase, PhaseInput, phase},
     readiness, resources, restart_all,
 };
-use crate::pod::{ContainerKind, api, observed::SandboxState, qos::Qos, spec::ephemeral_as_container};
+use crate::pod::{ContainerKind, Pod, api, observed::SandboxState, qos::Qos, spec::ephemeral_as_container};
 
 /// The status of a pod. Transition times, start time and normal form are the manager's work
 /// (`accept`): what comes out here with its own output as `previous` is the same again.
 pub fn build(input: &StatusInput<'_>) -> api::PodStatus {
     let empty = api::PodStatus::default();
     let old = input.previous.or(input.pod.status.as_ref()).unwrap_or(&empty);
-    let mut status = api::PodStatus { qos_class: Some(Qos::of(input.pod).as_str().to_owned()), ..empty.clone() };
+    let mut status = claims_of_others(input.pod);
+    status.qos_class = Some(Qos::of(input.pod).as_str().to_owned());
     set_pod_ips(&mut status, own_ips(input, old));
     let restarting = restart_all::triggered(input.pod, input.observed, old);
     let mut lists = Lists::convert(input, old, restarting);
@@ -32,6 +33,17 @@ pub fn build(input: &StatusInput<'_>) -> api::PodStatus {
         set_host_ips(&mut status, input.pod, input.node.host_ips, old);
     }
     status
+}
+
+/// What others write into the status and we only hand on.
+fn claims_of_others(pod: &Pod) -> api::PodStatus {
+    let Some(said) = pod.status.as_ref() else { return api::PodStatus::default() };
+    api::PodStatus {
+        resource_claim_statuses: said.resource_claim_statuses.clone(),
+        extended_resource_claim_status: said.extended_resource_claim_status.clone(),
+        node_allocatable_resource_claim_statuses: said.node_allocatable_resource_claim_statuses.clone(),
+        ..Default::default()
+    }
 }
 
 /// The three lists of container statuses.

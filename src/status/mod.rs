@@ -1,4 +1,18 @@
 //! What the API sees: phase, conditions, container statuses (all pure), and the status manager.
+//!
+//! In: a pod, what the runtime showed ([`crate::pod::observed`]), what probes and starts said
+//! ([`StatusInput`]). Out: `status` of the pod, built by [`build`], and the one cache of them,
+//! [`StatusManager`], which owns the state of this room.
+//!
+//! ```text
+//!  StatusInput ─► build ─► accept ─► StatusManager ─► server, `why`
+//!                  │                     │
+//!    containers ─► phase ─► readiness    └─► unsent ─► merge ─► patch ─► (API sender)
+//!                   ─► conditions
+//! ```
+//!
+//! Absent: the API sender. It comes with cluster mode and works from [`StatusManager::unsent`],
+//! [`merge`] and [`patch`]. Behaviour: spec 02b §1-9, §14.
 
 pub mod accept;
 pub mod addresses;
@@ -7,7 +21,9 @@ pub mod conditions;
 pub mod containers;
 pub mod diff;
 mod input;
+pub mod latency;
 pub mod lookup;
+mod manager;
 pub mod merge;
 pub mod patch;
 pub mod phase;
@@ -20,4 +36,6 @@ mod testing;
 
 pub use build::build;
 pub use input::{Build, Eviction, NodeFacts, PodCgroup, ProbeOutcome, StartFailure, StatusInput};
+pub use manager::{Outcome, StatusEvent, StatusManager, Unsent};
 pub use phase::Phase;
+pub use restart_all::{in_progress as restart_all_in_progress, triggered as restart_all_triggered};

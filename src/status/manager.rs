@@ -1,0 +1,510 @@
+//! The one cache of statuses: versioned, followed by whoever serves or sends them.
+//!
+//!   worker ── set, terminate ──┐                  ┌─► snapshots (server, `why`)
+//!   probes ── set_ready, … ────┼─► entry, version ┼─► changes, events (subscribers)
+//!   housekeeping ── retain ────┘                  └─► unsent (the API sender)
+//!
+//! An update is computed outside the lock from a copy and stored if nobody was faster, else
+//! computed again: the lock is held for copies only. Behaviour: spec 02b §8.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use jiff::Timestamp;
+use tokio::sync::{broadcast, watch};
+use tracing::error;
+
+use super::{
+    accept::{Refused, accept, newly_ended},
+    conditions::Containers,
+    diff::is_same,
+    phase::Phase,
+    terminate::terminate,
+};
+use crate::{
+    metrics::StatusMetrics,
+    pod::{ContainerId, Pod, PodRef, PodUid, api},
+};
+
+/// Events a slow subscriber may miss before it must read a snapshot again.
+const EVENTS: usize = 1024;
+
+/// What became of an update.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Stored under this version.
+    Accepted(u64),
+    /// It says what is stored already, or concerns a pod or container that is not known.
+    Unchanged,
+    /// It cannot follow what is stored; logged here.
+    Refused(Refused),
+}
+
+/// What happened to a pod's status.
+#[derive(Clone, PartialEq, Debug)]
+pub enum StatusEvent {
+    /// Its first status.
+    Added(PodUid, Arc<api::PodStatus>),
+    /// A changed status.
+    Updated(PodUid, Arc<api::PodStatus>),
+    /// Its last status: the pod is finished.
+    Removed(PodUid, Arc<api::PodStatus>),
+}
+
+/// A status that was not sent yet, for the API sender.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Unsent {
+    /// Whose it is.
+    pub pod: PodRef,
+    /// The status.
+    pub status: Arc<api::PodStatus>,
+    /// Its version.
+    pub version: u64,
+    /// When the first change happened that was not sent.
+    pub since: Timestamp,
+    /// Whether the pod is finished here and may be deleted once the status is written.
+    pub finished: bool,
+}
+
+#[derive(Clone)]
+struct Entry {
+    pod: PodRef,
+    status: Arc<api::PodStatus>,
+    version: u64,
+    unsent_since: Option<Timestamp>,
+    finished: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Goes,
+    IsOver,
+}
+
+/// Holds every pod's latest status. Cheap to share as `Arc`.
+pub struct StatusManager {
+    entries: Mutex<HashMap<PodUid, Entry>>,
+    changes: watch::Sender<u64>,
+    events: broadcast::Sender<StatusEvent>,
+    metrics: StatusMetrics,
+}
+
+impl StatusManager {
+    /// An empty one.
+    pub fn new(metrics: StatusMetrics) -> Self {
+        Self {
+            entries: Mutex::default(),
+            changes: watch::Sender::new(0),
+            events: broadcast::Sender::new(EVENTS),
+            metrics,
+        }
+    }
+
+    /// The latest status of a pod.
+    pub fn status(&self, uid: &PodUid) -> Option<Arc<api::PodStatus>> {
+        self.lock().get(uid).map(|e| e.status.clone())
+    }
+
+    /// All statuses, in no order.
+    pub fn snapshot(&self) -> Vec<(PodRef, Arc<api::PodStatus>)> {
+        self.lock().values().map(|e| (e.pod.clone(), e.status.clone())).collect()
+    }
+
+    /// Counts the changes of any status; wakes who waits for one.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// What happens from now on. Who lags behind reads a snapshot again.
+    pub fn events(&self) -> broadcast::Receiver<StatusEvent> {
+        self.events.subscribe()
+    }
+
+    /// Takes a status just built. A pod whose deletion was requested is stored even unchanged,
+    /// so that its end can be driven on.
+    pub fn set(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> Outcome {
+        self.set_beside_mirror(pod, None, status, now)
+    }
+
+    /// As [`StatusManager::set`], for a static pod with a mirror: while nothing is stored, the
+    /// mirror's status is the one before.
+    pub fn set_beside_mirror(
+        &self,
+        pod: &Pod,
+        mirror: Option<&api::PodStatus>,
+        status: api::PodStatus,
+        now: Timestamp,
+    ) -> Outcome {
+        let first = mirror.or(pod.status.as_ref());
+        let update = Update { pod, first, now, force: pod.is_deleting(), life: Life::Goes };
+        self.update(&update, |_| Some(status.clone()))
+    }
+
+    /// Ends a pod's status: what is still open counts as failed (spec 02b §7.1).
+    pub fn terminate(&self, pod: &Pod, now: Timestamp) -> Outcome {
+        let update = Update { pod, first: pod.status.as_ref(), now, force: true, life: Life::IsOver };
+        self.update(&update, |old| Some(terminate(pod, old)))
+    }
+
+    /// Takes a readiness probe's result and recomputes the pod's readiness.
+    pub fn set_ready(&self, pod: &Pod, container: &ContainerId, ready: bool, now: Timestamp) -> Outcome {
+        self.change(pod, now, |status| {
+            let changed = own(status, container).is_some_and(|c| std::mem::replace(&mut c.ready, ready) != ready);
+            if changed {
+                recompute_readiness(pod, status);
+            }
+            changed
+        })
+    }
+
+    /// Takes a startup probe's result.
+    pub fn set_started(&self, pod: &Pod, container: &ContainerId, started: bool, now: Timestamp) -> Outcome {
+        self.change(pod, now, |status| {
+            own(status, container).is_some_and(|c| c.started.replace(started) != Some(started))
+        })
+    }
+
+    /// Forgets all pods but these.
+    pub fn retain(&self, uids: &HashSet<PodUid>) {
+        self.lock().retain(|uid, _| uids.contains(uid));
+    }
+
+    /// The statuses with a change that was not [`StatusManager::sent`] yet, the longest waiting first.
+    pub fn unsent(&self) -> Vec<Unsent> {
+        let mut all: Vec<Unsent> = self
+            .lock()
+            .values()
+            .filter_map(|e| {
+                Some(Unsent {
+                    pod: e.pod.clone(),
+                    status: e.status.clone(),
+                    version: e.version,
+                    since: e.unsent_since?,
+                    finished: e.finished,
+                })
+            })
+            .collect();
+        all.sort_by_key(|u| u.since);
+        all
+    }
+
+    /// That version was written; a newer one stays unsent, from now on.
+    pub fn sent(&self, uid: &PodUid, version: u64, now: Timestamp) {
+        if let Some(entry) = self.lock().get_mut(uid)
+            && let Some(since) = entry.unsent_since
+        {
+            entry.unsent_since = (entry.version > version).then_some(now);
+            let waited = now.as_millisecond().saturating_sub(since.as_millisecond()).max(0);
+            self.metrics.status_sync.observe(std::time::Duration::from_millis(waited.unsigned_abs()).as_secs_f64());
+        }
+    }
+
+    /// Forgets one pod: it is deleted, or another one has its name.
+    pub fn forget(&self, uid: &PodUid) {
+        self.lock().remove(uid);
+    }
+
+    /// Changes a stored status; `change` says whether it did.
+    fn change(&self, pod: &Pod, now: Timestamp, change: impl Fn(&mut api::PodStatus) -> bool) -> Outcome {
+        let update = Update { pod, first: None, now, force: false, life: Life::Goes };
+        self.update(&update, |old| {
+            let mut status = old.clone();
+            change(&mut status).then_some(status)
+        })
+    }
+
+    /// Computes from what is stored until the result can be stored over just that.
+    fn update(&self, update: &Update<'_>, make: impl Fn(&api::PodStatus) -> Option<api::PodStatus>) -> Outcome {
+        let empty = api::PodStatus::default();
+        loop {
+            let cached = self.lock().get(update.pod.uid()).cloned();
+            let old = cached.as_ref().map(|e| &*e.status).or(update.first).unwrap_or(&empty);
+            let Some(status) = make(old) else { return Outcome::Unchanged };
+            let status = match accept(update.pod, old, status, update.now) {
+                Ok(status) => status,
+                Err(refused) => {
+                    error!(pod = %update.pod.id(), err = %refused, "Status update on pod aborted");
+                    return Outcome::Refused(refused);
+                }
+            };
+            if !update.force && cached.as_ref().is_some_and(|e| is_same(&e.status, &status)) {
+                return Outcome::Unchanged;
+            }
+            let ended = newly_ended(old, &status);
+            let entry = update.entry(cached.as_ref(), status);
+            if !self.store(cached.as_ref().map(|e| &e.status), &entry) {
+                continue;
+            }
+            for end in ended {
+                self.metrics.container_ended(end.kind.metric_label(), end.exit_code, &end.reason);
+            }
+            self.tell(cached.as_ref(), &entry);
+            return Outcome::Accepted(entry.version);
+        }
+    }
+
+    /// Stores an entry over the status it was computed from; `false` where somebody was faster.
+    fn store(&self, over: Option<&Arc<api::PodStatus>>, entry: &Entry) -> bool {
+        let mut entries = self.lock();
+        let same = match (entries.get(&entry.pod.uid), over) {
+            (Some(stored), Some(over)) => Arc::ptr_eq(&stored.status, over),
+            (None, None) => true,
+            _ => false,
+        };
+        if same {
+            entries.insert(entry.pod.uid.clone(), entry.clone());
+        }
+        same
+    }
+
+    fn tell(&self, before: Option<&Entry>, entry: &Entry) {
+        let (uid, status) = (entry.pod.uid.clone(), entry.status.clone());
+        let event = match before {
+            Some(before) if before.finished && entry.finished => None,
+            _ if entry.finished => Some(StatusEvent::Removed(uid, status)),
+            None => Some(StatusEvent::Added(uid, status)),
+            Some(_) => Some(StatusEvent::Updated(uid, status)),
+        };
+        if let Some(event) = event {
+            // Nobody may be listening, which is fine.
+            let _ = self.events.send(event);
+        }
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PodUid, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One update, whoever makes it.
+struct Update<'a> {
+    pod: &'a Pod,
+    /// What counts as the status before while nothing is stored.
+    first: Option<&'a api::PodStatus>,
+    now: Timestamp,
+    /// Store even what says the same.
+    force: bool,
+    life: Life,
+}
+
+impl Update<'_> {
+    fn entry(&self, cached: Option<&Entry>, status: api::PodStatus) -> Entry {
+        // A static pod may come back under its UID; any other that is finished stays so.
+        let was_finished = cached.is_some_and(|e| e.finished) && !self.pod.is_static();
+        Entry {
+            pod: self.pod.id().clone(),
+            status: Arc::new(status),
+            version: cached.map_or(1, |e| e.version + 1),
+            unsent_since: cached.and_then(|e| e.unsent_since).or(Some(self.now)),
+            finished: was_finished || self.life == Life::IsOver,
+        }
+    }
+}
+
+/// The container of that runtime id, regular ones first.
+fn own<'a>(status: &'a mut api::PodStatus, id: &ContainerId) -> Option<&'a mut api::ContainerStatus> {
+    let is_own = |c: &&mut api::ContainerStatus| {
+        c.container_id.as_deref().and_then(|full| full.split_once("://")).is_some_and(|(_, own)| own == id.as_str())
+    };
+    let lists = [&mut status.container_statuses, &mut status.init_container_statuses];
+    lists.into_iter().flatten().flatten().find(is_own)
+}
+
+fn recompute_readiness(pod: &Pod, status: &mut api::PodStatus) {
+    let statuses: Vec<api::ContainerStatus> =
+        status.init_container_statuses.iter().chain(&status.container_statuses).flatten().cloned().collect();
+    let phase = Phase::of(status).unwrap_or(Phase::Pending);
+    let containers = Containers { pod, statuses: &statuses, phase };
+    let conditions = status.conditions.get_or_insert_default();
+    for new in [containers.ready(conditions), containers.containers_ready()] {
+        match conditions.iter_mut().find(|c| c.type_ == new.type_) {
+            Some(place) => *place = new,
+            None => conditions.push(new),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        metrics::Registry,
+        status::{
+            lookup::{condition, exit},
+            testing::{Seen, World, at, observed, pod, static_pod},
+        },
+    };
+
+    fn manager() -> (StatusManager, Registry) {
+        let registry = Registry::new();
+        (StatusManager::new(StatusMetrics::new(&registry)), registry)
+    }
+
+    fn world(seen: Seen) -> World {
+        World::new(pod("Always", &["c"]), observed(&[("c", seen)]))
+    }
+
+    fn version(manager: &StatusManager) -> Option<u64> {
+        manager.unsent().first().map(|u| u.version)
+    }
+
+    #[test]
+    fn only_changes_make_versions() {
+        // AC-02b-11
+        let (manager, _) = manager();
+        let mut world = world(Seen::Running);
+        let mut changes = manager.changes();
+        assert_eq!(manager.set(&world.pod, world.build(), at(10)), Outcome::Accepted(1));
+        world.previous = manager.status(world.pod.uid()).as_deref().cloned();
+        assert_eq!(manager.set(&world.pod, world.build(), at(20)), Outcome::Unchanged);
+        assert_eq!(*changes.borrow_and_update(), 1);
+        world.observed = observed(&[("c", Seen::Exited(1))]);
+        assert_eq!(manager.set(&world.pod, world.build(), at(30)), Outcome::Accepted(2));
+        assert!(changes.has_changed().expect("alive"));
+        let unsent = manager.unsent();
+        assert_eq!((unsent[0].version, unsent[0].since, unsent[0].finished), (2, at(10), false));
+    }
+
+    #[test]
+    fn a_deleted_pod_is_stored_even_unchanged() {
+        let (manager, _) = manager();
+        let mut world = world(Seen::Running);
+        world.delete();
+        assert_eq!(manager.set(&world.pod, world.build(), at(10)), Outcome::Accepted(1));
+        assert_eq!(manager.set(&world.pod, world.build(), at(10)), Outcome::Accepted(2));
+    }
+
+    #[test]
+    fn probe_results_change_readiness() {
+        let (manager, _) = manager();
+        let world = world(Seen::Running);
+        let (pod, id) = (&world.pod, ContainerId::from("c-0"));
+        assert_eq!(manager.set_ready(pod, &id, false, at(1)), Outcome::Unchanged, "no status yet");
+        manager.set(pod, world.build(), at(10));
+        assert_eq!(manager.set_ready(pod, &id, true, at(20)), Outcome::Unchanged);
+        assert_eq!(manager.set_ready(pod, &"other".into(), false, at(20)), Outcome::Unchanged);
+        assert_eq!(manager.set_ready(pod, &id, false, at(20)), Outcome::Accepted(2));
+        let status = manager.status(pod.uid()).expect("a status");
+        for type_ in ["Ready", "ContainersReady"] {
+            let told = condition(&status, type_).expect("the condition");
+            let changed = told.last_transition_time.as_ref().map(|t| t.0);
+            assert_eq!((told.status.as_str(), changed), ("False", Some(at(20))), "{type_}");
+        }
+        assert_eq!(manager.set_started(pod, &id, true, at(30)), Outcome::Unchanged);
+        assert_eq!(manager.set_started(pod, &id, false, at(30)), Outcome::Accepted(3));
+    }
+
+    #[test]
+    fn the_end_is_told_once_and_stays() {
+        // AC-02b-13
+        let (manager, _) = manager();
+        let mut events = manager.events();
+        let world = world(Seen::Running);
+        manager.set(&world.pod, world.build(), at(10));
+        assert_eq!(manager.terminate(&world.pod, at(20)), Outcome::Accepted(2));
+        let status = manager.status(world.pod.uid()).expect("a status");
+        let ended = status.container_statuses.iter().flatten().all(|c| exit(c).is_some());
+        assert_eq!((status.phase.as_deref(), ended), (Some("Failed"), true));
+        manager.set(&world.pod, world.build(), at(30));
+        assert!(manager.unsent()[0].finished, "never reset");
+        let mut kinds = Vec::new();
+        while let Ok(event) = events.try_recv() {
+            kinds.push(match event {
+                StatusEvent::Added(..) => "added",
+                StatusEvent::Updated(..) => "updated",
+                StatusEvent::Removed(..) => "removed",
+            });
+        }
+        assert_eq!(kinds, ["added", "removed"]);
+        let fixed = World::new(static_pod("Always", &["c"]), observed(&[]));
+        manager.forget(fixed.pod.uid());
+        manager.terminate(&fixed.pod, at(20));
+        manager.set(&fixed.pod, fixed.build(), at(30));
+        assert!(!manager.unsent()[0].finished, "a static pod comes back");
+    }
+
+    #[test]
+    fn illegal_moves_store_nothing() {
+        let (manager, _) = manager();
+        let mut world = World::new(pod("Never", &["c"]), observed(&[("c", Seen::Exited(1))]));
+        manager.set(&world.pod, world.build(), at(10));
+        world.observed = observed(&[("c", Seen::Running)]);
+        let refused = manager.set(&world.pod, world.build(), at(20));
+        assert_eq!(refused, Outcome::Refused(Refused::LeftItsEnd("c".to_owned())));
+        assert_eq!(version(&manager), Some(1));
+    }
+
+    #[test]
+    fn ends_are_counted_once() {
+        // AC-08-6
+        let (manager, registry) = manager();
+        let mut world = World::new(pod("Never", &["c"]), observed(&[("c", Seen::Running)]));
+        for seen in [Seen::Running, Seen::Exited(0), Seen::Exited(0)] {
+            world.observed = observed(&[("c", seen)]);
+            manager.set(&world.pod, world.build(), at(10));
+        }
+        manager.terminate(&world.pod, at(20));
+        let families = registry.gather();
+        let family = families.iter().find(|f| f.name() == "kubelet_terminated_containers_total").expect("counted");
+        let series = family.get_metric();
+        let labels: Vec<&str> = series[0].get_label().iter().map(|l| l.value()).collect();
+        assert_eq!(
+            (series.len(), series[0].get_counter().get_value(), labels),
+            (1, 1.0, vec!["container", "0", "Error"])
+        );
+    }
+
+    #[test]
+    fn what_was_sent_is_not_sent_again() {
+        let (manager, registry) = manager();
+        let mut world = world(Seen::Running);
+        let uid = world.pod.uid().clone();
+        manager.set(&world.pod, world.build(), at(10));
+        world.observed = observed(&[("c", Seen::Exited(1))]);
+        manager.set(&world.pod, world.build(), at(12));
+        manager.sent(&uid, 1, at(15));
+        assert_eq!(manager.unsent()[0].since, at(15), "version 2 waits since then");
+        manager.sent(&uid, 2, at(16));
+        assert_eq!(manager.unsent(), []);
+        let families = registry.gather();
+        let family = families.iter().find(|f| f.name() == "kubelet_pod_status_sync_duration_seconds").expect("there");
+        let histogram = family.get_metric()[0].get_histogram();
+        assert_eq!((histogram.get_sample_count(), histogram.get_sample_sum()), (2, 6.0));
+    }
+
+    #[test]
+    fn orphans_are_forgotten() {
+        // AC-02b-14
+        let (manager, _) = manager();
+        let world = world(Seen::Running);
+        manager.set(&world.pod, world.build(), at(10));
+        manager.retain(&HashSet::from([world.pod.uid().clone()]));
+        assert_eq!(manager.snapshot().len(), 1);
+        manager.retain(&HashSet::new());
+        assert_eq!(manager.status(world.pod.uid()), None);
+        assert_eq!(manager.set(&world.pod, world.build(), at(20)), Outcome::Accepted(1));
+    }
+
+    #[test]
+    fn concurrent_updates_do_not_lose_each_other() {
+        let (manager, _) = manager();
+        let world = World::new(pod("Always", &["c", "d"]), observed(&[("c", Seen::Running), ("d", Seen::Running)]));
+        manager.set(&world.pod, world.build(), at(10));
+        std::thread::scope(|scope| {
+            for id in ["c-0", "d-0"] {
+                let (manager, pod) = (&manager, &world.pod);
+                scope.spawn(move || {
+                    for i in 0..200 {
+                        manager.set_ready(pod, &id.into(), i % 2 == 0, at(20 + i));
+                    }
+                });
+            }
+        });
+        let status = manager.status(world.pod.uid()).expect("a status");
+        let ready: Vec<bool> = status.container_statuses.iter().flatten().map(|c| c.ready).collect();
+        assert_eq!((ready, version(&manager)), (vec![false, false], Some(1 + 2 * 199)));
+    }
+}
