@@ -1,1 +1,28 @@
-//! Presence and permission of images: pull policy, credentials, pull records, image GC.
+//! Images: present, permitted, and gone when they are no longer needed.
+//!
+//! A request for one image comes in through [`crate::engine::ports::ImageProvider`]; out goes a
+//! reference for `CreateContainer`, or exactly why not, and the events on the way. The
+//! [`Manager`] owns the back-off and the pulls under way; [`Manager::run`] owns what is
+//! remembered of images for garbage collection. Behaviour: spec 03b §1-4.
+
+mod backoff;
+pub mod credentials;
+mod gc;
+mod gc_rank;
+mod manager;
+mod policy;
+mod puller;
+mod rate;
+mod record;
+mod records;
+mod reference;
+mod store;
+mod text;
+mod verify;
+
+pub use credentials::DockerFolders;
+pub use gc::{GcError, RoomOf, statvfs_room};
+pub use gc_rank::{GcPolicy, Room};
+pub use manager::{ImagesConfig, ImagesDeps, ImagesError, Manager, OnPull, PullMoment};
+pub use puller::Parallelism;
+pub use verify::VerificationPolicy;

@@ -5,6 +5,7 @@
 
 mod admission;
 mod allocation;
+mod images;
 mod pleg;
 mod registry;
 mod runtime_operations;
@@ -12,6 +13,7 @@ mod status;
 
 pub use admission::AdmissionMetrics;
 pub use allocation::AllocationMetrics;
+pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
 pub use pleg::PlegMetrics;
 pub use registry::{Registry, Stability, buckets};
 pub use runtime_operations::{RuntimeOperation, RuntimeOperations, cri_losing_support};

@@ -1,0 +1,131 @@
+//! When a failed pull may be tried again (spec 03b §1.1 "Constants"). Pure.
+//!
+//! A step counts per pod and image as written, not per container: 10 s, doubling to 300 s, and
+//! forgotten when 600 s have passed since the last failure. New pull secrets end the wait at
+//! once (spec 03b §15.4): what failed may have been the old ones.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use crate::pod::PodUid;
+
+const FIRST: Duration = Duration::from_secs(10);
+const LAST: Duration = Duration::from_secs(300);
+const FORGET: Duration = Duration::from_secs(600);
+
+/// Whose pull: pod, image as the pod writes it.
+pub type Key = (PodUid, String);
+
+/// What the last attempt ended with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// The waiting reason.
+    pub reason: &'static str,
+    /// The message.
+    pub message: String,
+}
+
+#[derive(Debug)]
+struct Step {
+    delay: Duration,
+    failed_at: Instant,
+    secrets: [u8; 32],
+    failure: Option<Failure>,
+}
+
+/// A pull that must wait.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// Until when.
+    pub until: Instant,
+    /// What went wrong; `None` where that attempt was cut short.
+    pub previous: Option<Failure>,
+}
+
+/// The memory of failed pulls. Holds an entry for 10 minutes after its last failure.
+#[derive(Debug, Default)]
+pub struct Backoff {
+    steps: HashMap<Key, Step>,
+}
+
+impl Backoff {
+    /// Whether a pull with these secrets (their fingerprint) must wait now.
+    pub fn held(&self, key: &Key, secrets: &[u8; 32], now: Instant) -> Option<Held> {
+        let step = self.steps.get(key)?;
+        let until = step.failed_at + step.delay;
+        if step.secrets != *secrets || now >= until {
+            return None;
+        }
+        Some(Held { until, previous: step.failure.clone() })
+    }
+
+    /// A new attempt begins: what the last one said is dropped, its step stays.
+    pub fn began(&mut self, key: &Key) {
+        if let Some(step) = self.steps.get_mut(key) {
+            step.failure = None;
+        }
+    }
+
+    /// An attempt failed; returns when the next may be made.
+    pub fn failed(&mut self, key: Key, secrets: [u8; 32], failure: Failure, now: Instant) -> Instant {
+        self.steps.retain(|_, step| now.saturating_duration_since(step.failed_at) < FORGET);
+        let delay = match self.steps.get(&key) {
+            Some(step) if step.secrets == secrets => (step.delay * 2).min(LAST),
+            _ => FIRST,
+        };
+        self.steps.insert(key, Step { delay, failed_at: now, secrets, failure: Some(failure) });
+        now + delay
+    }
+
+    /// Forgets a pod.
+    pub fn forget(&mut self, pod: &PodUid) {
+        self.steps.retain(|(uid, _), _| uid != pod);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRETS: [u8; 32] = [1; 32];
+
+    fn key(image: &str) -> Key {
+        ("u1".into(), image.to_owned())
+    }
+
+    fn failure() -> Failure {
+        Failure { reason: "ErrImagePull", message: "no such host".to_owned() }
+    }
+
+    #[test]
+    fn steps_double_to_their_cap_and_are_forgotten() {
+        let start = Instant::now();
+        let at = |secs: u64| start + Duration::from_secs(secs);
+        let mut backoff = Backoff::default();
+        // AC-03b-6: fails at 0, 10, 30: not before 70
+        for (fails, next) in [(0, 10), (10, 30), (30, 70), (70, 150), (150, 310), (310, 610), (610, 910)] {
+            assert_eq!(backoff.held(&key("x"), &SECRETS, at(fails)), None, "{fails}");
+            assert_eq!(backoff.failed(key("x"), SECRETS, failure(), at(fails)), at(next), "{fails}");
+            assert!(backoff.held(&key("x"), &SECRETS, at(next - 1)).is_some(), "{next}");
+        }
+        assert_eq!(backoff.failed(key("x"), SECRETS, failure(), at(1210)), at(1220), "600 s later it starts anew");
+    }
+
+    #[test]
+    fn a_step_belongs_to_one_pod_and_image() {
+        let now = Instant::now();
+        let mut backoff = Backoff::default();
+        backoff.failed(key("x"), SECRETS, failure(), now);
+        assert_eq!(backoff.held(&key("y"), &SECRETS, now), None);
+        assert_eq!(backoff.held(&("u2".into(), "x".to_owned()), &SECRETS, now), None);
+        let held = backoff.held(&key("x"), &SECRETS, now).expect("held");
+        assert_eq!(held.previous, Some(failure()));
+        backoff.began(&key("x"));
+        assert_eq!(backoff.held(&key("x"), &SECRETS, now).expect("still held").previous, None);
+        assert_eq!(backoff.held(&key("x"), &[2; 32], now), None, "new secrets are tried at once");
+        backoff.forget(&"u1".into());
+        assert!(backoff.steps.is_empty());
+    }
+}

@@ -1,0 +1,97 @@
+//! Who may pull what: pull secrets, the node's docker configuration, exec plugins (spec 03b §2).
+//!
+//! The pure half (documents, matching, hashes, plugin configuration) is apart from the half
+//! that reads files and runs plugins. Nothing here is ever printed.
+
+pub mod docker;
+pub mod glob;
+pub mod hash;
+mod node;
+mod secrets;
+
+use std::sync::Arc;
+
+use docker::{DockerConfigError, Keyring, Login};
+use hash::credential_hash;
+pub use node::DockerFolders;
+use node::NodeLogins;
+
+use super::record::{AccountRecord, Proof, SecretRecord};
+use crate::{engine::ports::PullSecret, proto::cri};
+
+/// Where a login came from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// A pull secret of the pod.
+    Secret {
+        /// Namespace.
+        namespace: String,
+        /// Name.
+        name: String,
+        /// UID.
+        uid: String,
+    },
+    /// The node: its docker configuration, or a plugin that knows of no pod.
+    Node,
+    /// A plugin that was given a service account's token.
+    Account(AccountRecord),
+}
+
+/// A login that may be tried for an image.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Credential {
+    /// User and password.
+    pub login: Login,
+    /// Where it came from.
+    pub source: Source,
+}
+
+impl Credential {
+    /// What a success with it proves.
+    pub fn proof(&self) -> Proof {
+        match &self.source {
+            Source::Node => Proof::Node,
+            Source::Account(account) => Proof::Account(account.clone()),
+            Source::Secret { namespace, name, uid } => Proof::Secret(SecretRecord {
+                uid: uid.clone(),
+                namespace: namespace.clone(),
+                name: name.clone(),
+                hash: credential_hash(&self.login),
+            }),
+        }
+    }
+
+    /// As the runtime takes it.
+    pub fn auth(&self) -> cri::AuthConfig {
+        cri::AuthConfig {
+            username: self.login.username.clone(),
+            password: self.login.password.clone(),
+            ..Default::default()
+        }
+    }
+}
+
+/// Everything that knows logins.
+pub struct Credentials {
+    node: NodeLogins,
+}
+
+impl Credentials {
+    /// Reads nothing yet.
+    pub fn new(folders: DockerFolders) -> Self {
+        Self { node: NodeLogins::new(folders) }
+    }
+
+    /// The logins to try for a normalised repository, in order: the pod's secrets, then the
+    /// node's configuration.
+    ///
+    /// # Errors
+    /// Where a secret is malformed.
+    pub async fn find(&self, repository: &str, secrets: &[PullSecret]) -> Result<Arc<[Credential]>, DockerConfigError> {
+        let mut found = secrets::keyring(secrets)?.find(repository);
+        let mut node = Keyring::default();
+        node.add(&*self.node.get().await, &Source::Node);
+        found.extend(node.find(repository));
+        Ok(found.into_iter().map(|(login, source)| Credential { login, source }).collect())
+    }
+}

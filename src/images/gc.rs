@@ -1,0 +1,461 @@
+//! Removes images that nobody needs (spec 03b §4). One task owns what is remembered of images;
+//! eviction asks it by message, the node status reads its list.
+//!
+//! What is remembered survives restarts (spec 03b §15.6), so that ages hold; the first sight of
+//! an image stands in for its last use where it never was used.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::StreamExt;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{MissedTickBehavior, interval, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{
+    gc_rank::{Demand, GcPolicy, ImageUse, Room, demand, human, removable, too_old},
+    policy::aggregate,
+    records::Records,
+    text::short,
+};
+use crate::{
+    cri::{ImageService, RuntimeService},
+    engine::ports::{Clock, Event, EventSink},
+    metrics::{CollectReason, Images},
+    proto::cri,
+    sys::atomic_file,
+};
+
+const PERIOD: Duration = Duration::from_secs(300);
+const LIST_PERIOD: Duration = Duration::from_secs(30);
+const STATFS_DEADLINE: Duration = Duration::from_secs(10);
+const STATUS_CALLS: usize = 8;
+
+/// Tells the room on the filesystem that holds a path. Blocks.
+pub type RoomOf = Arc<dyn Fn(&Path) -> io::Result<Room> + Send + Sync>;
+
+/// Room on the filesystem that holds `path`, by `statvfs`. Blocks.
+///
+/// # Errors
+/// Whatever the kernel says.
+pub fn statvfs_room(path: &Path) -> io::Result<Room> {
+    let stat = rustix::fs::statvfs(path)?;
+    Ok(Room {
+        capacity: stat.f_blocks.saturating_mul(stat.f_frsize),
+        available: stat.f_bavail.saturating_mul(stat.f_frsize),
+    })
+}
+
+/// What the collector needs of others.
+pub(super) struct CollectorDeps {
+    pub(super) images: Arc<dyn ImageService>,
+    pub(super) runtime: Arc<dyn RuntimeService>,
+    pub(super) events: Arc<dyn EventSink>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) metrics: Arc<Images>,
+    pub(super) records: Option<Records>,
+    pub(super) room: RoomOf,
+}
+
+/// Why a pass fell short.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct GcError(pub String);
+
+type Freed = Result<u64, GcError>;
+
+/// The collector as others see it.
+pub(super) struct CollectorHandle {
+    ask: mpsc::Sender<oneshot::Sender<Freed>>,
+    used: Arc<Mutex<HashMap<String, Timestamp>>>,
+    listed: watch::Receiver<Arc<[cri::Image]>>,
+}
+
+impl CollectorHandle {
+    /// An image was handed to a pod just now: it counts as used before any container shows it.
+    pub(super) fn used(&self, id: &str, now: Timestamp) {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), now);
+    }
+
+    pub(super) fn listed(&self) -> watch::Receiver<Arc<[cri::Image]>> {
+        self.listed.clone()
+    }
+
+    pub(super) async fn delete_unused(&self) -> Freed {
+        let (answer, wait) = oneshot::channel();
+        let gone = || GcError("the image collector is not running".to_owned());
+        self.ask.send(answer).await.map_err(|_| gone())?;
+        wait.await.map_err(|_| gone())?
+    }
+}
+
+/// When an image was first seen and last used; what the state file holds.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Ages {
+    #[serde(rename = "firstDetected")]
+    first_detected: Timestamp,
+    #[serde(rename = "lastUsed", default, skip_serializing_if = "Option::is_none")]
+    last_used: Option<Timestamp>,
+}
+
+/// The owner of what is remembered of images.
+pub(super) struct Collector {
+    deps: CollectorDeps,
+    policy: GcPolicy,
+    state_file: PathBuf,
+    ages: BTreeMap<String, Ages>,
+    /// Images mounted as volumes by a container; a container's mounts never change.
+    mounted: HashMap<String, Vec<String>>,
+    started: Timestamp,
+    detected_once: bool,
+    failures: u32,
+    asked: mpsc::Receiver<oneshot::Sender<Freed>>,
+    used: Arc<Mutex<HashMap<String, Timestamp>>>,
+    list: watch::Sender<Arc<[cri::Image]>>,
+}
+
+/// What one look showed.
+struct Detected {
+    images: Vec<ImageUse>,
+    listed: Vec<cri::Image>,
+}
+
+impl Collector {
+    pub(super) fn new(deps: CollectorDeps, policy: GcPolicy, state_file: PathBuf) -> (Self, CollectorHandle) {
+        let (ask, asked) = mpsc::channel(1);
+        let (list, listed) = watch::channel(Arc::from([]));
+        let used: Arc<Mutex<HashMap<String, Timestamp>>> = Arc::default();
+        let handle = CollectorHandle { ask, used: used.clone(), listed };
+        let collector = Self {
+            started: deps.clock.now(),
+            deps,
+            policy,
+            state_file,
+            ages: BTreeMap::new(),
+            mounted: HashMap::new(),
+            detected_once: false,
+            failures: 0,
+            asked,
+            used,
+            list,
+        };
+        (collector, handle)
+    }
+
+    /// Runs until stopped.
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        self.ages = load(self.state_file.clone()).await;
+        let (mut collecting, mut listing) = (interval(PERIOD), interval(LIST_PERIOD));
+        collecting.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        listing.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                Some(answer) = self.asked.recv() => {
+                    let freed = self.delete_unused().await;
+                    // who asked may have given up
+                    let _ = answer.send(freed);
+                }
+                _ = listing.tick() => self.publish_list().await,
+                _ = collecting.tick(), if !self.policy.is_off() => self.round().await,
+            }
+        }
+    }
+
+    async fn publish_list(&self) {
+        match self.deps.images.list_images().await {
+            Ok(mut images) => {
+                images.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| b.id.cmp(&a.id)));
+                self.list.send_replace(images.into());
+            }
+            Err(error) => warn!(err = %error, "Failed to list images"),
+        }
+    }
+
+    /// One round; from the second consecutive failure on the node tells of it.
+    async fn round(&mut self) {
+        match self.collect().await {
+            Ok(()) => self.failures = 0,
+            Err(error) => {
+                self.failures = self.failures.saturating_add(1);
+                if self.failures > 1 {
+                    warn!(err = %error, failures = self.failures, "Image garbage collection failed multiple times in a row");
+                    self.deps.events.record(Event::node_warning("ImageGCFailed", error.to_string()));
+                } else {
+                    warn!(err = %error, "Image garbage collection failed once; stats may not be available yet");
+                }
+            }
+        }
+    }
+
+    async fn collect(&mut self) -> Result<(), GcError> {
+        let began = self.deps.clock.now();
+        let mut detected = self.detect().await?;
+        let mut errors = Vec::new();
+        let by_age = self.age_pass(&mut detected.images, began).await;
+        let by_space = self.space_pass(&mut detected.images, began).await;
+        let mut removed = 0;
+        for pass in [by_age, by_space] {
+            match pass {
+                Ok(count) => removed += count,
+                Err(error) => errors.push(error.0),
+            }
+        }
+        if !errors.is_empty() {
+            return Err(GcError(aggregate(&errors)));
+        }
+        self.prune(detected.listed, removed, began).await
+    }
+
+    /// Drops the records of images that are gone, by a list of all that survived.
+    async fn prune(&self, listed: Vec<cri::Image>, removed: usize, began: Timestamp) -> Result<(), GcError> {
+        let Some(records) = &self.deps.records else { return Ok(()) };
+        let survivors = if removed == 0 {
+            listed
+        } else {
+            self.deps.images.list_images().await.map_err(|e| GcError(e.to_string()))?
+        };
+        records.prune(survivors, began).await.map_err(|e| GcError(format!("failed to drop image records: {e}")))
+    }
+
+    async fn age_pass(&mut self, images: &mut Vec<ImageUse>, now: Timestamp) -> Result<usize, GcError> {
+        let old: Vec<ImageUse> = too_old(images, &self.policy, now).into_iter().cloned().collect();
+        let done = self.remove_all(images, old, u64::MAX, CollectReason::Age).await;
+        if done.errors.is_empty() {
+            return Ok(done.removed);
+        }
+        let age = short(self.policy.maximum_age);
+        let errors = aggregate(&done.errors);
+        Err(GcError(format!("wanted to free images older than {age}, encountered errors in image deletion: {errors}")))
+    }
+
+    async fn space_pass(&mut self, images: &mut Vec<ImageUse>, began: Timestamp) -> Result<usize, GcError> {
+        if self.policy.high_percent >= 100 {
+            return Ok(0);
+        }
+        let room = self.room().await?;
+        let (wanted, percent) = match demand(&self.policy, room) {
+            Demand::Enough => return Ok(0),
+            Demand::InvalidCapacity => {
+                let text = "invalid capacity 0 on image filesystem";
+                self.deps.events.record(Event::node_warning("InvalidDiskCapacity", text));
+                return Err(GcError(text.to_owned()));
+            }
+            Demand::Free { bytes, percent } => (bytes, percent),
+        };
+        info!(
+            usage = percent,
+            highThreshold = self.policy.high_percent,
+            amountToFree = wanted,
+            lowThreshold = self.policy.low_percent,
+            "Disk usage on image filesystem is over the high threshold, trying to free bytes down to the low threshold"
+        );
+        let done = self.free(images, wanted, began).await?;
+        if done.freed >= wanted {
+            return Ok(done.removed);
+        }
+        let text = format!(
+            "Insufficient free disk space on the node's image filesystem ({percent}% of {} used). Failed to free \
+             sufficient space by deleting unused images (freed {} bytes). Investigate disk usage, as it could be used \
+             by active images, logs, volumes, or other data.",
+            human(room.capacity),
+            done.freed
+        );
+        self.deps.events.record(Event::node_warning("FreeDiskSpaceFailed", text.clone()));
+        Err(GcError(text))
+    }
+
+    async fn delete_unused(&mut self) -> Freed {
+        let began = self.deps.clock.now();
+        let mut detected = self.detect().await?;
+        let done = self.free(&mut detected.images, u64::MAX, began).await?;
+        if let Err(error) = self.prune(detected.listed, done.removed, began).await {
+            warn!(err = %error, "Failed to prune image records");
+        }
+        Ok(done.freed)
+    }
+
+    async fn free(&mut self, images: &mut Vec<ImageUse>, wanted: u64, began: Timestamp) -> Result<Removal, GcError> {
+        let victims: Vec<ImageUse> = removable(images, &self.policy, began).into_iter().cloned().collect();
+        let done = self.remove_all(images, victims, wanted, CollectReason::Space).await;
+        if done.errors.is_empty() {
+            return Ok(done);
+        }
+        Err(GcError(format!(
+            "wanted to free {wanted} bytes, but freed {} bytes space with errors in image deletion: {}",
+            done.freed,
+            aggregate(&done.errors)
+        )))
+    }
+
+    async fn remove_all(
+        &mut self,
+        images: &mut Vec<ImageUse>,
+        victims: Vec<ImageUse>,
+        wanted: u64,
+        reason: CollectReason,
+    ) -> Removal {
+        let mut done = Removal::default();
+        for image in victims {
+            if done.freed >= wanted {
+                break;
+            }
+            if self.used_since_detection(&image.id) {
+                debug!(imageID = %image.id, "Image is wanted again");
+                continue;
+            }
+            info!(imageID = %image.id, size = image.size, reason = ?reason, "Removing image to free bytes");
+            let spec = cri::ImageSpec { image: image.id.clone(), ..Default::default() };
+            match self.deps.images.remove_image(spec).await {
+                Ok(()) => {
+                    done.freed = done.freed.saturating_add(image.size);
+                    done.removed += 1;
+                    self.ages.remove(&image.id);
+                    images.retain(|known| known.id != image.id);
+                    self.deps.metrics.collected(reason, image.size);
+                }
+                Err(error) => done.errors.push(error.to_string()),
+            }
+        }
+        done
+    }
+
+    fn used_since_detection(&self, id: &str) -> bool {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).contains_key(id)
+    }
+
+    async fn room(&self) -> Result<Room, GcError> {
+        let info = self.deps.images.image_fs_info().await.map_err(|e| GcError(e.to_string()))?;
+        let Some(filesystem) = info.image_filesystems.into_iter().next() else {
+            return Err(GcError("missing image stats: the runtime reports no image filesystem".to_owned()));
+        };
+        let path = PathBuf::from(filesystem.fs_id.unwrap_or_default().mountpoint);
+        let (room, shown) = (self.deps.room.clone(), path.display().to_string());
+        let task = tokio::task::spawn_blocking(move || room(&path));
+        match timeout(STATFS_DEADLINE, task).await {
+            Ok(Ok(Ok(room))) => Ok(room),
+            Ok(Ok(Err(error))) => Err(GcError(format!("failed to read the image filesystem at {shown:?}: {error}"))),
+            Ok(Err(error)) => Err(GcError(error.to_string())),
+            Err(_) => {
+                Err(GcError(format!("no answer from the image filesystem at {shown:?} within {STATFS_DEADLINE:?}")))
+            }
+        }
+    }
+
+    /// Looks at all images and containers, and brings what is remembered up to date.
+    async fn detect(&mut self) -> Result<Detected, GcError> {
+        let now = self.deps.clock.now();
+        let failed = |e: crate::cri::CriError| GcError(e.to_string());
+        // taken before the lists: what is used from here on is left for the next look
+        let handed_out = self.used.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let listed = self.deps.images.list_images().await.map_err(failed)?;
+        let containers = self.deps.runtime.list_containers(None).await.map_err(failed)?;
+        let in_use = self.references(&containers).await.map_err(failed)?;
+        let first_detected = if self.detected_once { now } else { self.started };
+        self.detected_once = true;
+        let images: Vec<ImageUse> = listed
+            .iter()
+            .map(|image| {
+                let ages = self.ages.entry(image.id.clone()).or_insert(Ages { first_detected, last_used: None });
+                let names = std::iter::once(&image.id).chain(&image.repo_tags).chain(&image.repo_digests);
+                let busy = names.into_iter().any(|name| in_use.contains(name));
+                let used = if busy { Some(now) } else { handed_out.get(&image.id).copied() };
+                ages.last_used = ages.last_used.max(used);
+                ImageUse {
+                    id: image.id.clone(),
+                    first_detected: ages.first_detected,
+                    last_used: ages.last_used,
+                    size: image.size,
+                    pinned: image.pinned,
+                    in_use: busy,
+                }
+            })
+            .collect();
+        let present: HashSet<&str> = listed.iter().map(|image| image.id.as_str()).collect();
+        self.ages.retain(|id, _| present.contains(id.as_str()));
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, at| handed_out.get(id) != Some(at));
+        self.save().await;
+        Ok(Detected { images, listed })
+    }
+
+    /// Every name by which a container refers to an image, running or not.
+    async fn references(&mut self, containers: &[cri::Container]) -> crate::cri::CriResult<HashSet<String>> {
+        let ids: HashSet<&str> = containers.iter().map(|c| c.id.as_str()).collect();
+        self.mounted.retain(|id, _| ids.contains(id.as_str()));
+        let new: Vec<String> =
+            containers.iter().filter(|c| !self.mounted.contains_key(&c.id)).map(|c| c.id.clone()).collect();
+        let runtime = self.deps.runtime.clone();
+        let looks = futures::stream::iter(new).map(|id| {
+            let runtime = runtime.clone();
+            async move {
+                let status = runtime.container_status(&id).await;
+                (id, status)
+            }
+        });
+        let looks: Vec<_> = looks.buffer_unordered(STATUS_CALLS).collect().await;
+        for (id, status) in looks {
+            match status {
+                Ok(status) => {
+                    let images = status.mounts.into_iter().filter_map(|mount| mount.image).map(|image| image.image);
+                    self.mounted.insert(id, images.collect());
+                }
+                // gone since the list
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let own = containers.iter().flat_map(|c| {
+            let image = c.image.as_ref().map(|spec| spec.image.clone());
+            [Some(c.image_id.clone()), Some(c.image_ref.clone()), image]
+        });
+        let volumes = self.mounted.values().flatten().cloned();
+        Ok(own.flatten().chain(volumes).filter(|name| !name.is_empty()).collect())
+    }
+
+    async fn save(&self) {
+        let (path, ages) = (self.state_file.clone(), self.ages.clone());
+        let task = tokio::task::spawn_blocking(move || -> io::Result<()> {
+            atomic_file::replace(&path, &serde_json::to_vec(&ages)?, 0o600)
+        });
+        match timeout(STATFS_DEADLINE, task).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => warn!(err = %error, "Failed to save the ages of images"),
+            Ok(Err(error)) => warn!(err = %error, "Failed to save the ages of images"),
+            Err(_) => warn!("Saving the ages of images takes too long"),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Removal {
+    removed: usize,
+    freed: u64,
+    errors: Vec<String>,
+}
+
+async fn load(path: PathBuf) -> BTreeMap<String, Ages> {
+    let task = tokio::task::spawn_blocking(move || atomic_file::read(&path));
+    let data = match timeout(STATFS_DEADLINE, task).await {
+        Ok(Ok(Ok(data))) => data,
+        _ => None,
+    };
+    match data.map(|data| serde_json::from_slice(&data)) {
+        Some(Ok(ages)) => ages,
+        Some(Err(error)) => {
+            warn!(err = %error, "The ages of images are malformed; they begin anew");
+            BTreeMap::new()
+        }
+        None => BTreeMap::new(),
+    }
+}

@@ -1,0 +1,497 @@
+//! The images room's door: makes one image usable by one pod, or says exactly why not (spec
+//! 03b §1.1). Decisions are in `policy.rs` and `verify.rs`; here are the calls around them.
+
+use std::{
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use sha2::{Digest, Sha256};
+use tokio::{
+    sync::{OnceCell, watch},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::{
+    backoff::{Backoff, Failure, Key},
+    credentials::{Credential, Credentials, DockerFolders, docker::DockerConfigError},
+    gc::{Collector, CollectorDeps, CollectorHandle, GcError, RoomOf},
+    gc_rank::GcPolicy,
+    policy::{self, Presence, Step, Verification},
+    puller::{Parallelism, PullFailure, PullRequest, Puller, Seat},
+    records::Records,
+    reference::{Reference, with_default_tag},
+    text::short,
+    verify::{self, CheckResult, First, Known, VerificationPolicy},
+};
+use crate::{
+    cri::{CriError, ImageService, RuntimeService},
+    engine::ports::{
+        Clock, EnsureImage, Event, EventSink, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret,
+        ResolvedImage,
+    },
+    metrics::{Images as Metrics, Registry},
+    pod::PodUid,
+    proto::cri,
+};
+
+/// Settings of the images room.
+#[derive(Clone, Debug)]
+pub struct ImagesConfig {
+    /// The agent's root directory; records live in `image_manager` below it.
+    pub root: PathBuf,
+    /// `maxPods`: sizes the caches.
+    pub max_pods: u32,
+    /// `registryPullQPS`; 0 is no limit.
+    pub registry_qps: u32,
+    /// `registryBurst`.
+    pub registry_burst: u32,
+    /// `serializeImagePulls` and `maxParallelImagePulls`.
+    pub parallelism: Parallelism,
+    /// `imagePullCredentialsVerificationPolicy` with its allowlist; `None` with the gate
+    /// `KubeletEnsureSecretPulledImages` off: nothing is recorded or verified then.
+    pub verification: Option<VerificationPolicy>,
+    /// Gate `RuntimeClassInImageCriApi`.
+    pub handler_in_calls: bool,
+    /// Where the node's docker configuration is looked for.
+    pub docker: DockerFolders,
+    /// Garbage collection.
+    pub gc: GcPolicy,
+}
+
+/// When a pod's pull began and ended, for the start-up latency.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PullMoment {
+    /// Began.
+    Began,
+    /// Ended, well or not.
+    Ended,
+}
+
+/// Whom to tell of pulls.
+pub type OnPull = Arc<dyn Fn(&PodUid, PullMoment) + Send + Sync>;
+
+/// What the images room needs of others.
+pub struct ImagesDeps {
+    /// The image service.
+    pub images: Arc<dyn ImageService>,
+    /// The runtime service: which images containers use.
+    pub runtime: Arc<dyn RuntimeService>,
+    /// Where events go.
+    pub events: Arc<dyn EventSink>,
+    /// Wall time.
+    pub clock: Arc<dyn Clock>,
+    /// Where metrics are registered.
+    pub registry: Registry,
+    /// Room on a filesystem; [`super::statvfs_room`] in life.
+    pub room: RoomOf,
+    /// Told of every pull.
+    pub on_pull: OnPull,
+}
+
+/// Why the images room cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ImagesError {
+    /// The folders of records cannot be made or read.
+    #[error("failed to open image pull records in {}: {source}", root.display())]
+    Records {
+        /// The agent's root directory.
+        root: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The images cannot be listed, so that pulls that were cut short cannot be told.
+    #[error("failed to list images: {0}")]
+    List(CriError),
+}
+
+/// The images room.
+pub struct Manager {
+    images: Arc<dyn ImageService>,
+    events: Arc<dyn EventSink>,
+    clock: Arc<dyn Clock>,
+    metrics: Arc<Metrics>,
+    on_pull: OnPull,
+    config: ImagesConfig,
+    credentials: Credentials,
+    records: Option<Records>,
+    puller: Puller,
+    backoff: Mutex<Backoff>,
+    collector: CollectorHandle,
+    idle_collector: Mutex<Option<Collector>>,
+}
+
+/// One request with what was worked out about it.
+struct Asked<'a> {
+    request: &'a EnsureImage,
+    spec: cri::ImageSpec,
+    reference: Reference,
+    /// Looked up at most once, and only when needed.
+    credentials: OnceCell<Result<Arc<[Credential]>, DockerConfigError>>,
+}
+
+/// What the metric of requests tells.
+struct Told {
+    presence: Presence,
+    pull: &'static str,
+}
+
+impl Manager {
+    /// Opens the records, and treats pulls that a crash cut short (spec 03b §3.3.3).
+    ///
+    /// # Errors
+    /// Where the records cannot be opened or the images cannot be listed.
+    pub async fn new(deps: ImagesDeps, config: ImagesConfig) -> Result<Arc<Self>, ImagesError> {
+        let metrics = Arc::new(Metrics::new(&deps.registry));
+        let records = match config.verification {
+            Some(_) => Some(open_records(&deps, &config, &metrics).await?),
+            None => None,
+        };
+        let puller = Puller::new(
+            deps.images.clone(),
+            config.parallelism,
+            (config.registry_qps, config.registry_burst),
+            records.clone(),
+            metrics.clone(),
+        );
+        let collector_deps = CollectorDeps {
+            images: deps.images.clone(),
+            runtime: deps.runtime,
+            events: deps.events.clone(),
+            clock: deps.clock.clone(),
+            metrics: metrics.clone(),
+            records: records.clone(),
+            room: deps.room,
+        };
+        let state_file = config.root.join("image_manager").join("ages.json");
+        let (idle, collector) = Collector::new(collector_deps, config.gc, state_file);
+        Ok(Arc::new(Self {
+            images: deps.images,
+            events: deps.events,
+            clock: deps.clock,
+            metrics,
+            on_pull: deps.on_pull,
+            credentials: Credentials::new(config.docker.clone()),
+            config,
+            records,
+            puller,
+            backoff: Mutex::default(),
+            collector,
+            idle_collector: Mutex::new(Some(idle)),
+        }))
+    }
+
+    /// Runs image garbage collection and the list for the node status until stopped. A second
+    /// call does nothing.
+    pub async fn run(&self, stop: CancellationToken) {
+        let idle = self.idle_collector.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(collector) = idle {
+            collector.run(stop).await;
+        }
+    }
+
+    /// All images, largest first; refreshed every 30 s while [`Manager::run`] runs.
+    pub fn listed(&self) -> watch::Receiver<Arc<[cri::Image]>> {
+        self.collector.listed()
+    }
+
+    /// Removes every image that is neither in use, pinned, nor younger than the minimum age;
+    /// returns the bytes freed. For eviction; needs [`Manager::run`] to run.
+    ///
+    /// # Errors
+    /// Where images could not be looked at or removed.
+    pub async fn delete_unused(&self) -> Result<u64, GcError> {
+        self.collector.delete_unused().await
+    }
+
+    fn tell(&self, request: &EnsureImage, event: Event) {
+        self.events.record(match &request.field_path {
+            Some(path) => event.at(path.clone()),
+            None => event,
+        });
+    }
+
+    fn normal(&self, request: &EnsureImage, reason: &'static str, message: String) {
+        self.tell(request, Event::normal(request.pod.id(), reason, message));
+    }
+
+    fn warning(&self, request: &EnsureImage, reason: &'static str, message: String) {
+        self.tell(request, Event::warning(request.pod.id(), reason, message));
+    }
+
+    async fn resolve(&self, request: &EnsureImage, told: &mut Told) -> Result<ResolvedImage, ImageError> {
+        let asked = self.parse(request)?;
+        let image = if policy::looks(request.policy) { self.look(&asked).await? } else { None };
+        told.presence = match (&image, policy::looks(request.policy)) {
+            (Some(_), _) => Presence::Present,
+            (None, true) => Presence::Absent,
+            (None, false) => Presence::Unknown,
+        };
+        let verification = match &image {
+            Some(image) if policy::verifies(request.policy, told.presence) => self.verify(&asked, image).await?,
+            _ => Verification::Off,
+        };
+        let step = policy::decide(request.policy, told.presence, verification);
+        told.pull = step.label();
+        match (step, image) {
+            (Step::Use { words }, Some(image)) => {
+                self.normal(request, "Pulled", format!("Container image {:?} {words}", request.image));
+                Ok(self.usable(image.id.clone(), &image))
+            }
+            (Step::Refuse, _) => {
+                let message = format!("Container image {:?} is not present with pull policy of Never", request.image);
+                self.warning(request, "ErrImageNeverPull", message.clone());
+                Err(ImageError { reason: "ErrImageNeverPull", message, retry_at: None })
+            }
+            _ => self.pull(&asked).await,
+        }
+    }
+
+    fn parse<'a>(&self, request: &'a EnsureImage) -> Result<Asked<'a>, ImageError> {
+        let image = &request.image;
+        let (tagged, reference) = with_default_tag(image).map_err(|error| {
+            let message =
+                format!("Failed to apply default image tag {image:?}: couldn't parse image name {image:?}: {error}");
+            self.warning(request, "InspectFailed", message.clone());
+            ImageError { reason: "InvalidImageName", message, retry_at: None }
+        })?;
+        let spec = cri::ImageSpec {
+            image: tagged,
+            annotations: request.pod.annotations().clone().into_iter().collect(),
+            runtime_handler: if self.config.handler_in_calls { request.handler.clone() } else { String::new() },
+            ..Default::default()
+        };
+        Ok(Asked { request, spec, reference, credentials: OnceCell::new() })
+    }
+
+    async fn look(&self, asked: &Asked<'_>) -> Result<Option<cri::Image>, ImageError> {
+        asked.request.stage.set(format!("ImageStatus {}", asked.request.image));
+        self.images.image_status(asked.spec.clone()).await.map_err(|error| {
+            let message = format!("Failed to inspect image {:?}: {error}", asked.request.image);
+            self.warning(asked.request, "InspectFailed", message.clone());
+            ImageError { reason: "ImageInspectError", message, retry_at: None }
+        })
+    }
+
+    fn usable(&self, reference: String, image: &cri::Image) -> ResolvedImage {
+        self.collector.used(&image.id, self.clock.now());
+        let user = match &image.uid {
+            Some(uid) => ImageUser::Uid(uid.value),
+            None if image.username.is_empty() => ImageUser::Unset,
+            None => ImageUser::Name(image.username.clone()),
+        };
+        ResolvedImage { reference, user }
+    }
+
+    /// Looked up at most once per request, shared by verification and pull.
+    async fn find_credentials(&self, asked: &Asked<'_>) -> Result<Arc<[Credential]>, ImageError> {
+        let find = || {
+            asked.request.stage.set(format!("credentials for {}", asked.request.image));
+            self.credentials.find(&asked.reference.repository, &asked.request.secrets)
+        };
+        let found = asked.credentials.get_or_init(find).await.clone();
+        found.map_err(|error| ImageError { reason: "ErrImagePull", message: error.to_string(), retry_at: None })
+    }
+
+    async fn verify(&self, asked: &Asked<'_>, image: &cri::Image) -> Result<Verification, ImageError> {
+        let (Some(records), Some(policy)) = (&self.records, &self.config.verification) else {
+            return Ok(Verification::Off);
+        };
+        let repository = asked.reference.repository.as_str();
+        let stored = records.known(&asked.request.image, &image.id).await;
+        let known = Known {
+            image_ref: &image.id,
+            record: match &stored.record {
+                Ok(record) => Ok(record.as_ref()),
+                Err(()) => Err(()),
+            },
+            intent: stored.intent,
+            repository: Some(repository),
+        };
+        let grants = match verify::begin(policy, known) {
+            First::Done { pull, result } => {
+                if let Some(result) = result {
+                    self.metrics.checked(result.label());
+                }
+                return Ok(if pull { Verification::Needed } else { Verification::NotNeeded });
+            }
+            First::Compare(grants) => grants,
+        };
+        let credentials = match self.find_credentials(asked).await {
+            Ok(credentials) => credentials,
+            Err(error) => {
+                self.metrics.checked(CheckResult::Error.label());
+                return Err(error);
+            }
+        };
+        let proofs: Vec<_> = credentials.iter().map(Credential::proof).collect();
+        let compared = verify::compare(&grants, &proofs);
+        if let Some(proof) = compared.remember {
+            records.learn(&image.id, repository, proof).await;
+        }
+        let (result, verification) = if compared.pull {
+            (CheckResult::MustAuthenticate, Verification::Needed)
+        } else {
+            (CheckResult::RecordFound, Verification::NotNeeded)
+        };
+        self.metrics.checked(result.label());
+        Ok(verification)
+    }
+
+    async fn pull(&self, asked: &Asked<'_>) -> Result<ResolvedImage, ImageError> {
+        let request = asked.request;
+        let key: Key = (request.pod.uid().clone(), request.image.clone());
+        let secrets = fingerprint(&request.secrets);
+        self.check_backoff(request, &key, &secrets)?;
+        let credentials = self.find_credentials(asked).await?;
+        self.backoff.lock().unwrap_or_else(PoisonError::into_inner).began(&key);
+        self.normal(request, "Pulling", format!("Pulling image {:?}", request.image));
+        (self.on_pull)(request.pod.uid(), PullMoment::Began);
+        let _ended = Ended(self, request.pod.uid());
+        request.stage.set(format!("image {}", request.image));
+        let began = Instant::now();
+        let pull = PullRequest {
+            image: request.image.clone(),
+            spec: asked.spec.clone(),
+            repository: asked.reference.repository.clone(),
+            credentials,
+            sandbox: request.sandbox.clone(),
+        };
+        let (answer, seat) = self.puller.pull(pull).await;
+        match answer {
+            Ok(pulled) => {
+                let waited = began.elapsed();
+                let image = self.images.image_status(asked.spec.clone()).await;
+                let size = image.as_ref().map_or(0, |image| image.as_ref().map_or(0, |image| image.size));
+                if seat == Seat::First {
+                    self.metrics.pulled(waited, size);
+                }
+                let message = format!(
+                    "Successfully pulled image {:?} in {} ({} including waiting). Image size: {size} bytes.",
+                    request.image,
+                    short(pulled.took.min(waited)),
+                    short(waited)
+                );
+                self.normal(request, "Pulled", message);
+                self.inspected(request, pulled.image_ref, image)
+            }
+            Err(failure) => Err(self.pull_failed(request, key, secrets, failure)),
+        }
+    }
+
+    /// The user decides as whom the container runs, so an image that cannot be inspected right
+    /// after its pull is not used.
+    fn inspected(
+        &self,
+        request: &EnsureImage,
+        image_ref: String,
+        image: Result<Option<cri::Image>, CriError>,
+    ) -> Result<ResolvedImage, ImageError> {
+        let problem = match image {
+            Ok(Some(image)) => return Ok(self.usable(image_ref, &image)),
+            Ok(None) => "it is gone right after it was pulled".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let message = format!("Failed to inspect image {:?}: {problem}", request.image);
+        self.warning(request, "InspectFailed", message.clone());
+        Err(ImageError { reason: "ImageInspectError", message, retry_at: None })
+    }
+
+    fn check_backoff(&self, request: &EnsureImage, key: &Key, secrets: &[u8; 32]) -> Result<(), ImageError> {
+        let now = Instant::now().into_std();
+        let held = self.backoff.lock().unwrap_or_else(PoisonError::into_inner).held(key, secrets, now);
+        let Some(held) = held else { return Ok(()) };
+        let mut message = format!("Back-off pulling image {:?}", request.image);
+        self.normal(request, "BackOff", message.clone());
+        if let Some(previous) = held.previous {
+            message = format!("{message}: {}: {}", previous.reason, previous.message);
+        }
+        Err(ImageError { reason: "ImagePullBackOff", message, retry_at: Some(Instant::from_std(held.until)) })
+    }
+
+    fn pull_failed(&self, request: &EnsureImage, key: Key, secrets: [u8; 32], failure: PullFailure) -> ImageError {
+        let image = &request.image;
+        let (reason, message) = match failure {
+            PullFailure::Intent(error) => {
+                let message = format!("Failed to record image pull intent for container image {image:?}: {error}");
+                warn!(image = %image, err = %error, "Failed to record an image pull intent");
+                return ImageError { reason: "ErrImagePull", message, retry_at: None };
+            }
+            PullFailure::Call(error) => {
+                self.warning(request, "Failed", format!("Failed to pull image {image:?}: {error}"));
+                policy::pull_failure(image, &error)
+            }
+        };
+        let previous = Failure { reason, message: message.clone() };
+        let now = Instant::now().into_std();
+        let retry = self.backoff.lock().unwrap_or_else(PoisonError::into_inner).failed(key, secrets, previous, now);
+        ImageError { reason, message, retry_at: Some(Instant::from_std(retry)) }
+    }
+}
+
+/// Tells the end of a pull, however it ends.
+struct Ended<'a>(&'a Manager, &'a PodUid);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        (self.0.on_pull)(self.1, PullMoment::Ended);
+    }
+}
+
+async fn open_records(
+    deps: &ImagesDeps,
+    config: &ImagesConfig,
+    metrics: &Arc<Metrics>,
+) -> Result<Records, ImagesError> {
+    let failed = |source| ImagesError::Records { root: config.root.clone(), source };
+    let (root, clock, metrics) = (config.root.clone(), deps.clock.clone(), metrics.clone());
+    let max_pods = usize::try_from(config.max_pods).unwrap_or(usize::MAX);
+    let parallel = match config.parallelism {
+        Parallelism::Limited(limit) => usize::try_from(limit.get()).unwrap_or(usize::MAX),
+        _ => 1,
+    };
+    let opening = tokio::task::spawn_blocking(move || Records::open(&root, max_pods, parallel, clock, &metrics));
+    let records = opening.await.map_err(|e| failed(io::Error::other(e)))?.map_err(failed)?;
+    let images = deps.images.list_images().await.map_err(ImagesError::List)?;
+    records.recover(images).await.map_err(failed)?;
+    Ok(records)
+}
+
+/// Tells whether a pod's secrets are the same as at its last attempt.
+fn fingerprint(secrets: &[PullSecret]) -> [u8; 32] {
+    let mut hasher = Sha256::new();
+    for secret in secrets {
+        let (namespace, name, uid) = &secret.coordinates;
+        for part in [namespace, name, uid, &secret.kind] {
+            hasher.update(part.len().to_be_bytes());
+            hasher.update(part);
+        }
+        hasher.update(secret.data.len().to_be_bytes());
+        hasher.update(&secret.data);
+    }
+    hasher.finalize().into()
+}
+
+#[async_trait]
+impl ImageProvider for Manager {
+    async fn ensure(&self, request: EnsureImage) -> Result<ResolvedImage, ImageError> {
+        let mut told = Told { presence: Presence::Unknown, pull: "unknown" };
+        let answer = self.resolve(&request, &mut told).await;
+        let policy = match request.policy {
+            PullPolicy::Always => "always",
+            PullPolicy::IfNotPresent => "ifnotpresent",
+            PullPolicy::Never => "never",
+        };
+        self.metrics.ensured(policy, told.presence.label(), told.pull);
+        debug!(image = %request.image, present = told.presence.label(), pull = told.pull, "Image request ended");
+        answer
+    }
+
+    fn forget(&self, pod: &PodUid) {
+        self.backoff.lock().unwrap_or_else(PoisonError::into_inner).forget(pod);
+    }
+}

@@ -1,0 +1,170 @@
+//! What to do about one image: the decision tables of spec 03b §1.1. Pure.
+
+use crate::engine::ports::PullPolicy;
+
+/// Whether the image is on this machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presence {
+    /// It is.
+    Present,
+    /// It is not.
+    Absent,
+    /// Not looked at: the policy pulls anyway.
+    Unknown,
+}
+
+impl Presence {
+    /// The `present_locally` label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Present => "true",
+            Self::Absent => "false",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// What is known of a pod's right to an image that is here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verification {
+    /// The gate is off: presence is enough.
+    Off,
+    /// The pod may use it.
+    NotNeeded,
+    /// The pod must show that it could pull it.
+    Needed,
+}
+
+/// What happens to a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Use what is here; the event tells it in these words behind the image's name.
+    Use {
+        /// E.g. `already present on machine`.
+        words: &'static str,
+    },
+    /// Pull.
+    Pull,
+    /// Refuse with `ErrImageNeverPull`.
+    Refuse,
+}
+
+impl Step {
+    /// The `pull_required` label.
+    pub fn label(self) -> &'static str {
+        if self == Self::Pull { "true" } else { "false" }
+    }
+}
+
+/// Whether presence must be looked at before anything else.
+pub fn looks(policy: PullPolicy) -> bool {
+    policy != PullPolicy::Always
+}
+
+/// Whether the pod's right to the image must be looked at.
+pub fn verifies(policy: PullPolicy, presence: Presence) -> bool {
+    policy != PullPolicy::Always && presence == Presence::Present
+}
+
+/// The step, once presence and (where [`verifies`]) the pod's right are known. Presence must
+/// not leak: who may not use an image is refused as if it were absent.
+pub fn decide(policy: PullPolicy, presence: Presence, verification: Verification) -> Step {
+    match (policy, presence) {
+        (PullPolicy::Always, _) => Step::Pull,
+        (PullPolicy::Never, Presence::Absent | Presence::Unknown) => Step::Refuse,
+        (PullPolicy::IfNotPresent, Presence::Absent | Presence::Unknown) => Step::Pull,
+        (policy, Presence::Present) => match verification {
+            Verification::Off => Step::Use { words: "already present on machine" },
+            Verification::NotNeeded => Step::Use { words: "already present on machine and can be accessed by the pod" },
+            Verification::Needed if policy == PullPolicy::Never => Step::Refuse,
+            Verification::Needed => Step::Pull,
+        },
+    }
+}
+
+/// Waiting reason and message of a pull that failed, by the prefix of the runtime's text.
+pub fn pull_failure(image: &str, text: &str) -> (&'static str, String) {
+    let known = [
+        ("RegistryUnavailable", "the registry is unavailable"),
+        ("SignatureValidationFailed", "the signature validation failed"),
+    ];
+    for (prefix, words) in known {
+        if let Some(rest) = text.strip_prefix(prefix) {
+            return (prefix, format!("image pull failed for {image} because {words}{rest}"));
+        }
+    }
+    ("ErrImagePull", text.to_owned())
+}
+
+/// The texts of failed attempts as one: a single one as it is, several as `[a, b]` without
+/// duplicates (spec 03b §1.2).
+pub fn aggregate(texts: &[String]) -> String {
+    let mut seen: Vec<&str> = Vec::with_capacity(texts.len());
+    for text in texts {
+        if !seen.contains(&text.as_str()) {
+            seen.push(text);
+        }
+    }
+    match seen.as_slice() {
+        [one] => (*one).to_owned(),
+        several => format!("[{}]", several.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_meet_presence() {
+        use PullPolicy::{Always, IfNotPresent, Never};
+        use Verification::{Needed, NotNeeded, Off};
+        let here = Step::Use { words: "already present on machine" };
+        let allowed = Step::Use { words: "already present on machine and can be accessed by the pod" };
+        let rows = [
+            ("always pulls", Always, Presence::Unknown, Needed, Step::Pull),
+            ("AC-03b-1", IfNotPresent, Presence::Absent, Needed, Step::Pull),
+            ("AC-03b-4", Never, Presence::Absent, Needed, Step::Refuse),
+            ("gate off", IfNotPresent, Presence::Present, Off, here),
+            ("gate off", Never, Presence::Present, Off, here),
+            ("AC-03b-17, AC-03b-18", IfNotPresent, Presence::Present, NotNeeded, allowed),
+            ("not needed", Never, Presence::Present, NotNeeded, allowed),
+            ("AC-03b-15", IfNotPresent, Presence::Present, Needed, Step::Pull),
+            ("AC-03b-16", Never, Presence::Present, Needed, Step::Refuse),
+        ];
+        for (name, policy, presence, verification, expected) in rows {
+            assert_eq!(decide(policy, presence, verification), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn reasons_follow_the_runtime_s_prefix() {
+        let rows = [
+            ("no such host", "ErrImagePull", "no such host"),
+            (
+                "RegistryUnavailable: connection refused",
+                "RegistryUnavailable",
+                "image pull failed for X because the registry is unavailable: connection refused",
+            ),
+            (
+                "SignatureValidationFailed: no key",
+                "SignatureValidationFailed",
+                "image pull failed for X because the signature validation failed: no key",
+            ),
+        ];
+        for (text, reason, message) in rows {
+            assert_eq!(pull_failure("X", text), (reason, message.to_owned()));
+        }
+    }
+
+    #[test]
+    fn failures_are_told_once() {
+        let check = |texts: &[&str], expected: &str| {
+            let texts: Vec<String> = texts.iter().map(|&t| t.to_owned()).collect();
+            assert_eq!(aggregate(&texts), expected);
+        };
+        check(&["a"], "a");
+        check(&["a", "a"], "a");
+        check(&["a", "b", "a"], "[a, b]");
+    }
+}

@@ -1,0 +1,233 @@
+//! Carries out pulls: in turn, each one once, at a bounded rate (spec 03b §1.1-1.2, §15.3).
+//!
+//! Pulls of one image with the same credentials are one *flight* that every waiter drives and
+//! shares; when the last waiter is gone the flight is dropped, which cancels the call. There is
+//! no deadline: a big image on a slow line takes as long as it takes, and only its own pods wait.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroU32,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared, WeakShared},
+};
+use tokio::{sync::Semaphore, time::Instant};
+use tracing::{debug, info};
+
+use super::{
+    credentials::Credential,
+    policy::aggregate,
+    rate::Bucket,
+    record::Proof,
+    records::{Pull, Records},
+};
+use crate::{cri::ImageService, metrics::Images, proto::cri};
+
+/// How many pulls go on at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Parallelism {
+    /// One (`serializeImagePulls`).
+    Serial,
+    /// That many (`maxParallelImagePulls`).
+    Limited(NonZeroU32),
+    /// As many as there are.
+    Unlimited,
+}
+
+impl Parallelism {
+    fn permits(self) -> usize {
+        match self {
+            Self::Serial => 1,
+            Self::Limited(limit) => usize::try_from(limit.get()).unwrap_or(Semaphore::MAX_PERMITS),
+            Self::Unlimited => Semaphore::MAX_PERMITS,
+        }
+        .min(Semaphore::MAX_PERMITS)
+    }
+}
+
+/// One image to pull.
+#[derive(Clone, Debug)]
+pub struct PullRequest {
+    /// As the pod writes it.
+    pub image: String,
+    /// What goes into the call.
+    pub spec: cri::ImageSpec,
+    /// Normalised name without tag and digest.
+    pub repository: String,
+    /// Tried in order; none means anonymous.
+    pub credentials: Arc<[Credential]>,
+    /// Goes with the call.
+    pub sandbox: Option<Arc<cri::PodSandboxConfig>>,
+}
+
+/// An image that was pulled.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pulled {
+    /// The runtime's reference.
+    pub image_ref: String,
+    /// Without waiting for its turn.
+    pub took: Duration,
+}
+
+/// Why it was not; the runtime's words, or ours.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PullFailure {
+    /// The intent could not be written: nothing was tried.
+    Intent(String),
+    /// The call failed, or was not allowed now.
+    Call(String),
+}
+
+type Answer = Result<Pulled, PullFailure>;
+type Flight = Shared<BoxFuture<'static, Answer>>;
+type FlightKey = (String, String, Vec<(String, String)>);
+
+/// Whether a waiter began the flight or joined one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seat {
+    /// Began it.
+    First,
+    /// Joined it.
+    Joined,
+}
+
+/// Pulls images.
+pub struct Puller {
+    service: Arc<dyn ImageService>,
+    turns: Arc<Semaphore>,
+    bucket: Arc<Mutex<Bucket>>,
+    flights: Mutex<HashMap<FlightKey, WeakShared<BoxFuture<'static, Answer>>>>,
+    metrics: Arc<Images>,
+    /// `None` where nothing is recorded.
+    records: Option<Records>,
+}
+
+impl Puller {
+    /// One that pulls through `service`. `qps` 0 is no limit.
+    pub fn new(
+        service: Arc<dyn ImageService>,
+        parallelism: Parallelism,
+        (qps, burst): (u32, u32),
+        records: Option<Records>,
+        metrics: Arc<Images>,
+    ) -> Self {
+        Self {
+            service,
+            turns: Arc::new(Semaphore::new(parallelism.permits())),
+            bucket: Arc::new(Mutex::new(Bucket::new(qps, burst, Instant::now().into_std()))),
+            flights: Mutex::default(),
+            metrics,
+            records,
+        }
+    }
+
+    /// Pulls, or joins a pull of the same image with the same credentials. Cancel by dropping.
+    pub async fn pull(&self, request: PullRequest) -> (Answer, Seat) {
+        let (flight, seat) = self.board(request);
+        (flight.await, seat)
+    }
+
+    fn board(&self, request: PullRequest) -> (Flight, Seat) {
+        let logins = |c: &Credential| (c.login.username.clone(), super::credentials::hash::credential_hash(&c.login));
+        let key = (
+            request.spec.image.clone(),
+            request.spec.runtime_handler.clone(),
+            request.credentials.iter().map(logins).collect(),
+        );
+        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        flights.retain(|_, weak| weak.upgrade().is_some_and(|flight| flight.peek().is_none()));
+        if let Some(flight) = flights.get(&key).and_then(WeakShared::upgrade) {
+            debug!(image = %request.image, "Joined a pull that is under way");
+            return (flight, Seat::Joined);
+        }
+        let flight = self.fly(request).boxed().shared();
+        if let Some(weak) = flight.downgrade() {
+            flights.insert(key, weak);
+        }
+        (flight, Seat::First)
+    }
+
+    fn fly(&self, request: PullRequest) -> impl Future<Output = Answer> + Send + 'static {
+        let (service, records) = (self.service.clone(), self.records.clone());
+        let (turns, bucket, metrics) = (self.turns.clone(), self.bucket.clone(), self.metrics.clone());
+        async move {
+            let waiting = Counted::new(&metrics.pull_queue_depth);
+            if turns.available_permits() == 0 {
+                info!(image = %request.image, ahead = waiting.0.get() - 1, "Image pull waits for its turn");
+            }
+            let turn = turns.acquire().await;
+            drop(waiting);
+            let _inflight = Counted::new(&metrics.pulls_inflight);
+            let answer = attempt(&*service, records.as_ref(), &bucket, request).await;
+            drop(turn);
+            answer
+        }
+    }
+}
+
+/// A gauge that is up as long as this lives, however it ends.
+struct Counted(prometheus::IntGauge);
+
+impl Counted {
+    fn new(gauge: &prometheus::IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+async fn attempt(
+    service: &dyn ImageService,
+    records: Option<&Records>,
+    bucket: &Mutex<Bucket>,
+    request: PullRequest,
+) -> Answer {
+    let began = Instant::now();
+    let intent = match records {
+        Some(records) => Some(records.begin(&request.image).await.map_err(|e| PullFailure::Intent(e.to_string()))?),
+        None => None,
+    };
+    let allowed = bucket.lock().unwrap_or_else(PoisonError::into_inner).take(began.into_std());
+    let called = if allowed { call(service, &request).await } else { Err("pull QPS exceeded".to_owned()) };
+    let took = began.elapsed();
+    match (called, intent) {
+        (Ok((image_ref, proof)), Some(intent)) => {
+            let PullRequest { image, repository, .. } = request;
+            intent.succeeded(Pull { image, image_ref: image_ref.clone(), repository, proof }).await;
+            Ok(Pulled { image_ref, took })
+        }
+        (Ok((image_ref, _)), None) => Ok(Pulled { image_ref, took }),
+        (Err(error), intent) => {
+            if let Some(intent) = intent {
+                intent.failed().await;
+            }
+            Err(PullFailure::Call(error))
+        }
+    }
+}
+
+/// Anonymously where there are no credentials; else each in order, and never anonymously.
+async fn call(service: &dyn ImageService, request: &PullRequest) -> Result<(String, Proof), String> {
+    let sandbox = || request.sandbox.as_deref().cloned();
+    if request.credentials.is_empty() {
+        let pulled = service.pull_image(request.spec.clone(), None, sandbox()).await;
+        return pulled.map(|image_ref| (image_ref, Proof::Node)).map_err(|e| e.to_string());
+    }
+    let mut failures = Vec::new();
+    for credential in request.credentials.iter() {
+        match service.pull_image(request.spec.clone(), Some(credential.auth()), sandbox()).await {
+            Ok(image_ref) => return Ok((image_ref, credential.proof())),
+            Err(error) => failures.push(error.to_string()),
+        }
+    }
+    Err(aggregate(&failures))
+}

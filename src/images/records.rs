@@ -1,0 +1,367 @@
+//! What was pulled, and with which credentials (spec 03b §3.3): an intent before a pull, a
+//! record after it, both on disk, so that a crash between the two is noticed at start.
+//!
+//! All file work runs on the blocking pool under one short lock that is never held across an
+//! await; callers wait with a deadline.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    num::NonZeroUsize,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tracing::{info, warn};
+
+use super::{
+    record::{Proof, PulledRecord, decode_intent, decode_pulled, encode_intent, encode_pulled},
+    reference::Reference,
+    store::{Form, Store},
+};
+use crate::{engine::ports::Clock, metrics::Images, proto::cri};
+
+/// How long the disk may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// What is known of one image.
+pub struct KnownImage {
+    /// The record; `Err` where reading failed.
+    pub record: Result<Option<PulledRecord>, ()>,
+    /// Whether a pull was begun and never recorded.
+    pub intent: bool,
+}
+
+/// One pull that is over.
+#[derive(Clone, Debug)]
+pub struct Pull {
+    /// The image as the pod writes it.
+    pub image: String,
+    /// The runtime's reference.
+    pub image_ref: String,
+    /// The name without tag and digest.
+    pub repository: String,
+    /// What worked.
+    pub proof: Proof,
+}
+
+struct Inner {
+    counts: HashMap<String, usize>,
+    intents: Store<String>,
+    pulled: Store<PulledRecord>,
+    clock: Arc<dyn Clock>,
+}
+
+/// The records. Cheap to clone.
+#[derive(Clone)]
+pub struct Records(Arc<Mutex<Inner>>);
+
+fn capacity(wanted: usize, cap: usize) -> NonZeroUsize {
+    NonZeroUsize::new(wanted.min(cap)).unwrap_or(NonZeroUsize::MIN)
+}
+
+impl Records {
+    /// Opens `<root>/image_manager`. Blocks.
+    ///
+    /// # Errors
+    /// Where the folders cannot be made or listed.
+    pub fn open(
+        root: &Path,
+        max_pods: usize,
+        max_parallel: usize,
+        clock: Arc<dyn Clock>,
+        metrics: &Images,
+    ) -> io::Result<Self> {
+        let folder = root.join("image_manager");
+        let intents = Store::open(
+            folder.join("pulling"),
+            Form { key: |image: &String| image.as_str(), encode: |image| encode_intent(image), decode: decode_intent },
+            capacity(max_pods.saturating_mul(2).max(max_parallel.saturating_mul(2)), 1024),
+            metrics.intents.clone(),
+        )?;
+        let pulled = Store::open(
+            folder.join("pulled"),
+            Form {
+                key: |record: &PulledRecord| record.image_ref.as_str(),
+                encode: encode_pulled,
+                decode: decode_pulled,
+            },
+            capacity(max_pods.saturating_mul(5), 2000),
+            metrics.records.clone(),
+        )?;
+        Ok(Self(Arc::new(Mutex::new(Inner { counts: HashMap::new(), intents, pulled, clock }))))
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Inner) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let inner = self.0.clone();
+        let task = tokio::task::spawn_blocking(move || work(&mut inner.lock().unwrap_or_else(PoisonError::into_inner)));
+        match tokio::time::timeout(DEADLINE, task).await {
+            Err(_) => {
+                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer from the disk within {DEADLINE:?}")))
+            }
+            Ok(Err(joined)) => Err(io::Error::other(joined)),
+            Ok(Ok(answer)) => answer,
+        }
+    }
+
+    /// A pull begins. Concurrent pulls of one image share its file.
+    ///
+    /// # Errors
+    /// Where the intent cannot be written; the pull must not begin.
+    pub async fn begin(&self, image: &str) -> io::Result<Intent> {
+        let name = image.to_owned();
+        self.run(move |inner| inner.begin(&name)).await?;
+        Ok(Intent { records: Some(self.clone()), image: image.to_owned() })
+    }
+
+    /// What is known of an image that is here.
+    pub async fn known(&self, image: &str, image_ref: &str) -> KnownImage {
+        let (image, image_ref) = (image.to_owned(), image_ref.to_owned());
+        let read = self.run(move |inner| {
+            let intent = inner.intents.get(&image).map(|found| found.is_some());
+            // an intent that cannot be read is one
+            Ok(KnownImage { record: inner.pulled.get(&image_ref).map_err(drop), intent: intent.unwrap_or(true) })
+        });
+        read.await.unwrap_or(KnownImage { record: Err(()), intent: true })
+    }
+
+    /// A pod proved its right to an image that is here in a way not recorded yet.
+    pub async fn learn(&self, image_ref: &str, repository: &str, proof: Proof) {
+        let (image_ref, repository) = (image_ref.to_owned(), repository.to_owned());
+        let written = self.run(move |inner| inner.grant(&image_ref, &repository, Some(&proof)));
+        if let Err(error) = written.await {
+            warn!(err = %error, "Failed to update an image pulled record");
+        }
+    }
+
+    /// After a restart: images whose pull was begun get a record without credentials.
+    ///
+    /// # Errors
+    /// Where the intents cannot be listed.
+    pub async fn recover(&self, images: Vec<cri::Image>) -> io::Result<()> {
+        self.run(move |inner| inner.recover(&images)).await
+    }
+
+    /// Drops records of images that are gone and that were last changed before `before`.
+    /// `images` is the complete list of what survived.
+    ///
+    /// # Errors
+    /// Where the records cannot be listed or removed.
+    pub async fn prune(&self, images: Vec<cri::Image>, before: Timestamp) -> io::Result<()> {
+        self.run(move |inner| inner.prune(&images, before)).await
+    }
+}
+
+/// A pull that was begun. Dropping it takes the intent back: the pull was cut short.
+pub struct Intent {
+    records: Option<Records>,
+    image: String,
+}
+
+impl Intent {
+    /// The pull succeeded: records it, then drops the intent. Where the record cannot be
+    /// written the intent stays, so that a restart still treats the image as pulled by us.
+    pub async fn succeeded(mut self, pull: Pull) {
+        let Some(records) = self.records.take() else { return };
+        let written = records.run(move |inner| {
+            inner.grant(&pull.image_ref, &pull.repository, Some(&pull.proof))?;
+            inner.end(&pull.image)
+        });
+        if let Err(error) = written.await {
+            warn!(image = %self.image, err = %error, "Failed to record an image pull");
+        }
+    }
+
+    /// The pull failed: takes the intent back before anything else happens.
+    pub async fn failed(mut self) {
+        let Some(records) = self.records.take() else { return };
+        let image = self.image.clone();
+        if let Err(error) = records.run(move |inner| inner.end(&image)).await {
+            warn!(image = %self.image, err = %error, "Failed to remove an image pull intent");
+        }
+    }
+}
+
+impl Drop for Intent {
+    fn drop(&mut self) {
+        let Some(records) = self.records.take() else { return };
+        let image = std::mem::take(&mut self.image);
+        // outside a runtime the process is ending, and the intent may stay
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn_blocking(move || {
+                let ended = records.0.lock().unwrap_or_else(PoisonError::into_inner).end(&image);
+                if let Err(error) = ended {
+                    warn!(image = %image, err = %error, "Failed to remove an image pull intent");
+                }
+            });
+        }
+    }
+}
+
+impl Inner {
+    fn begin(&mut self, image: &str) -> io::Result<()> {
+        if !self.counts.contains_key(image) {
+            self.intents.put(image.to_owned())?;
+        }
+        *self.counts.entry(image.to_owned()).or_default() += 1;
+        Ok(())
+    }
+
+    fn end(&mut self, image: &str) -> io::Result<()> {
+        let left = match self.counts.get_mut(image) {
+            Some(count) if *count > 1 => {
+                *count -= 1;
+                *count
+            }
+            _ => 0,
+        };
+        if left > 0 {
+            return Ok(());
+        }
+        self.counts.remove(image);
+        self.intents.delete(image)
+    }
+
+    /// Merges a proof into the record; makes one that proves nothing where there is none.
+    fn grant(&mut self, image_ref: &str, repository: &str, proof: Option<&Proof>) -> io::Result<()> {
+        // a record that cannot be read is written anew: it granted nothing anyway
+        let known = self.pulled.get(image_ref).unwrap_or_default();
+        let now = self.clock.now();
+        let mut record = known.clone().unwrap_or_else(|| PulledRecord::new(image_ref, now));
+        let grants = record.grants.entry(repository.to_owned()).or_default();
+        if let Some(proof) = proof {
+            grants.add(proof);
+        }
+        if known.is_some_and(|known| known.grants == record.grants) {
+            return Ok(());
+        }
+        record.updated = now;
+        self.pulled.put(record)
+    }
+
+    fn recover(&mut self, images: &[cri::Image]) -> io::Result<()> {
+        let mut by_name: HashMap<String, &cri::Image> = HashMap::new();
+        for image in images {
+            for name in image.repo_tags.iter().chain(&image.repo_digests) {
+                by_name.insert(canonical(name), image);
+            }
+        }
+        for intent in self.intents.all()? {
+            if let Some(image) = by_name.get(&canonical(&intent)) {
+                info!(image = %intent, imageRef = %image.id, "A pull was cut short: its image needs credentials now");
+                let repository = Reference::parse(&intent).map(|parsed| parsed.repository).unwrap_or_default();
+                if let Err(error) = self.grant(&image.id, &repository, None) {
+                    warn!(image = %intent, err = %error, "Failed to record an image whose pull was cut short");
+                    continue;
+                }
+            }
+            self.intents.delete(&intent)?;
+        }
+        Ok(())
+    }
+
+    fn prune(&mut self, images: &[cri::Image], before: Timestamp) -> io::Result<()> {
+        let mut names: HashSet<&str> = HashSet::new();
+        for image in images {
+            names.insert(&image.id);
+            names.extend(image.repo_tags.iter().chain(&image.repo_digests).map(String::as_str));
+        }
+        for record in self.pulled.all()? {
+            if record.updated < before && !names.contains(record.image_ref.as_str()) {
+                self.pulled.delete(&record.image_ref)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One spelling for all of a name's.
+fn canonical(name: &str) -> String {
+    Reference::parse(name).map_or_else(|_| name.to_owned(), |parsed| parsed.canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Registry;
+
+    struct Fixed(i64);
+
+    impl Clock for Fixed {
+        fn now(&self) -> Timestamp {
+            Timestamp::from_second(self.0).expect("in range")
+        }
+    }
+
+    fn open(root: &Path, now: i64) -> Records {
+        Records::open(root, 110, 1, Arc::new(Fixed(now)), &Images::new(&Registry::new())).expect("opens")
+    }
+
+    fn image(id: &str, tag: &str) -> cri::Image {
+        cri::Image { id: id.into(), repo_tags: vec![tag.into()], size: 1, ..Default::default() }
+    }
+
+    fn pull() -> Pull {
+        Pull {
+            image: "busybox".into(),
+            image_ref: "sha256:1".into(),
+            repository: "docker.io/library/busybox".into(),
+            proof: Proof::Node,
+        }
+    }
+
+    fn files(root: &Path, folder: &str) -> usize {
+        std::fs::read_dir(root.join("image_manager").join(folder)).expect("there").count()
+    }
+
+    #[tokio::test]
+    async fn an_intent_becomes_a_record() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let records = open(dir.path(), 1000);
+        let (first, second) =
+            (records.begin("busybox").await.expect("written"), records.begin("busybox").await.expect("written"));
+        assert_eq!(files(dir.path(), "pulling"), 1);
+        first.succeeded(pull()).await;
+        assert_eq!(files(dir.path(), "pulling"), 1, "another pull of it goes on");
+        assert!(records.known("busybox", "sha256:1").await.intent);
+        second.succeeded(pull()).await;
+        assert_eq!((files(dir.path(), "pulling"), files(dir.path(), "pulled")), (0, 1));
+        let known = open(dir.path(), 1000).known("busybox", "sha256:1").await;
+        let record = known.record.expect("readable").expect("recorded");
+        assert!(record.grants["docker.io/library/busybox"].node && !known.intent);
+    }
+
+    #[tokio::test]
+    async fn a_crash_between_pull_and_record_is_noticed() {
+        // AC-03b-19
+        let dir = tempfile::tempdir().expect("a directory");
+        for name in ["busybox", "r.io/gone:1"] {
+            std::mem::forget(open(dir.path(), 1000).begin(name).await.expect("written"));
+        }
+        let records = open(dir.path(), 2000);
+        records.recover(vec![image("sha256:1", "docker.io/library/busybox:latest")]).await.expect("recovers");
+        assert_eq!((files(dir.path(), "pulling"), files(dir.path(), "pulled")), (0, 1));
+        let record = records.known("busybox", "sha256:1").await.record.expect("readable").expect("recorded");
+        assert_eq!(record.grants["docker.io/library/busybox"], Default::default());
+    }
+
+    #[tokio::test]
+    async fn records_go_with_their_images() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let records = open(dir.path(), 1000);
+        records.learn("sha256:1", "r.io/a", Proof::Node).await;
+        records.learn("sha256:2", "r.io/b", Proof::Node).await;
+        let survivor = vec![image("sha256:1", "r.io/a:1")];
+        let at = |second| Timestamp::from_second(second).expect("in range");
+        records.prune(survivor.clone(), at(1000)).await.expect("prunes");
+        assert_eq!(files(dir.path(), "pulled"), 2, "nothing is older than the pass");
+        records.prune(survivor, at(1001)).await.expect("prunes");
+        assert_eq!(files(dir.path(), "pulled"), 1);
+        assert!(records.known("x", "sha256:1").await.record.expect("readable").is_some());
+    }
+}

@@ -1,0 +1,244 @@
+//! One folder of record files with a write-through cache (spec 03b §3.1, §3.3.5).
+//!
+//! Blocking; called from the blocking pool. While the cache has never lost an entry it knows
+//! all there is, and a miss needs no look at the disk.
+
+use std::{
+    fs, io,
+    num::NonZeroUsize,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use lru::LruCache;
+use sha2::{Digest, Sha256};
+use tracing::warn;
+
+use super::{
+    credentials::hash::hex,
+    record::{Decoded, RecordError},
+};
+use crate::{
+    metrics::RecordGauges,
+    sys::atomic_file::{read, replace},
+};
+
+const MODE: u32 = 0o600;
+
+/// How one kind of document is keyed, written and read.
+pub struct Form<V> {
+    /// The key, of whose hash the file is named.
+    pub key: fn(&V) -> &str,
+    /// To bytes.
+    pub encode: fn(&V) -> Vec<u8>,
+    /// From bytes, strictly.
+    pub decode: fn(&[u8]) -> Result<Decoded<V>, RecordError>,
+}
+
+/// A folder of documents.
+pub struct Store<V> {
+    folder: PathBuf,
+    form: Form<V>,
+    cache: LruCache<String, V>,
+    complete: bool,
+    on_disk: usize,
+    gauges: RecordGauges,
+}
+
+fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+impl<V: Clone> Store<V> {
+    /// Opens the folder, reads what is there, and writes older versions anew.
+    ///
+    /// # Errors
+    /// Where the folder cannot be made or listed. A file that says nothing is left alone.
+    pub fn open(folder: PathBuf, form: Form<V>, capacity: NonZeroUsize, gauges: RecordGauges) -> io::Result<Self> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        let cache = LruCache::new(capacity);
+        let mut store = Self { folder, form, cache, complete: true, on_disk: 0, gauges };
+        for path in store.files()? {
+            match store.read(&path) {
+                Ok(Some(document)) => {
+                    if document.outdated {
+                        replace(&path, &(store.form.encode)(&document.value), MODE)?;
+                    }
+                    store.remember(document.value);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    store.complete = false;
+                    warn!(path = %path.display(), err = %error, "Image record says nothing");
+                }
+            }
+        }
+        store.recount();
+        Ok(store)
+    }
+
+    /// Record files; leftovers of writes go. Under the lock there is no write in between.
+    fn files(&self) -> io::Result<Vec<PathBuf>> {
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.starts_with('.') || name.ends_with(".tmp") {
+                // a write that a crash cut short, ours or the reference's
+                let _ = fs::remove_file(&path);
+            } else if name.starts_with("sha256-") {
+                paths.push(path);
+            }
+        }
+        Ok(paths)
+    }
+
+    fn recount(&mut self) {
+        self.on_disk = self.files().map_or(self.on_disk, |files| files.len());
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let percent = self.cache.len() * 100 / self.cache.cap().get();
+        self.gauges.on_disk.set(i64::try_from(self.on_disk).unwrap_or(i64::MAX));
+        self.gauges.usage_percent.set(i64::try_from(percent).unwrap_or(100));
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        self.folder.join(format!("sha256-{}", hex(&Sha256::digest(key))))
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Option<Decoded<V>>> {
+        read(path)?.map(|data| (self.form.decode)(&data).map_err(invalid)).transpose()
+    }
+
+    fn remember(&mut self, value: V) {
+        let key = (self.form.key)(&value).to_owned();
+        if self.cache.len() >= self.cache.cap().get() && !self.cache.contains(&key) {
+            self.complete = false;
+        }
+        self.cache.put(key, value);
+    }
+
+    /// The document of that key.
+    ///
+    /// # Errors
+    /// Where the file cannot be read or says nothing.
+    pub fn get(&mut self, key: &str) -> io::Result<Option<V>> {
+        if let Some(known) = self.cache.get(key) {
+            return Ok(Some(known.clone()));
+        }
+        if self.complete {
+            return Ok(None);
+        }
+        let Some(document) = self.read(&self.path(key))? else { return Ok(None) };
+        self.remember(document.value.clone());
+        self.publish();
+        Ok(Some(document.value))
+    }
+
+    /// Writes a document.
+    ///
+    /// # Errors
+    /// Where the file cannot be written; what was there before stays.
+    pub fn put(&mut self, value: V) -> io::Result<()> {
+        let path = self.path((self.form.key)(&value));
+        let new = !path.exists();
+        replace(&path, &(self.form.encode)(&value), MODE)?;
+        self.remember(value);
+        self.on_disk += usize::from(new);
+        self.publish();
+        Ok(())
+    }
+
+    /// Removes a document. Idempotent.
+    ///
+    /// # Errors
+    /// Where the file cannot be removed.
+    pub fn delete(&mut self, key: &str) -> io::Result<()> {
+        match fs::remove_file(self.path(key)) {
+            Ok(()) => self.on_disk = self.on_disk.saturating_sub(1),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        self.cache.pop(key);
+        self.publish();
+        Ok(())
+    }
+
+    /// All documents that can be read.
+    ///
+    /// # Errors
+    /// Where the folder cannot be listed.
+    pub fn all(&self) -> io::Result<Vec<V>> {
+        if self.complete {
+            return Ok(self.cache.iter().map(|(_, value)| value.clone()).collect());
+        }
+        let files = self.files()?;
+        Ok(files.iter().filter_map(|path| self.read(path).ok().flatten()).map(|document| document.value).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        images::record::{decode_intent, encode_intent},
+        metrics::{Images, Registry},
+    };
+
+    fn open(folder: &Path, capacity: usize) -> Store<String> {
+        let form = Form { key: |v: &String| v.as_str(), encode: |v| encode_intent(v), decode: decode_intent };
+        let gauges = Images::new(&Registry::new()).intents;
+        Store::open(folder.to_path_buf(), form, NonZeroUsize::new(capacity).expect("not zero"), gauges).expect("opens")
+    }
+
+    #[test]
+    fn documents_survive_and_are_found_beyond_the_cache() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut store = open(dir.path(), 2);
+        for image in ["a", "b", "c"] {
+            store.put(image.to_owned()).expect("written");
+        }
+        assert!(!store.complete, "one was lost from the cache");
+        assert_eq!(store.gauges.on_disk.get(), 3);
+        assert_eq!(store.gauges.usage_percent.get(), 100);
+        let mut again = open(dir.path(), 2);
+        for image in ["a", "b", "c"] {
+            assert_eq!(again.get(image).expect("readable"), Some(image.to_owned()));
+        }
+        assert_eq!(again.get("d").expect("readable"), None);
+        again.delete("a").expect("removed");
+        again.delete("a").expect("idempotent");
+        assert_eq!(again.get("a").expect("readable"), None);
+        assert_eq!(again.all().expect("listed").len(), 2);
+    }
+
+    #[test]
+    fn junk_is_an_error_and_leftovers_go() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let junk = dir.path().join(format!("sha256-{}", hex(&Sha256::digest("x"))));
+        fs::write(&junk, "junk").expect("written");
+        let leftover = dir.path().join("sha256-1.tmp");
+        fs::write(&leftover, "half").expect("written");
+        let mut store = open(dir.path(), 8);
+        assert!(store.get("x").is_err());
+        assert!(!leftover.exists());
+    }
+
+    #[test]
+    fn modes_and_older_versions() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("a directory");
+        let folder = dir.path().join("pulling");
+        let mut store = open(&folder, 8);
+        store.put("x".to_owned()).expect("written");
+        let path = store.path("x");
+        let mode = |p: &Path| fs::metadata(p).expect("there").permissions().mode() & 0o777;
+        assert_eq!((mode(&folder), mode(&path)), (0o700, 0o600));
+        let new = fs::read_to_string(&path).expect("readable");
+        fs::write(&path, new.replace("v1beta1", "v1alpha1")).expect("written");
+        open(&folder, 8);
+        assert_eq!(fs::read_to_string(&path).expect("readable"), new);
+    }
+}

@@ -1,0 +1,231 @@
+//! May this pod use an image that is already here? The decision of spec 03b §3.2. Pure.
+
+use super::record::{Grants, Proof, PulledRecord, SECRETS_LIMIT, SecretRecord};
+
+/// `imagePullCredentialsVerificationPolicy`.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub enum VerificationPolicy {
+    /// `NeverVerify`
+    Never,
+    /// `NeverVerifyPreloadedImages`
+    #[default]
+    PulledImages,
+    /// `NeverVerifyAllowlistedImages`, with the list: exact names, or prefixes that end in `/*`.
+    Allowlist(Vec<String>),
+    /// `AlwaysVerify`
+    Always,
+}
+
+impl VerificationPolicy {
+    /// Whether images of that repository must be verified; `ours` tells that this agent pulled it.
+    pub fn wants(&self, repository: &str, ours: bool) -> bool {
+        match self {
+            Self::Never => false,
+            Self::PulledImages => ours,
+            Self::Allowlist(entries) => !entries.iter().any(|entry| match entry.strip_suffix("/*") {
+                Some(prefix) => repository.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/')),
+                None => entry == repository,
+            }),
+            Self::Always => true,
+        }
+    }
+}
+
+/// The `result` label of `kubelet_imagemanager_image_mustpull_checks_total`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CheckResult {
+    /// The policy asks for nothing.
+    PolicyAllowed,
+    /// The pod has, or needs, no other credential than one that worked before.
+    RecordFound,
+    /// The pod must show its credentials to the registry.
+    MustAuthenticate,
+    /// It could not be found out.
+    Error,
+}
+
+impl CheckResult {
+    /// The label's value.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::PolicyAllowed => "credentialPolicyAllowed",
+            Self::RecordFound => "credentialRecordFound",
+            Self::MustAuthenticate => "mustAuthenticate",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// What the record says before the pod's credentials are known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum First {
+    /// Decided; `None` where the check is not counted.
+    Done {
+        /// Whether the image must be pulled.
+        pull: bool,
+        /// How it is counted.
+        result: Option<CheckResult>,
+    },
+    /// The pod's credentials decide, against these grants.
+    Compare(Grants),
+}
+
+impl First {
+    fn done(pull: bool, result: CheckResult) -> Self {
+        Self::Done { pull, result: Some(result) }
+    }
+}
+
+/// What was read about an image that is here.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a> {
+    /// The runtime's reference.
+    pub image_ref: &'a str,
+    /// The record; `Err` where reading failed.
+    pub record: Result<Option<&'a PulledRecord>, ()>,
+    /// Whether a pull of it was begun and never recorded.
+    pub intent: bool,
+    /// The name without tag and digest; `None` where it does not parse.
+    pub repository: Option<&'a str>,
+}
+
+/// Rows 1 to 7.
+pub fn begin(policy: &VerificationPolicy, known: Known<'_>) -> First {
+    use CheckResult::{Error, MustAuthenticate, PolicyAllowed, RecordFound};
+    if known.image_ref.is_empty() {
+        return First::Done { pull: true, result: None };
+    }
+    let Ok(record) = known.record else { return First::done(true, Error) };
+    if !policy.wants(known.repository.unwrap_or_default(), record.is_some() || known.intent) {
+        return First::done(false, PolicyAllowed);
+    }
+    let Some(record) = record else { return First::done(true, MustAuthenticate) };
+    let Some(repository) = known.repository else { return First::done(true, Error) };
+    match record.grants.get(repository) {
+        None => First::done(true, MustAuthenticate),
+        Some(grants) if grants.node => First::done(false, RecordFound),
+        Some(grants) if grants.secrets.is_empty() && grants.accounts.is_empty() => First::done(true, MustAuthenticate),
+        Some(grants) => First::Compare(grants.clone()),
+    }
+}
+
+/// The answer once the pod's credentials are known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Compared {
+    /// Whether the image must be pulled.
+    pub pull: bool,
+    /// What the record should learn.
+    pub remember: Option<Proof>,
+}
+
+/// Rows 9 to 12, for the proofs the pod could show.
+pub fn compare(grants: &Grants, proofs: &[Proof]) -> Compared {
+    let room = grants.secrets.len() < SECRETS_LIMIT;
+    let secrets = || proofs.iter().filter_map(|p| if let Proof::Secret(s) = p { Some(s) } else { None });
+    let learn = |secret: &SecretRecord| Some(Proof::Secret(secret.clone())).filter(|_| room);
+    let allowed = |remember| Compared { pull: false, remember };
+    let same_hash = |s: &&SecretRecord| !s.hash.is_empty() && grants.secrets.iter().any(|g| g.hash == s.hash);
+    if let Some(secret) = secrets().find(same_hash) {
+        let known = grants.secrets.iter().any(|g| g == secret);
+        return allowed(if known { None } else { learn(secret) });
+    }
+    let same_place = |s: &&SecretRecord| grants.secrets.iter().any(|g| g.coordinates() == s.coordinates());
+    if let Some(secret) = secrets().find(same_place).filter(|_| room) {
+        return allowed(learn(secret));
+    }
+    let account = proofs.iter().any(|p| matches!(p, Proof::Account(a) if grants.accounts.contains(a)));
+    Compared { pull: !account, remember: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::images::record::AccountRecord;
+
+    const REPO: &str = "docker.io/library/busybox";
+
+    fn secret(name: &str, hash: &str) -> SecretRecord {
+        SecretRecord { uid: "u".into(), namespace: "ns".into(), name: name.into(), hash: hash.into() }
+    }
+
+    fn account(name: &str) -> AccountRecord {
+        AccountRecord { uid: "u".into(), namespace: "ns".into(), name: name.into() }
+    }
+
+    fn record(grants: &[Proof]) -> PulledRecord {
+        let mut record = PulledRecord::new("sha256:1", jiff::Timestamp::UNIX_EPOCH);
+        let entry = record.grants.entry(REPO.into()).or_default();
+        grants.iter().for_each(|g| entry.add(g));
+        record
+    }
+
+    #[test]
+    fn policies_want_different_things() {
+        let list = VerificationPolicy::Allowlist(vec!["r.io/team/*".into(), "r.io/app".into()]);
+        let rows = [
+            (&VerificationPolicy::Never, "x", true, false),
+            (&VerificationPolicy::PulledImages, "x", true, true),
+            (&VerificationPolicy::PulledImages, "x", false, false),
+            (&VerificationPolicy::Always, "x", false, true),
+            (&list, "r.io/team/app", true, false),
+            (&list, "r.io/teams/app", true, true),
+            (&list, "r.io/team", true, true),
+            (&list, "r.io/app", true, false),
+            (&list, "r.io/app2", false, true),
+        ];
+        for (policy, repository, ours, expected) in rows {
+            assert_eq!(policy.wants(repository, ours), expected, "{policy:?} {repository}");
+        }
+    }
+
+    #[test]
+    fn rows_one_to_seven() {
+        use CheckResult::{Error, MustAuthenticate, PolicyAllowed, RecordFound};
+        let (node, empty) = (record(&[Proof::Node]), record(&[]));
+        let full = record(&[Proof::Secret(secret("a", "h"))]);
+        let policy = VerificationPolicy::PulledImages;
+        let known = |record| Known { image_ref: "sha256:1", record, intent: false, repository: Some(REPO) };
+        let check =
+            |row: &str, policy: &VerificationPolicy, known: Known<'_>, pull: bool, result: Option<CheckResult>| {
+                assert_eq!(begin(policy, known), First::Done { pull, result }, "{row}");
+            };
+        check("1", &policy, Known { image_ref: "", ..known(Ok(None)) }, true, None);
+        check("2", &policy, known(Err(())), true, Some(Error));
+        check("3, AC-03b-18", &policy, known(Ok(None)), false, Some(PolicyAllowed));
+        check("3", &VerificationPolicy::Never, known(Ok(Some(&full))), false, Some(PolicyAllowed));
+        check("4", &VerificationPolicy::Always, known(Ok(None)), true, Some(MustAuthenticate));
+        let crashed = Known { intent: true, ..known(Ok(None)) };
+        check("4, begun and never recorded", &policy, crashed, true, Some(MustAuthenticate));
+        let nameless = Known { repository: None, ..known(Ok(Some(&full))) };
+        check("5", &policy, nameless, true, Some(Error));
+        let other = Known { repository: Some("r.io/x"), ..known(Ok(Some(&full))) };
+        check("5", &policy, other, true, Some(MustAuthenticate));
+        check("6", &policy, known(Ok(Some(&node))), false, Some(RecordFound));
+        check("7, AC-03b-19", &policy, known(Ok(Some(&empty))), true, Some(MustAuthenticate));
+        assert!(matches!(begin(&policy, known(Ok(Some(&full)))), First::Compare(_)));
+    }
+
+    #[test]
+    fn rows_nine_to_twelve() {
+        let grants = |proofs: &[Proof]| record(proofs).grants.remove(REPO).unwrap_or_default();
+        let one = grants(&[Proof::Secret(secret("a", "h"))]);
+        let check = |row: &str, grants: &Grants, proofs: &[Proof], pull: bool, remember: Option<Proof>| {
+            assert_eq!(compare(grants, proofs), Compared { pull, remember }, "{row}");
+        };
+        check("9", &one, &[Proof::Secret(secret("a", "h"))], false, None);
+        let other = Proof::Secret(secret("b", "h"));
+        check("9, AC-03b-17", &one, std::slice::from_ref(&other), false, Some(other.clone()));
+        let rotated = Proof::Secret(secret("a", "h2"));
+        check("10", &one, std::slice::from_ref(&rotated), false, Some(rotated.clone()));
+        check("12, AC-03b-15", &one, &[], true, None);
+        check("12", &one, &[Proof::Secret(secret("b", "h2"))], true, None);
+        check("12", &one, &[Proof::Node], true, None);
+        let accounts = grants(&[Proof::Account(account("sa"))]);
+        check("11", &accounts, &[Proof::Account(account("sa"))], false, None);
+        check("12", &accounts, &[Proof::Account(account("sb"))], true, None);
+        let many: Vec<Proof> = (0..100).map(|i| Proof::Secret(secret(&format!("s{i}"), &format!("h{i}")))).collect();
+        let full = grants(&many);
+        check("9, full", &full, &[Proof::Secret(secret("b", "h7"))], false, None);
+        check("10, full", &full, &[Proof::Secret(secret("s7", "new"))], true, None);
+    }
+}

@@ -1,0 +1,9 @@
+//! The images room against the scripted CRI under paused time (spec 03b §1-4).
+
+#[path = "../kit/mod.rs"]
+mod kit;
+
+mod collect;
+mod pull;
+mod records;
+mod room;
