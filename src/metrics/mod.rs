@@ -9,6 +9,7 @@ mod images;
 mod pleg;
 mod registry;
 mod runtime_operations;
+mod sources;
 mod status;
 
 pub use admission::AdmissionMetrics;
@@ -17,4 +18,5 @@ pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
 pub use pleg::PlegMetrics;
 pub use registry::{Registry, Stability, buckets};
 pub use runtime_operations::{RuntimeOperation, RuntimeOperations, cri_losing_support};
+pub use sources::SourceMetrics;
 pub use status::StatusMetrics;

@@ -31,6 +31,14 @@ pub fn fnv1a_64(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
+/// FNV-1a with 128 bits: what the UID of a static pod is made of (spec 02a §1.2).
+pub fn fnv1a_128(parts: &[&[u8]]) -> u128 {
+    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let bytes = parts.iter().copied().flatten();
+    bytes.fold(BASIS, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
+}
+
 /// A JSON string with the escapes of Go's encoder (`<`, `>`, `&` as `\u00XX`).
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text)
@@ -56,6 +64,13 @@ mod tests {
         ] {
             assert_eq!(container_hash(name, image), hash, "{name} {image}");
         }
+    }
+
+    #[test]
+    fn the_wide_hash_has_the_published_vectors() {
+        assert_eq!(fnv1a_128(&[]), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
+        assert_eq!(fnv1a_128(&[b"a"]), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
+        assert_eq!(fnv1a_128(&[b"foo", b"bar"]), 0x343e_1662_793c_64bf_6f0d_3597_ba44_6f18);
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod resources;
 pub mod restart;
 pub mod service_env;
 pub mod spec;
+pub mod volume;
 
 pub use id::{ContainerId, PodFullName, PodRef, PodUid, SandboxId};
 pub use operation::{Operation, PodChange};

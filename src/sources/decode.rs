@@ -1,0 +1,250 @@
+//! Reads the bytes of a manifest: YAML or JSON, one pod or a list of pods. Pure.
+//!
+//! YAML is read by the rules people's manifests were written for (YAML 1.1: `0644` is octal,
+//! `yes` is true, of two equal keys the later one counts), within budgets that stop alias bombs
+//! and deep nesting. Only the first document counts; unknown fields are ignored.
+//! Behaviour: spec 02a §1.2 steps 2 and 3.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use serde_saphyr::options::{DuplicateKeyPolicy, NonFiniteFloatPolicy};
+
+use crate::pod::{api, fieldpath::quoted, quantity::Amount};
+
+/// Texts and bodies in error messages are cut at this many bytes.
+const EXCERPT: usize = 512;
+
+/// What a manifest holds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Manifest {
+    /// `v1` `Pod`.
+    Pod(Box<api::Pod>),
+    /// `v1` `PodList`.
+    List(Vec<api::Pod>),
+}
+
+/// The bytes are no pod and no list of pods.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Neither YAML nor JSON, or a budget was exceeded.
+    #[error("error converting YAML to JSON: {0}")]
+    Yaml(String),
+    /// Starts like JSON and is none.
+    #[error("{0}")]
+    Json(String),
+    /// `kind` is missing or no text.
+    #[error("Object 'Kind' is missing in '{0}'")]
+    NoKind(String),
+    /// `apiVersion` is missing or no text.
+    #[error("Object 'apiVersion' is missing in '{0}'")]
+    NoVersion(String),
+    /// Something else than a pod or a list of pods.
+    #[error("no kind {} is registered for version {}", quoted(.kind), quoted(.version))]
+    OtherKind {
+        /// The kind it claims.
+        kind: String,
+        /// The version it claims.
+        version: String,
+    },
+    /// A list where one pod is wanted.
+    #[error("invalid pod: the manifest holds a PodList")]
+    List,
+    /// A field has the wrong type.
+    #[error("{0}")]
+    Field(String),
+    /// A quantity is malformed.
+    #[error("{path}: {reason}")]
+    Quantity {
+        /// Where.
+        path: String,
+        /// What is wrong, in the API's words.
+        reason: String,
+    },
+}
+
+/// Reads a manifest.
+///
+/// # Errors
+/// Says what the bytes are instead.
+pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
+    let mut value = to_json(bytes)?;
+    let (version, kind) = (text(&value, "apiVersion"), text(&value, "kind"));
+    let Some(kind) = kind else { return Err(DecodeError::NoKind(excerpt(&value.to_string()))) };
+    let Some(version) = version else { return Err(DecodeError::NoVersion(excerpt(&value.to_string()))) };
+    match (version.as_str(), kind.as_str()) {
+        ("v1", "Pod") => Ok(Manifest::Pod(Box::new(pod(value)?))),
+        ("v1", "PodList") => {
+            let items = value.get_mut("items").map(Value::take).unwrap_or_default();
+            let items = match items {
+                Value::Array(items) => items,
+                Value::Null => Vec::new(),
+                _ => return Err(DecodeError::Field("PodList.items: expected a list".to_owned())),
+            };
+            items.into_iter().map(pod).collect::<Result<_, _>>().map(Manifest::List)
+        }
+        _ => Err(DecodeError::OtherKind { kind, version }),
+    }
+}
+
+/// The first bytes of a text that is too long for a message; cut between characters.
+pub fn excerpt(text: &str) -> String {
+    match text.char_indices().find(|(i, _)| *i >= EXCERPT) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", text.split_at(end).0),
+    }
+}
+
+fn to_json(bytes: &[u8]) -> Result<Value, DecodeError> {
+    if bytes.trim_ascii_start().starts_with(b"{") {
+        return serde_json::from_slice(bytes).map_err(|e| DecodeError::Json(e.to_string()));
+    }
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_documents: 64, max_depth: 64, max_nodes: 200_000 },
+        duplicate_keys: DuplicateKeyPolicy::LastWins,
+        legacy_octal_numbers: true,
+        non_finite_float_policy: NonFiniteFloatPolicy::Reject,
+        with_snippet: false,
+    };
+    let mut reader = bytes;
+    let first = serde_saphyr::read_with_options::<_, Value>(&mut reader, options).next();
+    first.unwrap_or(Ok(Value::Null)).map_err(|e| DecodeError::Yaml(excerpt(&e.to_string())))
+}
+
+fn text(value: &Value, key: &str) -> Option<String> {
+    value.get(key)?.as_str().filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+fn pod(mut value: Value) -> Result<api::Pod, DecodeError> {
+    // Items of a list need not say what they are, and a wrong word there is not looked at.
+    if let Some(members) = value.as_object_mut() {
+        members.insert("apiVersion".to_owned(), "v1".into());
+        members.insert("kind".to_owned(), "Pod".into());
+        if let Some(spec) = members.get_mut("spec") {
+            quantities(spec, "spec")?;
+        }
+    }
+    api::Pod::deserialize(value).map_err(|e| DecodeError::Field(e.to_string()))
+}
+
+/// Quantities may be written as numbers (`cpu: 1`), which the typed API does not take; and a text
+/// that is no quantity is refused here as the reference does when it decodes.
+fn quantities(value: &mut Value, path: &str) -> Result<(), DecodeError> {
+    match value {
+        Value::Object(members) => {
+            for (key, member) in members {
+                let path = format!("{path}.{key}");
+                match (key.as_str(), member) {
+                    ("requests" | "limits" | "overhead" | "capacity", Value::Object(list)) => {
+                        quantity_list(list, &path)?
+                    }
+                    ("sizeLimit" | "divisor", one) => quantity(one, &path)?,
+                    (_, deeper) => quantities(deeper, &path)?,
+                }
+            }
+            Ok(())
+        }
+        Value::Array(items) => {
+            items.iter_mut().enumerate().try_for_each(|(i, item)| quantities(item, &format!("{path}[{i}]")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn quantity_list(list: &mut Map<String, Value>, path: &str) -> Result<(), DecodeError> {
+    list.iter_mut().try_for_each(|(name, value)| quantity(value, &format!("{path}[{name}]")))
+}
+
+fn quantity(value: &mut Value, path: &str) -> Result<(), DecodeError> {
+    let text = match value {
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => text.clone(),
+        Value::Null => "0".to_owned(),
+        _ => return Ok(()), // the typed decoder names what is wrong
+    };
+    Amount::parse(&text).map_err(|e| DecodeError::Quantity { path: path.to_owned(), reason: e.to_string() })?;
+    *value = Value::String(text);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(text: &str) -> api::Pod {
+        match decode(text.as_bytes()) {
+            Ok(Manifest::Pod(pod)) => *pod,
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+
+    fn refused(text: &str) -> String {
+        decode(text.as_bytes()).expect_err(text).to_string()
+    }
+
+    #[test]
+    fn yaml_is_read_as_people_wrote_it() {
+        let pod = one("apiVersion: v1\nkind: Pod\nunknown: [1]\nmetadata: {name: a, name: web}\nspec:\n  \
+                       hostNetwork: yes\n  terminationGracePeriodSeconds: 30\n  containers:\n  - name: c\n    \
+                       resources: {requests: {cpu: 0.5, memory: 1024}}\n    env: [{name: A, value: \"y\"}]\n  volumes:\n  \
+                       - {name: v, downwardAPI: {defaultMode: 0644}}\n---\nkind: [broken\n");
+        let spec = pod.spec.expect("a spec");
+        assert_eq!(pod.metadata.name.as_deref(), Some("web"));
+        assert_eq!(spec.host_network, Some(true));
+        let requests = spec.containers[0].resources.as_ref().and_then(|r| r.requests.as_ref()).expect("requests");
+        assert_eq!((requests["cpu"].0.as_str(), requests["memory"].0.as_str()), ("0.5", "1024"));
+        let mode = spec.volumes.expect("volumes")[0].downward_api.as_ref().and_then(|d| d.default_mode);
+        assert_eq!(mode, Some(0o644));
+    }
+
+    #[test]
+    fn json_and_lists_are_read_too() {
+        assert_eq!(one(" {\"apiVersion\":\"v1\",\"kind\":\"Pod\"}").spec, None);
+        let list = decode(b"apiVersion: v1\nkind: PodList\nitems:\n- metadata: {name: a}\n- metadata: {name: b}\n");
+        assert!(matches!(list, Ok(Manifest::List(items)) if items.len() == 2));
+        assert_eq!(decode(b"apiVersion: v1\nkind: PodList\n"), Ok(Manifest::List(Vec::new())));
+    }
+
+    #[test]
+    fn what_is_no_pod_is_told() {
+        for (text, start) in [
+            ("", "Object 'Kind' is missing in 'null'"),
+            ("just words", "Object 'Kind' is missing in '\"just words\"'"),
+            ("kind: Pod", "Object 'apiVersion' is missing in '{\"kind\":\"Pod\"}'"),
+            ("kind: Deployment\napiVersion: apps/v1", "no kind \"Deployment\" is registered for version \"apps/v1\""),
+            ("kind: List\napiVersion: v1", "no kind \"List\" is registered for version \"v1\""),
+            ("kind: [", "error converting YAML to JSON: "),
+            ("{\"kind\": ", "EOF while parsing"),
+            ("kind: Pod\napiVersion: v1\nmetadata: {name: 5}", "invalid type: "),
+            (
+                "kind: Pod\napiVersion: v1\nspec: {containers: [{resources: {limits: {cpu: lots}}}]}",
+                "spec.containers[0].resources.limits[cpu]: unable to parse quantity's suffix",
+            ),
+            ("kind: PodList\napiVersion: v1\nitems: 3", "PodList.items: expected a list"),
+            ("\u{0}\u{1}\u{2}", "error converting YAML to JSON: "),
+        ] {
+            let told = refused(text);
+            assert!(told.starts_with(start), "{text:?}: {told}");
+        }
+        assert!(decode(&[0xff, 0xfe, 0x00]).is_err());
+    }
+
+    #[test]
+    fn bombs_are_refused_by_budget() {
+        let deep = format!("a: {}{}", "[".repeat(5000), "]".repeat(5000));
+        assert!(decode(deep.as_bytes()).is_err());
+        let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for i in 1..12 {
+            let list = vec![format!("*a{}", i - 1); 10].join(", ");
+            bomb.push_str(&format!("a{i}: &a{i} [{list}]\n"));
+        }
+        assert!(refused(&bomb).starts_with("error converting YAML to JSON: "));
+        let json = format!("{}{}", "{\"a\":".repeat(5000), "}".repeat(5000));
+        assert!(decode(json.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn excerpts_end_between_characters() {
+        assert_eq!(excerpt("short"), "short");
+        assert_eq!(excerpt(&"é".repeat(1000)).chars().count(), EXCERPT / 2 + 1);
+    }
+}

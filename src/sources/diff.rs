@@ -1,0 +1,425 @@
+//! What changed between two full sets of one source. Pure. Behaviour: spec 02a §2.2-2.4.
+//!
+//! A set is compared with what this source sent before, and becomes ordered, minimal operations:
+//! REMOVE, ADD, UPDATE, DELETE, (an empty ADD for the first set of a source that adds nothing),
+//! RECONCILE. The store keeps what was told to the engine; of the source's own object it keeps
+//! only a weak pointer, by which an unchanged pod is recognised without a comparison.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    sync::{Arc, Weak},
+};
+
+use super::normalise::drop_baggage;
+use crate::pod::{
+    Operation, Pod, PodChange, PodFullName, PodRef, PodSource, PodUid, api,
+    spec::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE},
+};
+
+/// Annotations that only this agent writes, and that never count as a change.
+const LOCAL_ANNOTATIONS: [&str; 3] = [ANNOTATION_SOURCE, ANNOTATION_MIRROR, ANNOTATION_SEEN];
+
+/// A pod of a source as the engine knows it.
+#[derive(Debug)]
+struct Held {
+    /// What the source sent; only to be recognised again.
+    sent: Weak<api::Pod>,
+    /// What the engine was told.
+    pod: Arc<Pod>,
+}
+
+/// A pod that is ignored because another one has its name (or its UID).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Duplicate {
+    /// The pod that is ignored.
+    pub pod: PodRef,
+    /// The text of the event.
+    pub message: String,
+}
+
+/// What one merge tells.
+#[derive(Debug, Default)]
+pub struct Merged {
+    /// The operations, in order.
+    pub changes: Vec<PodChange>,
+    /// Pods that are ignored, each told once.
+    pub duplicates: Vec<Duplicate>,
+    /// Texts about objects that are no pods at all; they are dropped.
+    pub malformed: Vec<String>,
+}
+
+/// The last set of one source.
+#[derive(Debug)]
+pub struct SourceStore {
+    source: PodSource,
+    seen: bool,
+    pods: BTreeMap<PodUid, Held>,
+    told: HashSet<PodRef>,
+}
+
+impl SourceStore {
+    /// Of a source that has not answered yet.
+    pub fn new(source: PodSource) -> Self {
+        Self { source, seen: false, pods: BTreeMap::new(), told: HashSet::new() }
+    }
+
+    /// Takes a new full set; `seen` is the value of `kubernetes.io/config.seen` for new pods.
+    pub fn merge(&mut self, set: Vec<Arc<api::Pod>>, seen: &str) -> Merged {
+        let mut merged = Merged::default();
+        let first = !std::mem::replace(&mut self.seen, true);
+        let mut incoming = Vec::with_capacity(set.len());
+        for sent in set {
+            match identity(&sent) {
+                Some(id) => incoming.push((id, sent)),
+                None => merged.malformed.push(sent.metadata.name.clone().unwrap_or_default()),
+            }
+        }
+        let incoming = self.without_duplicates(incoming, &mut merged);
+
+        let mut old = std::mem::take(&mut self.pods);
+        let mut lists: BTreeMap<Emission, Vec<Arc<Pod>>> = BTreeMap::new();
+        for (id, sent) in incoming {
+            let known = old.remove(&id.uid);
+            let (known, renamed) = match known {
+                Some(held) if held.pod.id() != &id => (None, Some(held)),
+                known => (known, None),
+            };
+            if let Some(gone) = renamed {
+                lists.entry(Emission::Remove).or_default().push(gone.pod);
+            }
+            let (held, emission) = match known {
+                Some(held) => compared(held, &sent),
+                None => match new_pod(&sent, self.source, seen) {
+                    Some(pod) => (Held { sent: Arc::downgrade(&sent), pod: Arc::new(pod) }, Some(Emission::Add)),
+                    None => {
+                        merged.malformed.push(id.to_string());
+                        continue;
+                    }
+                },
+            };
+            if let Some(emission) = emission {
+                lists.entry(emission).or_default().push(held.pod.clone());
+            }
+            self.pods.insert(id.uid, held);
+        }
+        let gone = old.into_values().map(|held| held.pod);
+        lists.entry(Emission::Remove).or_default().extend(gone);
+        let told = [Emission::Add, Emission::Update, Emission::Delete].iter().any(|e| lists.contains_key(e));
+        if first && !told {
+            lists.insert(Emission::FirstAnswer, Vec::new());
+        }
+        merged.changes = lists
+            .into_iter()
+            .filter(|(emission, pods)| *emission == Emission::FirstAnswer || !pods.is_empty())
+            .map(|(emission, pods)| PodChange { operation: emission.operation(), source: self.source, pods })
+            .collect();
+        merged
+    }
+
+    /// Drops pods whose full name or UID is taken: by the pod that the engine already drives,
+    /// else by the first one of the set.
+    fn without_duplicates(
+        &mut self,
+        incoming: Vec<(PodRef, Arc<api::Pod>)>,
+        merged: &mut Merged,
+    ) -> Vec<(PodRef, Arc<api::Pod>)> {
+        let mut owners: BTreeMap<PodFullName, usize> = BTreeMap::new();
+        let mut uids: BTreeSet<PodUid> = BTreeSet::new();
+        let driven = |id: &PodRef| self.pods.get(&id.uid).is_some_and(|held| held.pod.id() == id);
+        for (i, (id, _)) in incoming.iter().enumerate() {
+            let owner = owners.entry(id.full_name()).or_insert(i);
+            let taken = incoming.get(*owner).is_some_and(|(owner, _)| driven(owner));
+            if !taken && driven(id) {
+                *owner = i;
+            }
+        }
+        let mut told = HashSet::new();
+        let mut kept = Vec::with_capacity(incoming.len());
+        for (i, (id, sent)) in incoming.into_iter().enumerate() {
+            let what = match owners.get(&id.full_name()) {
+                Some(owner) if *owner != i => format!("duplicate pod name {:?}", &*id.name),
+                _ if !uids.insert(id.uid.clone()) => format!("duplicate pod UID {:?}", id.uid.as_str()),
+                _ => {
+                    kept.push((id, sent));
+                    continue;
+                }
+            };
+            if !self.told.contains(&id) && told.insert(id.clone()) {
+                let message =
+                    format!("Error validating pod {id} from {} due to {what}, ignoring", self.source.as_str());
+                merged.duplicates.push(Duplicate { pod: id, message });
+            } else {
+                told.insert(id);
+            }
+        }
+        self.told = told;
+        kept
+    }
+}
+
+/// The order in which operations are sent.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Emission {
+    Remove,
+    Add,
+    Update,
+    Delete,
+    FirstAnswer,
+    Reconcile,
+}
+
+impl Emission {
+    fn operation(self) -> Operation {
+        match self {
+            Self::Remove => Operation::Remove,
+            Self::Add | Self::FirstAnswer => Operation::Add,
+            Self::Update => Operation::Update,
+            Self::Delete => Operation::Delete,
+            Self::Reconcile => Operation::Reconcile,
+        }
+    }
+}
+
+fn identity(pod: &api::Pod) -> Option<PodRef> {
+    let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let meta = &pod.metadata;
+    Some(PodRef {
+        uid: filled(&meta.uid)?.into(),
+        name: filled(&meta.name)?.into(),
+        namespace: filled(&meta.namespace)?.into(),
+    })
+}
+
+/// The pod as it is first told: with the source, the time, and without baggage.
+fn new_pod(sent: &api::Pod, source: PodSource, seen: &str) -> Option<Pod> {
+    let mut object = sent.clone();
+    drop_baggage(&mut object);
+    let annotations = object.metadata.annotations.get_or_insert_default();
+    annotations.insert(ANNOTATION_SOURCE.to_owned(), source.as_str().to_owned());
+    annotations.insert(ANNOTATION_SEEN.to_owned(), seen.to_owned());
+    Pod::new(object).ok()
+}
+
+/// Compares a pod with what was told of it.
+fn compared(held: Held, sent: &Arc<api::Pod>) -> (Held, Option<Emission>) {
+    if Weak::ptr_eq(&held.sent, &Arc::downgrade(sent)) {
+        return (held, None);
+    }
+    let old = &held.pod;
+    let differs = differs(old, sent);
+    if !differs && old.status == sent.status {
+        return (Held { sent: Arc::downgrade(sent), pod: held.pod }, None);
+    }
+    let mut object = old.to_object();
+    object.status.clone_from(&sent.status);
+    let emission = if differs {
+        object.spec.clone_from(&sent.spec);
+        let (into, from) = (&mut object.metadata, &sent.metadata);
+        into.labels.clone_from(&from.labels);
+        into.deletion_timestamp.clone_from(&from.deletion_timestamp);
+        into.deletion_grace_period_seconds = from.deletion_grace_period_seconds;
+        into.generation = from.generation;
+        let local = into.annotations.take().unwrap_or_default();
+        let local = local.into_iter().filter(|(key, _)| LOCAL_ANNOTATIONS.contains(&key.as_str()));
+        let mut annotations = from.annotations.clone().unwrap_or_default();
+        annotations.extend(local);
+        into.annotations = Some(annotations);
+        drop_baggage(&mut object);
+        if sent.metadata.deletion_timestamp.is_some() { Emission::Delete } else { Emission::Update }
+    } else {
+        Emission::Reconcile
+    };
+    match Pod::new(object) {
+        Ok(pod) => (Held { sent: Arc::downgrade(sent), pod: Arc::new(pod) }, Some(emission)),
+        // Only a set without a spec gets here; what was told stays.
+        Err(_) => (held, None),
+    }
+}
+
+/// Whether anything but the status differs that the engine acts on.
+fn differs(old: &Pod, new: &api::Pod) -> bool {
+    let (was, is) = (&old.metadata, &new.metadata);
+    new.spec.as_ref() != Some(old.spec())
+        || *old.labels() != is.labels.clone().unwrap_or_default()
+        || was.deletion_timestamp != is.deletion_timestamp
+        || was.deletion_grace_period_seconds != is.deletion_grace_period_seconds
+        || foreign(was.annotations.as_ref()) != foreign(is.annotations.as_ref())
+}
+
+/// All annotations but the local ones and the baggage.
+fn foreign(annotations: Option<&BTreeMap<String, String>>) -> BTreeMap<&str, &str> {
+    let all = annotations.into_iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
+    all.filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(key) && !super::normalise::is_baggage(key)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const SEEN: &str = "2026-01-02T03:04:05.000000000Z";
+
+    fn pod(name: &str, uid: &str, extra: Value) -> Arc<api::Pod> {
+        let mut json = json!({"metadata": {"name": name, "namespace": "n", "uid": uid},
+                              "spec": {"containers": [{"name": "c"}]}});
+        for (pointer, value) in extra.as_object().expect("an object") {
+            let (at, key) = pointer.rsplit_once('/').expect("a pointer");
+            json.pointer_mut(at).expect("a parent")[key] = value.clone();
+        }
+        Arc::new(serde_json::from_value(json).expect("a pod"))
+    }
+
+    fn plain(name: &str) -> Arc<api::Pod> {
+        pod(name, name, json!({}))
+    }
+
+    fn told(merged: &Merged) -> Vec<String> {
+        merged
+            .changes
+            .iter()
+            .map(|change| {
+                let names: Vec<&str> = change.pods.iter().map(|pod| pod.name()).collect();
+                format!("{:?} {}", change.operation, names.join(" ")).trim().to_owned()
+            })
+            .collect()
+    }
+
+    /// What the second set tells after the first.
+    fn after(first: Vec<Arc<api::Pod>>, second: Vec<Arc<api::Pod>>) -> Vec<String> {
+        let mut store = SourceStore::new(PodSource::Api);
+        store.merge(first, SEEN);
+        told(&store.merge(second, "later"))
+    }
+
+    #[test]
+    fn the_first_empty_set_is_told_once() {
+        // AC-02a-5
+        let mut store = SourceStore::new(PodSource::Api);
+        let merged = store.merge(Vec::new(), SEEN);
+        assert_eq!(told(&merged), ["Add"]);
+        assert_eq!(merged.changes[0].source, PodSource::Api);
+        assert_eq!(told(&store.merge(Vec::new(), SEEN)), Vec::<String>::new());
+        let mut other = SourceStore::new(PodSource::File);
+        assert_eq!(told(&other.merge(vec![plain("a")], SEEN)), ["Add a"]);
+    }
+
+    #[test]
+    fn operations_come_in_order() {
+        // AC-02a-6
+        let changed = pod("b", "b", json!({"/metadata/labels": {"x": "y"}}));
+        assert_eq!(after(vec![plain("a"), plain("b")], vec![changed, plain("c")]), ["Remove a", "Add c", "Update b"]);
+    }
+
+    #[test]
+    fn what_counts_as_which_change() {
+        let status = json!({"/status": {"phase": "Running"}});
+        let label = json!({"/metadata/labels": {"x": "y"}});
+        let both = json!({"/metadata/labels": {"x": "y"}, "/status": {"phase": "Running"}});
+        let deleted = json!({"/metadata/deletionTimestamp": "2026-01-02T03:04:05Z"});
+        let local = json!({"/metadata/annotations": {ANNOTATION_SEEN: "x", ANNOTATION_SOURCE: "y"}});
+        let baggage = json!({"/metadata/annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"}});
+        let rest = json!({"/metadata/resourceVersion": "7", "/metadata/finalizers": ["f"], "/metadata/generation": 2});
+        for (acceptance, change, expected) in [
+            ("AC-02a-7", status, vec!["Reconcile a"]),
+            ("AC-02a-8", both, vec!["Update a"]),
+            ("", label, vec!["Update a"]),
+            ("AC-02a-9", deleted, vec!["Delete a"]),
+            ("", json!({"/spec/hostname": "h"}), vec!["Update a"]),
+            ("", json!({"/metadata/annotations": {"k": "v"}}), vec!["Update a"]),
+            ("", json!({"/metadata/deletionGracePeriodSeconds": 3}), vec!["Update a"]),
+            ("", local, vec![]),
+            ("", baggage, vec![]),
+            ("", rest, vec![]),
+        ] {
+            assert_eq!(after(vec![plain("a")], vec![pod("a", "a", change.clone())]), expected, "{acceptance} {change}");
+        }
+    }
+
+    #[test]
+    fn an_update_keeps_first_sight_and_takes_the_rest() {
+        let mut store = SourceStore::new(PodSource::File);
+        let first = pod(
+            "a",
+            "a",
+            json!({"/metadata/creationTimestamp": "2026-01-01T00:00:00Z",
+                                         "/metadata/annotations": {"old": "1"}}),
+        );
+        store.merge(vec![first], SEEN);
+        let next = pod(
+            "a",
+            "a",
+            json!({"/metadata/annotations": {"new": "2", ANNOTATION_SEEN: "forged"},
+                                        "/metadata/generation": 4, "/metadata/creationTimestamp": "2027-01-01T00:00:00Z"}),
+        );
+        let merged = store.merge(vec![next], "later");
+        let pod = &merged.changes[0].pods[0];
+        assert_eq!(pod.annotation(ANNOTATION_SEEN), Some(SEEN));
+        assert_eq!(pod.source(), Some(PodSource::File));
+        assert_eq!((pod.annotation("old"), pod.annotation("new")), (None, Some("2")));
+        assert_eq!(pod.generation(), 4);
+        let created = pod.metadata.creation_timestamp.as_ref().map(|t| t.0.to_string());
+        assert_eq!(created.as_deref(), Some("2026-01-01T00:00:00Z"));
+    }
+
+    #[test]
+    fn a_status_change_is_told_once() {
+        let running = || pod("a", "a", json!({"/status": {"phase": "Running"}}));
+        let mut store = SourceStore::new(PodSource::Api);
+        store.merge(vec![plain("a")], SEEN);
+        assert_eq!(told(&store.merge(vec![running()], SEEN)), ["Reconcile a"]);
+        assert_eq!(told(&store.merge(vec![running()], SEEN)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_running_one_of_two_with_one_name_is_kept() {
+        let mut store = SourceStore::new(PodSource::File);
+        let (one, two) = (pod("a", "u1", json!({})), pod("a", "u2", json!({})));
+        assert_eq!(told(&store.merge(vec![two.clone()], SEEN)), ["Add a"]);
+        // u1 sorts first now, but u2 runs.
+        let merged = store.merge(vec![one.clone(), two.clone()], SEEN);
+        assert_eq!(told(&merged), Vec::<String>::new());
+        assert_eq!(
+            merged.duplicates.iter().map(|d| d.message.as_str()).collect::<Vec<_>>(),
+            ["Error validating pod a_n(u1) from file due to duplicate pod name \"a\", ignoring"]
+        );
+        assert_eq!(store.merge(vec![one.clone(), two.clone()], SEEN).duplicates, [], "told once");
+        assert_eq!(told(&store.merge(vec![one.clone()], SEEN)), ["Remove a", "Add a"], "its turn comes");
+        assert_eq!(store.merge(vec![one, two], SEEN).duplicates.len(), 1, "told again after a change");
+        let mut fresh = SourceStore::new(PodSource::File);
+        let merged = fresh.merge(vec![pod("a", "u1", json!({})), pod("a", "u2", json!({}))], SEEN);
+        assert_eq!((told(&merged), merged.duplicates[0].pod.uid.as_str()), (vec!["Add a".to_owned()], "u2"));
+    }
+
+    #[test]
+    fn one_uid_stands_for_one_pod() {
+        let merged =
+            SourceStore::new(PodSource::File).merge(vec![pod("a", "u", json!({})), pod("b", "u", json!({}))], SEEN);
+        assert_eq!(told(&merged), ["Add a"]);
+        assert!(merged.duplicates[0].message.contains("duplicate pod UID \"u\""));
+        assert_eq!(
+            after(vec![pod("a", "u", json!({}))], vec![pod("b", "u", json!({}))]),
+            ["Remove a", "Add b"],
+            "renamed"
+        );
+    }
+
+    #[test]
+    fn what_is_no_pod_is_dropped_and_named() {
+        let mut nameless = (*plain("a")).clone();
+        nameless.metadata.uid = None;
+        let mut empty = (*plain("b")).clone();
+        empty.spec = None;
+        let merged = SourceStore::new(PodSource::Api).merge(vec![Arc::new(nameless), Arc::new(empty)], SEEN);
+        assert_eq!((told(&merged), merged.malformed.len()), (vec!["Add".to_owned()], 2));
+    }
+
+    #[test]
+    fn unchanged_pods_cost_no_comparison() {
+        let mut store = SourceStore::new(PodSource::File);
+        let a = plain("a");
+        store.merge(vec![a.clone()], SEEN);
+        let before = store.pods[&PodUid::new("a")].pod.clone();
+        store.merge(vec![a], SEEN);
+        assert!(Arc::ptr_eq(&before, &store.pods[&PodUid::new("a")].pod));
+    }
+}

@@ -1,0 +1,284 @@
+//! Looks at the file system: which manifests there are, and what they hold. Blocking.
+//!
+//! A file whose bytes did not change since the last look is not parsed again.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions},
+    io::{self, Read},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use inotify::{Inotify, WatchMask};
+use rustix::fs::OFlags;
+use sha2::{Digest, Sha256};
+
+use super::{
+    FileConfig,
+    watch::{Noticed, Prepared},
+};
+use crate::{
+    pod::{PodSource, api},
+    sources::{
+        MANIFEST_LIMIT,
+        decode::{self, DecodeError, Manifest},
+        normalise::{self, Origin},
+        references::ReferenceRule,
+    },
+};
+
+/// A manifest that was read, with the digest of its bytes.
+#[derive(Clone, Debug)]
+pub struct KnownFile {
+    digest: [u8; 32],
+    /// The pod it holds.
+    pub pod: Arc<api::Pod>,
+}
+
+/// All good manifests by path; the order of paths is the order of the set.
+pub type Files = BTreeMap<PathBuf, KnownFile>;
+
+/// A manifest that cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rejection {
+    /// Its path.
+    pub path: PathBuf,
+    /// The `reason` label.
+    pub reason: &'static str,
+    /// What is wrong.
+    pub text: String,
+}
+
+/// What a look found.
+#[derive(Debug, Default)]
+pub struct Looked {
+    /// The good manifests.
+    pub files: Files,
+    /// The bad ones.
+    pub rejected: Vec<Rejection>,
+    /// Sub-directories and special files.
+    pub skipped: Vec<(PathBuf, &'static str)>,
+    /// The path itself does not exist.
+    pub missing: bool,
+    /// Device and inode of the directory that is to be watched.
+    pub directory: Option<(u64, u64)>,
+}
+
+/// The path could not be looked at; what was known stays.
+#[derive(Debug, thiserror::Error)]
+pub enum LookError {
+    /// Neither.
+    #[error("path is not a directory or file")]
+    OtherType,
+    /// The system refused.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The path is one file and that is bad.
+    #[error("{0}")]
+    File(String),
+}
+
+/// Where to look, and for which node.
+#[derive(Clone, Debug)]
+pub struct Look {
+    path: Arc<Path>,
+    node_name: Arc<str>,
+    references: ReferenceRule,
+}
+
+impl Look {
+    /// The path is made absolute, and a `/` at its end dropped.
+    pub fn new(config: &FileConfig) -> Self {
+        // `components` drops the trailing slash; where there is no working directory the path stays relative.
+        let path: PathBuf = config.path.components().collect();
+        let path = std::path::absolute(&path).unwrap_or(path);
+        Self { path: path.into(), node_name: config.node_name.clone(), references: config.references }
+    }
+
+    /// The path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads everything there is.
+    ///
+    /// # Errors
+    /// Where nothing can be said about what is there.
+    pub fn list(&self, known: &Files) -> Result<Looked, LookError> {
+        let meta = match fs::metadata(&self.path) {
+            Ok(meta) => meta,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Looked { missing: true, ..Looked::default() }),
+            Err(e) => return Err(e.into()),
+        };
+        let mut looked = Looked::default();
+        if meta.is_dir() {
+            looked.directory = Some((meta.dev(), meta.ino()));
+            for entry in fs::read_dir(&self.path)? {
+                let path = self.path.join(entry?.file_name());
+                if !is_ignored(&path) {
+                    self.entry(path, known, &mut looked);
+                }
+            }
+        } else if meta.is_file() {
+            looked.directory = self.path.parent().and_then(|dir| fs::metadata(dir).ok()).map(|m| (m.dev(), m.ino()));
+            let file = self.read(&self.path, known.get(&*self.path)).map_err(|r| LookError::File(r.text))?;
+            looked.files.insert(self.path.to_path_buf(), file);
+        } else {
+            return Err(LookError::OtherType);
+        }
+        Ok(looked)
+    }
+
+    fn entry(&self, path: PathBuf, known: &Files, looked: &mut Looked) {
+        match fs::metadata(&path) {
+            Ok(meta) if meta.is_dir() => looked.skipped.push((path, "a directory, not recursing")),
+            Ok(meta) if !meta.is_file() => looked.skipped.push((path, "not a directory or file")),
+            Ok(_) => match self.read(&path, known.get(&path)) {
+                Ok(file) => {
+                    looked.files.insert(path, file);
+                }
+                Err(rejection) => looked.rejected.push(rejection),
+            },
+            Err(e) => looked.rejected.push(rejection(&path, "read", &e)),
+        }
+    }
+
+    /// Reads what the watch noticed. A file that turned bad keeps its pod until the next list:
+    /// it may be half written.
+    pub fn changed(&self, mut known: Files, noticed: Vec<Noticed>) -> Looked {
+        let mut looked = Looked::default();
+        for one in noticed {
+            match one {
+                Noticed::Gone(path) => {
+                    known.remove(&path);
+                }
+                Noticed::Created(path) if is_being_written(&path) => {}
+                Noticed::Created(path) | Noticed::Changed(path) => {
+                    let mut one = Looked::default();
+                    self.entry(path, &known, &mut one);
+                    known.append(&mut one.files);
+                    looked.rejected.append(&mut one.rejected);
+                    looked.skipped.append(&mut one.skipped);
+                }
+                Noticed::Everything | Noticed::Lost => {}
+            }
+        }
+        looked.files = known;
+        looked
+    }
+
+    /// Prepares the watch: of the directory, or of the directory a single file lies in, because a
+    /// file that is replaced takes its watch along. `None` if the path does not exist.
+    pub fn watch(&self) -> Option<io::Result<Prepared>> {
+        let meta = match fs::metadata(&self.path) {
+            Ok(meta) => meta,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return None,
+            Err(e) => return Some(Err(e)),
+        };
+        let (directory, only) = match (meta.is_dir(), self.path.parent(), self.path.file_name()) {
+            (false, Some(parent), Some(name)) => (parent, Some(name.to_owned())),
+            _ => (&*self.path, None),
+        };
+        Some(self.prepare(directory, only))
+    }
+
+    fn prepare(&self, directory: &Path, only: Option<std::ffi::OsString>) -> io::Result<Prepared> {
+        let events = WatchMask::CREATE
+            | WatchMask::CLOSE_WRITE
+            | WatchMask::ATTRIB
+            | WatchMask::MOVED_TO
+            | WatchMask::DELETE
+            | WatchMask::MOVED_FROM
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF
+            | WatchMask::ONLYDIR;
+        let inotify = Inotify::init()?;
+        inotify.watches().add(directory, events)?;
+        let meta = fs::metadata(directory)?;
+        Ok(Prepared { inotify, directory: directory.to_owned(), identity: (meta.dev(), meta.ino()), only })
+    }
+
+    fn read(&self, path: &Path, known: Option<&KnownFile>) -> Result<KnownFile, Rejection> {
+        let bytes = read_at_most(path).map_err(|e| rejection(path, "read", &e))?;
+        let digest: [u8; 32] = Sha256::digest(&bytes).into();
+        if let Some(known) = known.filter(|known| known.digest == digest) {
+            return Ok(known.clone());
+        }
+        let location = path.to_string_lossy();
+        let not_parsed = |e: DecodeError| Rejection {
+            path: path.to_owned(),
+            reason: "parse",
+            text: format!("{location}: couldn't parse as pod({e}), please check config file"),
+        };
+        let pod = match decode::decode(&bytes).map_err(not_parsed)? {
+            Manifest::Pod(pod) => *pod,
+            Manifest::List(_) => return Err(not_parsed(DecodeError::List)),
+        };
+        let origin = Origin {
+            source: PodSource::File,
+            location: &location,
+            node_name: &self.node_name,
+            references: self.references,
+        };
+        let pod = normalise::static_pod(pod, origin).map_err(|e| rejection(path, "invalid", &e))?;
+        Ok(KnownFile { digest, pod: Arc::new(pod) })
+    }
+}
+
+fn rejection(path: &Path, reason: &'static str, e: &dyn std::fmt::Display) -> Rejection {
+    Rejection { path: path.to_owned(), reason, text: e.to_string() }
+}
+
+/// Hidden files, and what editors leave behind.
+pub fn is_ignored(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    name.starts_with(b".") || [&b"~"[..], b".swp", b".bak"].iter().any(|end| name.ends_with(end))
+}
+
+/// A plain new file is read once its writer closes it; only links are complete when they appear.
+fn is_being_written(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.nlink() == 1)
+}
+
+fn read_at_most(path: &Path) -> io::Result<Vec<u8>> {
+    // What was a file a moment ago may be a pipe now: neither open nor read may wait for a writer.
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MANIFEST_LIMIT).read_to_end(&mut bytes)?;
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) >= MANIFEST_LIMIT {
+        return Err(io::Error::other("the read limit is reached"));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_files_and_backups_are_ignored() {
+        for name in ["a/.hidden.yaml", "a/x.yaml~", "a/.x.yaml.swp", "a/x.swp", "a/x.yaml.bak"] {
+            assert!(is_ignored(Path::new(name)), "{name}");
+        }
+        for name in ["a/x.yaml", "a/x", "a/x.json", "a/bak"] {
+            assert!(!is_ignored(Path::new(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_slash_at_the_end_is_dropped() {
+        let config = FileConfig {
+            path: "/etc/manifests//".into(),
+            period: std::time::Duration::ZERO,
+            node_name: "n".into(),
+            references: ReferenceRule::RefuseAll,
+        };
+        assert_eq!(Look::new(&config).path().to_str(), Some("/etc/manifests"));
+    }
+}

@@ -1,0 +1,237 @@
+//! The file source: manifests in a directory, or one manifest in a file.
+//!
+//!   list timer ─┐
+//!   inotify ────┼─► look (blocking pool) ─► files we know ─► full set ─► mux
+//!   retry timer ┘
+//!
+//! One task owns what is known of every file. All file access is on the blocking pool: a file
+//! system that hangs holds up this source and nothing else. A set is sent when it differs from
+//! the last one, and the first one always. Behaviour: spec 02a §1.6.
+
+mod look;
+mod watch;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::FutureExt;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::{mux::Door, references::ReferenceRule};
+use crate::{metrics::SourceMetrics, pod::api};
+use look::{Files, Look, LookError, Looked, Rejection};
+use watch::{Noticed, Watch};
+
+/// After this long a read is told to hang.
+const SLOW: Duration = Duration::from_secs(30);
+/// First and last delay before the watch is tried again.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(20));
+
+/// What the file source needs to know.
+#[derive(Clone, Debug)]
+pub struct FileConfig {
+    /// Directory or file.
+    pub path: PathBuf,
+    /// Time between two lists.
+    pub period: Duration,
+    /// This node's name.
+    pub node_name: Arc<str>,
+    /// Which references to API objects are refused.
+    pub references: ReferenceRule,
+}
+
+/// The source's task.
+pub struct FileSource {
+    look: Look,
+    period: Duration,
+    door: Door,
+    metrics: SourceMetrics,
+    files: Files,
+    /// What was last said about each bad file, so that it is said once.
+    complaints: BTreeMap<PathBuf, String>,
+    /// What failed as a whole, said once.
+    trouble: Option<String>,
+    sent: Option<Vec<Arc<api::Pod>>>,
+    watch: Option<Watch>,
+    retry_at: Instant,
+    retry_after: Duration,
+}
+
+impl FileSource {
+    /// A source that has not looked yet.
+    pub fn new(config: FileConfig, door: Door, metrics: SourceMetrics) -> Self {
+        Self {
+            look: Look::new(&config),
+            period: config.period,
+            door,
+            metrics,
+            files: Files::default(),
+            complaints: BTreeMap::new(),
+            trouble: None,
+            sent: None,
+            watch: None,
+            retry_at: Instant::now(),
+            retry_after: RETRY.0,
+        }
+    }
+
+    /// Runs until cancelled.
+    pub async fn run(mut self, stop: CancellationToken) {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            () = self.serve() => {}
+        }
+    }
+
+    async fn serve(&mut self) {
+        info!(path = %self.look.path().display(), "Watching path for pods");
+        // Watching before the first list, so that nothing falls between the two.
+        self.open_watch().await;
+        let mut lists = interval(self.period.max(Duration::from_millis(1)));
+        lists.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = lists.tick() => self.list().await,
+                noticed = next(&mut self.watch), if self.watch.is_some() => self.noticed(noticed).await,
+                () = sleep_until(self.retry_at), if self.watch.is_none() => {
+                    self.open_watch().await;
+                    self.list().await;
+                }
+            }
+        }
+    }
+
+    /// Opens the watch, or says when to try again.
+    async fn open_watch(&mut self) {
+        let look = self.look.clone();
+        let prepared = blocking(move || look.watch()).await.flatten();
+        match prepared.map(|prepared| prepared.and_then(Watch::start)) {
+            Some(Ok(watch)) => {
+                self.watch = Some(watch);
+                self.retry_after = RETRY.0;
+            }
+            None => self.retry_at = Instant::now() + RETRY.0, // the path does not exist: the list tells
+            Some(Err(e)) => {
+                warn!(path = %self.look.path().display(), err = %e, "Unable to read config path");
+                self.retry_at = Instant::now() + self.retry_after;
+                self.retry_after = (self.retry_after * 2).min(RETRY.1);
+            }
+        }
+    }
+
+    async fn list(&mut self) {
+        let (look, known) = (self.look.clone(), self.files.clone());
+        match blocking(move || look.list(&known)).await {
+            Some(Ok(looked)) => {
+                self.trouble = None;
+                if self.watch.as_ref().is_some_and(|watch| Some(watch.directory()) != looked.directory) {
+                    self.lose_watch();
+                }
+                if looked.missing && self.sent.as_ref().is_none_or(|sent| !sent.is_empty()) {
+                    warn!(path = %self.look.path().display(), "Path does not exist, ignoring");
+                }
+                let bad: BTreeSet<&PathBuf> = looked
+                    .rejected
+                    .iter()
+                    .map(|r| &r.path)
+                    .chain(looked.skipped.iter().map(|(path, _)| path))
+                    .collect();
+                self.complaints.retain(|path, _| bad.contains(path));
+                self.take(looked).await;
+            }
+            Some(Err(e)) => self.failed(&e),
+            None => {}
+        }
+    }
+
+    fn failed(&mut self, e: &LookError) {
+        let text = e.to_string();
+        if self.trouble.as_ref() != Some(&text) {
+            error!(path = %self.look.path().display(), err = %text, "Unable to read config path");
+            self.metrics.failures.with_label_values(&["file"]).inc();
+            self.trouble = Some(text);
+        }
+    }
+
+    /// Takes what the watch noticed, and all that it noticed meanwhile.
+    async fn noticed(&mut self, first: Noticed) {
+        let mut all = vec![first];
+        while let Some(Some(more)) = self.watch.as_mut().map(|watch| watch.next().now_or_never()) {
+            let ends = matches!(more, Noticed::Lost);
+            all.push(more);
+            if ends {
+                break;
+            }
+        }
+        if all.iter().any(|noticed| matches!(noticed, Noticed::Lost)) {
+            self.lose_watch();
+            self.open_watch().await;
+            return self.list().await;
+        }
+        if all.iter().any(|noticed| matches!(noticed, Noticed::Everything)) {
+            return self.list().await;
+        }
+        let (look, known) = (self.look.clone(), self.files.clone());
+        if let Some(looked) = blocking(move || look.changed(known, all)).await {
+            self.take(looked).await;
+        }
+    }
+
+    fn lose_watch(&mut self) {
+        self.watch = None;
+        self.retry_at = Instant::now();
+    }
+
+    /// Remembers a look, says what is new about bad files, and sends the set if it changed.
+    async fn take(&mut self, looked: Looked) {
+        for Rejection { path, reason, text } in looked.rejected {
+            if self.complaints.get(&path) == Some(&text) {
+                continue;
+            }
+            error!(path = %path.display(), err = %text, "Could not process manifest file");
+            self.metrics.rejected.with_label_values(&["file", reason]).inc();
+            self.complaints.insert(path, text);
+        }
+        for (path, why) in looked.skipped {
+            if self.complaints.get(&path).is_none_or(|said| said != why) {
+                info!(path = %path.display(), reason = why, "Skipping manifest path");
+                self.complaints.insert(path, why.to_owned());
+            }
+        }
+        self.files = looked.files;
+        let set: Vec<Arc<api::Pod>> = self.files.values().map(|file| file.pod.clone()).collect();
+        let same = |sent: &Vec<Arc<api::Pod>>| {
+            sent.len() == set.len() && sent.iter().zip(&set).all(|(old, new)| Arc::ptr_eq(old, new))
+        };
+        if !self.sent.as_ref().is_some_and(same) {
+            self.door.hand_in(set.clone()).await;
+            self.sent = Some(set);
+        }
+    }
+}
+
+async fn next(watch: &mut Option<Watch>) -> Noticed {
+    match watch {
+        Some(watch) => watch.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Runs file access on the blocking pool. It is waited for however long it takes, because a second
+/// look would hang like the first; that it hangs is told. `None` only if it panicked.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let mut task = tokio::task::spawn_blocking(work);
+    loop {
+        match tokio::time::timeout(SLOW, &mut task).await {
+            Ok(done) => return done.inspect_err(|e| error!(err = %e, "Reading manifests failed")).ok(),
+            Err(_) => warn!(waited = ?SLOW, "Still waiting for the file system with the manifests"),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The HTTP source: one pod or a list of pods from a URL, asked for again and again.
+//!
+//! A set is sent only for a good answer; whatever else happens, the last set stays. An answer with
+//! the bytes that were applied last is not looked at again; bytes that were refused are, so that
+//! the reason keeps being told. Behaviour: spec 02a §1.7, §14.
+
+mod fetch;
+mod redirect;
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{
+    decode::{self, Manifest, excerpt},
+    mux::Door,
+    normalise::{self, InvalidPod, Origin},
+    references::ReferenceRule,
+};
+use crate::{
+    metrics::SourceMetrics,
+    pod::{PodSource, api},
+};
+use fetch::{FetchError, Fetcher, shown_url};
+
+/// So many failures are told aloud before the verbosity is reduced.
+const LOUD_FAILURES: u32 = 3;
+
+/// What the HTTP source needs to know.
+#[derive(Clone, Debug)]
+pub struct HttpConfig {
+    /// The URL.
+    pub url: String,
+    /// Headers of every request, in order; names may repeat.
+    pub headers: Vec<(String, String)>,
+    /// Time between two requests.
+    pub period: Duration,
+    /// This node's name.
+    pub node_name: Arc<str>,
+    /// Which references to API objects are refused.
+    pub references: ReferenceRule,
+}
+
+/// The source's task.
+pub struct HttpSource {
+    config: HttpConfig,
+    shown: String,
+    fetcher: Fetcher,
+    door: Door,
+    metrics: SourceMetrics,
+    applied: Option<[u8; 32]>,
+    failures: u32,
+}
+
+/// Why an answer could not be used.
+#[derive(Debug, thiserror::Error)]
+enum PollError {
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error("{url}: {status}")]
+    Status { url: String, status: String },
+    #[error("zero-length data received from {0}")]
+    Empty(String),
+    #[error("{url}: received '{body}', but couldn't parse as single ({single}) or multiple pods ({multiple})")]
+    NotParsed { url: String, body: String, single: String, multiple: String },
+    #[error(transparent)]
+    Invalid(#[from] InvalidPod),
+}
+
+impl HttpSource {
+    /// A source that has not asked yet.
+    pub fn new(config: HttpConfig, door: Door, metrics: SourceMetrics) -> Self {
+        let shown = shown_url(&config.url);
+        let fetcher = Fetcher::new(&config.url, &config.headers);
+        Self { config, shown, fetcher, door, metrics, applied: None, failures: 0 }
+    }
+
+    /// Runs until cancelled.
+    pub async fn run(mut self, stop: CancellationToken) {
+        info!(url = %self.shown, "Watching URL for pods");
+        let mut polls = interval(self.config.period.max(Duration::from_millis(1)));
+        polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                _ = polls.tick() => {}
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                outcome = self.poll() => self.tell(outcome),
+            }
+        }
+    }
+
+    fn tell(&mut self, outcome: Result<(), PollError>) {
+        let Err(e) = outcome else {
+            if std::mem::take(&mut self.failures) > 0 {
+                info!("Successfully read pods from URL");
+            }
+            return;
+        };
+        self.metrics.failures.with_label_values(&["http"]).inc();
+        match self.failures {
+            0..LOUD_FAILURES => info!(err = %e, "Failed to read pods from URL"),
+            LOUD_FAILURES => {
+                info!(err = %e, "Failed to read pods from URL. Dropping verbosity of this message to V(4)");
+            }
+            _ => debug!(err = %e, "Failed to read pods from URL"),
+        }
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    async fn poll(&mut self) -> Result<(), PollError> {
+        let answer = self.fetcher.get().await?;
+        if answer.status != http::StatusCode::OK {
+            return Err(PollError::Status { url: self.shown.clone(), status: answer.status.to_string() });
+        }
+        if answer.body.is_empty() {
+            self.applied = None;
+            self.door.hand_in(Vec::new()).await;
+            return Err(PollError::Empty(self.shown.clone()));
+        }
+        let digest: [u8; 32] = Sha256::digest(&answer.body).into();
+        if self.applied == Some(digest) {
+            return Ok(());
+        }
+        let (config, shown) = (self.config.clone(), self.shown.clone());
+        let parsed = tokio::task::spawn_blocking(move || pods(&answer.body, &config, shown)).await;
+        let pods = match parsed {
+            Ok(parsed) => parsed.inspect_err(|e| self.count(e))?,
+            Err(e) => {
+                warn!(err = %e, "Reading the answer failed");
+                return Ok(());
+            }
+        };
+        self.door.hand_in(pods).await;
+        self.applied = Some(digest);
+        Ok(())
+    }
+
+    fn count(&self, e: &PollError) {
+        let reason = if matches!(e, PollError::Invalid(_)) { "invalid" } else { "parse" };
+        self.metrics.rejected.with_label_values(&["http", reason]).inc();
+    }
+}
+
+/// The pods of an answer; one bad pod spoils the whole list.
+fn pods(body: &Bytes, config: &HttpConfig, shown: String) -> Result<Vec<Arc<api::Pod>>, PollError> {
+    // Both readings fail for one reason: the bytes are looked at once.
+    let not_parsed = |reason: String| PollError::NotParsed {
+        url: shown,
+        body: excerpt(&String::from_utf8_lossy(body)),
+        single: reason.clone(),
+        multiple: reason,
+    };
+    let found = match decode::decode(body) {
+        Ok(Manifest::Pod(pod)) => vec![*pod],
+        Ok(Manifest::List(pods)) => pods,
+        Err(e) => return Err(not_parsed(e.to_string())),
+    };
+    let origin = Origin {
+        source: PodSource::Http,
+        location: &config.url,
+        node_name: &config.node_name,
+        references: config.references,
+    };
+    found.into_iter().map(|pod| Ok(Arc::new(normalise::static_pod(pod, origin)?))).collect()
+}

@@ -1,0 +1,228 @@
+//! Merges the full sets of all sources into one stream of operations.
+//!
+//!   file ─┐
+//!   http ─┼─► door (1 slot) ─► mux ─► operations (50 slots) ─► sync loop
+//!   api  ─┘
+//!
+//! One task owns the last set of every source. A slow reader holds the sources back; a source that
+//! hangs holds back nobody. Behaviour: spec 02a §2.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use jiff::{Timestamp, fmt::strtime, tz::TimeZone};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, warn};
+
+use super::{diff::SourceStore, ports::SourceEvents};
+use crate::{
+    metrics::SourceMetrics,
+    pod::{Operation, PodChange, PodSource, api},
+};
+
+/// Operations that wait for the sync loop.
+pub const CHANGES_CAPACITY: usize = 50;
+
+/// The wall time.
+pub type Now = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// A full set of one source.
+#[derive(Debug)]
+pub struct SourceSet {
+    /// Whose.
+    pub source: PodSource,
+    /// All pods it has now.
+    pub pods: Vec<Arc<api::Pod>>,
+}
+
+/// Where sources hand in their sets.
+#[derive(Clone, Debug)]
+pub struct Door {
+    source: PodSource,
+    sets: mpsc::Sender<SourceSet>,
+}
+
+impl Door {
+    /// For one source.
+    pub fn new(source: PodSource, sets: mpsc::Sender<SourceSet>) -> Self {
+        Self { source, sets }
+    }
+
+    /// Hands in a full set; waits while the mux is busy. A mux that is gone takes nothing: the
+    /// agent stops then.
+    pub async fn hand_in(&self, pods: Vec<Arc<api::Pod>>) {
+        let _ = self.sets.send(SourceSet { source: self.source, pods }).await;
+    }
+}
+
+/// What the mux works with.
+pub struct Mux {
+    /// Sets come in here.
+    pub sets: mpsc::Receiver<SourceSet>,
+    /// Operations go out here.
+    pub changes: mpsc::Sender<PodChange>,
+    /// Who takes events.
+    pub events: Arc<dyn SourceEvents>,
+    /// What is counted.
+    pub metrics: SourceMetrics,
+    /// The wall time.
+    pub now: Now,
+}
+
+impl Mux {
+    /// Runs until cancelled, until no source is left, or until nobody reads the operations.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut stores: BTreeMap<PodSource, SourceStore> = BTreeMap::new();
+        loop {
+            let set = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                set = self.sets.recv() => match set {
+                    Some(set) => set,
+                    None => return,
+                },
+            };
+            let source = set.source;
+            let store = stores.entry(source).or_insert_with(|| SourceStore::new(source));
+            for change in self.merge(store, set) {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    sent = self.changes.send(change) => if sent.is_err() { return },
+                }
+            }
+        }
+    }
+
+    fn merge(&self, store: &mut SourceStore, set: SourceSet) -> Vec<PodChange> {
+        let source = set.source.as_str();
+        let count = i64::try_from(set.pods.len()).unwrap_or(i64::MAX);
+        self.metrics.pods.with_label_values(&[source]).set(count);
+        let merged = store.merge(set.pods, &seen((self.now)()));
+        for duplicate in merged.duplicates {
+            warn!(pod = %duplicate.pod, source, "Ignoring pod with duplicate name");
+            self.metrics.duplicates.with_label_values(&[source]).inc();
+            self.events.warning(&duplicate.pod, "FailedValidation", duplicate.message);
+        }
+        for name in merged.malformed {
+            error!(pod = name, source, "Ignoring object without name, namespace, UID or spec");
+        }
+        let present = merged.changes.iter().filter(|change| change.operation != Operation::Remove);
+        for pod in present.flat_map(|change| &change.pods) {
+            if !pod.is_static() {
+                self.events.observed(pod);
+            }
+        }
+        merged.changes
+    }
+}
+
+/// The value of `kubernetes.io/config.seen`: local time with nine digits, `Z` for UTC.
+fn seen(now: Timestamp) -> String {
+    let local = now.to_zoned(TimeZone::system());
+    let zone = if local.offset().seconds() == 0 { "Z" } else { "%:z" };
+    strtime::format(format!("%Y-%m-%dT%H:%M:%S.%9f{zone}"), &local).unwrap_or_else(|_| now.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{metrics::Registry, pod::PodRef};
+
+    #[derive(Default)]
+    struct Told(Mutex<Vec<String>>);
+
+    impl SourceEvents for Told {
+        fn warning(&self, pod: &PodRef, reason: &'static str, message: String) {
+            self.0.lock().expect("not poisoned").push(format!("{pod} {reason} {message}"));
+        }
+
+        fn observed(&self, pod: &Arc<crate::pod::Pod>) {
+            self.0.lock().expect("not poisoned").push(format!("observed {}", pod.name()));
+        }
+    }
+
+    fn pod(name: &str, uid: &str) -> Arc<api::Pod> {
+        let json =
+            serde_json::json!({"metadata": {"name": name, "namespace": "n", "uid": uid}, "spec": {"containers": []}});
+        Arc::new(serde_json::from_value(json).expect("a pod"))
+    }
+
+    struct Bench {
+        told: Arc<Told>,
+        metrics: SourceMetrics,
+        sets: mpsc::Sender<SourceSet>,
+        changes: mpsc::Receiver<PodChange>,
+        stop: CancellationToken,
+        task: tokio::task::JoinHandle<()>,
+    }
+
+    fn bench() -> Bench {
+        let (sets, from_sources) = mpsc::channel(1);
+        let (to_engine, changes) = mpsc::channel(CHANGES_CAPACITY);
+        let (told, metrics) = (Arc::new(Told::default()), SourceMetrics::new(&Registry::new()));
+        let mux = Mux {
+            sets: from_sources,
+            changes: to_engine,
+            events: told.clone(),
+            metrics: metrics.clone(),
+            now: Arc::new(|| Timestamp::UNIX_EPOCH),
+        };
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(mux.run(stop.clone()));
+        Bench { told, metrics, sets, changes, stop, task }
+    }
+
+    #[tokio::test]
+    async fn sources_are_merged_apart_and_each_answers_first() {
+        let mut bench = bench();
+        for (source, pods) in [
+            (PodSource::File, vec![pod("a", "1")]),
+            (PodSource::Http, Vec::new()),
+            (PodSource::Api, vec![pod("a", "1"), pod("b", "2")]),
+        ] {
+            Door::new(source, bench.sets.clone()).hand_in(pods).await;
+        }
+        for (source, count) in [(PodSource::File, 1), (PodSource::Http, 0), (PodSource::Api, 2)] {
+            let change = bench.changes.recv().await.expect("a change");
+            assert_eq!((change.operation, change.source, change.pods.len()), (Operation::Add, source, count));
+        }
+        assert_eq!(*bench.told.0.lock().expect("not poisoned"), ["observed a", "observed b"]);
+        bench.stop.cancel();
+        bench.task.await.expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn duplicates_are_events_and_counted() {
+        let mut bench = bench();
+        Door::new(PodSource::File, bench.sets.clone()).hand_in(vec![pod("a", "1"), pod("a", "2")]).await;
+        bench.changes.recv().await.expect("a change");
+        assert_eq!(
+            *bench.told.0.lock().expect("not poisoned"),
+            ["a_n(2) FailedValidation Error validating pod a_n(2) from file due to duplicate pod name \"a\", ignoring"]
+        );
+        assert_eq!(bench.metrics.duplicates.with_label_values(&["file"]).get(), 1);
+        assert_eq!(bench.metrics.pods.with_label_values(&["file"]).get(), 2);
+    }
+
+    #[tokio::test]
+    async fn the_mux_ends_with_its_sources_and_with_its_reader() {
+        let Bench { sets, changes, task, .. } = bench();
+        drop(sets);
+        task.await.expect("no panic");
+        drop(changes);
+        let Bench { sets, changes, task, .. } = bench();
+        drop(changes);
+        Door::new(PodSource::File, sets).hand_in(Vec::new()).await;
+        task.await.expect("no panic");
+    }
+
+    #[test]
+    fn the_time_of_first_sight_has_nine_digits() {
+        let text = seen(Timestamp::new(1_767_323_045, 60).expect("a time"));
+        assert!(text.starts_with("2026-01-0") && text.contains(".000000060"), "{text}");
+        assert!(text.parse::<Timestamp>().is_ok(), "{text}");
+    }
+}

@@ -1,0 +1,254 @@
+//! Turns what a person wrote into a pod of this node. Pure. Behaviour: spec 02a §1.2 steps 4-14.
+//!
+//! The order of the steps shows in the UID, in error texts and in the pod, and must not change.
+//! The UID is the 128-bit FNV-1a of the defaulted pod as canonical JSON (keys sorted, compact)
+//! and of where it came from. It decides whether a running pod is replaced when the agent is
+//! upgraded: what goes into it must not change between releases without a migration, which the
+//! golden values of the tests guard.
+
+use serde_json::Value;
+
+use super::{
+    defaults,
+    references::{self, ReferenceError, ReferenceRule},
+    validate::{self, FieldErrors},
+};
+use crate::pod::{PodSource, api, hash::fnv1a_128, spec::ANNOTATION_HASH};
+
+/// Annotation of `kubectl apply`: a copy of the whole pod that nobody on a node reads.
+const ANNOTATION_LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Where a manifest came from, and the node it is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin<'a> {
+    /// `file` or `http`.
+    pub source: PodSource,
+    /// The file's absolute path, or the URL.
+    pub location: &'a str,
+    /// This node's name.
+    pub node_name: &'a str,
+    /// Which references to API objects are refused.
+    pub references: ReferenceRule,
+}
+
+/// A manifest holds a pod, but not one that can run here.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum InvalidPod {
+    /// No name.
+    #[error("invalid pod: name is needed for the pod")]
+    NoName,
+    /// Fields are wrong.
+    #[error("invalid pod: {0}")]
+    Fields(FieldErrors),
+    /// It refers to the API.
+    #[error(transparent)]
+    Refers(#[from] ReferenceError),
+}
+
+/// Makes a static pod of a decoded manifest.
+///
+/// # Errors
+/// For a pod without name, with invalid fields, or with references to API objects.
+pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, InvalidPod> {
+    drop_baggage(&mut pod);
+    defaults::apply(&mut pod);
+    let name = pod.metadata.name.clone().unwrap_or_default();
+    if name.is_empty() {
+        return Err(InvalidPod::NoName);
+    }
+    if pod.metadata.uid.as_deref().unwrap_or_default().is_empty() {
+        pod.metadata.uid = Some(uid(&pod, origin));
+    }
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    let meta = &mut pod.metadata;
+    meta.name = Some(format!("{name}-{}", origin.node_name.to_lowercase()));
+    if meta.namespace.as_deref().unwrap_or_default().is_empty() {
+        meta.namespace = Some("default".to_owned());
+    }
+    meta.annotations.get_or_insert_default().insert(ANNOTATION_HASH.to_owned(), uid);
+    let spec = pod.spec.get_or_insert_default();
+    spec.node_name = Some(origin.node_name.to_owned());
+    if origin.source == PodSource::File {
+        tolerate_no_execute(spec);
+    }
+    pod.status.get_or_insert_default().phase = Some("Pending".to_owned());
+    let errors = validate::new_pod(&pod);
+    if !errors.is_empty() {
+        return Err(InvalidPod::Fields(errors));
+    }
+    let spec = pod.spec.get_or_insert_default();
+    references::check(spec, origin.references)?;
+    Ok(pod)
+}
+
+/// Drops what only the API server and its clients use, and what no part of the agent reads.
+pub fn drop_baggage(pod: &mut api::Pod) {
+    pod.metadata.managed_fields = None;
+    if let Some(annotations) = pod.metadata.annotations.as_mut() {
+        annotations.remove(ANNOTATION_LAST_APPLIED);
+        if annotations.is_empty() {
+            pod.metadata.annotations = None;
+        }
+    }
+}
+
+/// Whether an annotation is such baggage.
+pub fn is_baggage(annotation: &str) -> bool {
+    annotation == ANNOTATION_LAST_APPLIED
+}
+
+fn uid(pod: &api::Pod, origin: Origin<'_>) -> String {
+    let canonical = canonical_json(pod);
+    let (host, kind) = match origin.source {
+        PodSource::File => (format!("host:{}", origin.node_name), "file:"),
+        PodSource::Http | PodSource::Api => (String::new(), "url:"),
+    };
+    let parts: [&[u8]; 4] = [canonical.as_bytes(), host.as_bytes(), kind.as_bytes(), origin.location.as_bytes()];
+    format!("{:032x}", fnv1a_128(&parts))
+}
+
+/// Compact JSON with sorted keys.
+fn canonical_json(pod: &api::Pod) -> String {
+    let mut value = serde_json::to_value(pod).unwrap_or(Value::Null);
+    value.sort_all_objects();
+    value.to_string()
+}
+
+/// Static pods of files stay when the node has problems.
+fn tolerate_no_execute(spec: &mut api::PodSpec) {
+    let wanted = api::Toleration {
+        operator: Some("Exists".to_owned()),
+        effect: Some("NoExecute".to_owned()),
+        ..Default::default()
+    };
+    let plain = |text: &Option<String>| text.clone().unwrap_or_default();
+    let same = |one: &api::Toleration| {
+        plain(&one.key).is_empty()
+            && plain(&one.value).is_empty()
+            && one.effect == wanted.effect
+            && one.operator == wanted.operator
+    };
+    let tolerations = spec.tolerations.get_or_insert_default();
+    match tolerations.iter_mut().find(|one| same(one)) {
+        Some(one) => one.toleration_seconds = None,
+        None => tolerations.push(wanted),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn origin(source: PodSource) -> Origin<'static> {
+        let location = match source {
+            PodSource::File => "/etc/kubernetes/manifests/web.yaml",
+            _ => "http://10.0.0.1/pods",
+        };
+        Origin { source, location, node_name: "Node-A", references: ReferenceRule::RefuseAll }
+    }
+
+    fn made(json: Value, source: PodSource) -> Result<api::Pod, String> {
+        let pod = serde_json::from_value(json).expect("a pod");
+        static_pod(pod, origin(source)).map_err(|e| e.to_string())
+    }
+
+    fn web() -> Value {
+        json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "busybox"}]}})
+    }
+
+    #[test]
+    fn a_pod_of_a_file_is_named_and_hashed_for_this_node() {
+        // AC-02a-1 (source and seen are the mux's)
+        let pod = made(web(), PodSource::File).expect("valid");
+        let meta = &pod.metadata;
+        let uid = meta.uid.as_deref().expect("a uid");
+        assert_eq!((meta.name.as_deref(), meta.namespace.as_deref()), (Some("web-node-a"), Some("default")));
+        assert_eq!((uid.len(), uid.to_lowercase().as_str()), (32, uid));
+        assert_eq!(meta.annotations.as_ref().map(|a| a[ANNOTATION_HASH].as_str()), Some(uid));
+        let spec = pod.spec.as_ref().expect("a spec");
+        assert_eq!(spec.node_name.as_deref(), Some("Node-A"));
+        assert_eq!(
+            serde_json::to_value(&spec.tolerations).expect("JSON"),
+            json!([{"operator": "Exists", "effect": "NoExecute"}])
+        );
+        assert_eq!(pod.status.as_ref().and_then(|s| s.phase.as_deref()), Some("Pending"));
+        // AC-02a-2
+        let of_http = made(web(), PodSource::Http).expect("valid");
+        assert_ne!(of_http.metadata.uid, pod.metadata.uid);
+        assert_eq!(of_http.spec.and_then(|s| s.tolerations), None);
+    }
+
+    #[test]
+    fn uids_never_change_between_releases() {
+        for (source, uid) in [
+            (PodSource::File, "31ae1e28e08b9aadc9b6411b377abd6b"),
+            (PodSource::Http, "afab612776e3074b56ec5b19d1addd7a"),
+        ] {
+            assert_eq!(made(web(), source).expect("valid").metadata.uid.as_deref(), Some(uid));
+        }
+    }
+
+    #[test]
+    fn the_uid_follows_what_counts_and_nothing_else() {
+        let uid = |json| made(json, PodSource::File).expect("valid").metadata.uid;
+        let with = |path: &str, value: Value| {
+            let mut pod = web();
+            match path.rsplit_once('/') {
+                Some((at, key)) => pod.pointer_mut(at).expect("a path")[key] = value,
+                None => pod[path] = value,
+            }
+            pod
+        };
+        let plain = uid(web());
+        assert_eq!(uid(with("/spec/restartPolicy", json!("Always"))), plain, "a default written out");
+        assert_eq!(uid(with("/metadata/annotations", json!({ANNOTATION_LAST_APPLIED: "x"}))), plain);
+        assert_eq!(uid(with("/metadata/managedFields", json!([{"manager": "m"}]))), plain);
+        assert_ne!(uid(with("/spec/restartPolicy", json!("Never"))), plain);
+        assert_ne!(uid(with("/metadata/labels", json!({"a": "b"}))), plain);
+        assert_eq!(uid(with("/metadata/uid", json!("fixed"))).as_deref(), Some("fixed"));
+        let fixed = made(with("/metadata/uid", json!("fixed")), PodSource::File).expect("valid");
+        assert_eq!(fixed.metadata.annotations.map(|a| a[ANNOTATION_HASH].clone()).as_deref(), Some("fixed"));
+    }
+
+    #[test]
+    fn an_equal_toleration_is_kept_and_one_with_seconds_replaced() {
+        let with = |seconds: Value| {
+            let mut pod = web();
+            pod["spec"]["tolerations"] = json!([
+                {"key": "a", "operator": "Exists"},
+                {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}]);
+            made(pod, PodSource::File).expect("valid").spec.and_then(|s| s.tolerations).expect("tolerations")
+        };
+        for seconds in [Value::Null, json!(30)] {
+            let tolerations = with(seconds);
+            assert_eq!(tolerations.len(), 2);
+            assert_eq!(tolerations[1].toleration_seconds, None);
+        }
+    }
+
+    #[test]
+    fn bad_pods_are_refused_in_the_words_of_the_reference() {
+        let mut nameless = web();
+        nameless["metadata"]["name"] = Value::Null;
+        assert_eq!(made(nameless, PodSource::File).unwrap_err(), "invalid pod: name is needed for the pod");
+        let mut no_image = web();
+        no_image["spec"]["containers"][0]["image"] = Value::Null;
+        assert_eq!(
+            made(no_image, PodSource::File).unwrap_err(),
+            "invalid pod: [spec.containers[0].image: Required value]"
+        );
+        let mut refers = web();
+        refers["spec"]["containers"][0]["envFrom"] = json!([{"secretRef": {"name": "s"}}]);
+        // AC-02a-3
+        assert_eq!(made(refers, PodSource::File).unwrap_err(), "static pods may not reference secrets");
+    }
+
+    #[test]
+    fn the_status_of_the_manifest_is_kept_but_for_the_phase() {
+        let mut pod = web();
+        pod["status"] = json!({"phase": "Running", "reason": "kept"});
+        let status = made(pod, PodSource::File).expect("valid").status.expect("a status");
+        assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Pending"), Some("kept")));
+    }
+}

@@ -1,0 +1,217 @@
+//! Paths of fields and what is wrong with them, as the API server words it. Pure.
+
+use std::fmt;
+
+use crate::pod::fieldpath::quoted;
+
+/// The path of a field, e.g. `spec.containers[0].image`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Path(String);
+
+impl Path {
+    /// A field of the pod itself.
+    pub fn root(name: &str) -> Self {
+        Self(name.to_owned())
+    }
+
+    /// A member of this field.
+    #[must_use]
+    pub fn child(&self, name: &str) -> Self {
+        Self(format!("{}.{name}", self.0))
+    }
+
+    /// An element of this list.
+    #[must_use]
+    pub fn index(&self, index: usize) -> Self {
+        Self(format!("{}[{index}]", self.0))
+    }
+
+    /// An entry of this map.
+    #[must_use]
+    pub fn key(&self, key: &str) -> Self {
+        Self(format!("{}[{key}]", self.0))
+    }
+}
+
+/// One wrong field; displays as the API server's text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FieldError(String);
+
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Everything that is wrong with a pod, in the order in which it was found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct FieldErrors(Vec<FieldError>);
+
+/// `[first second]`.
+impl fmt::Display for FieldErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts: Vec<&str> = self.0.iter().map(|error| error.0.as_str()).collect();
+        write!(f, "[{}]", texts.join(" "))
+    }
+}
+
+/// A value in an error text: texts are quoted, numbers are not.
+pub enum Shown<'a> {
+    /// Quoted.
+    Text(&'a str),
+    /// As it is.
+    Number(i64),
+}
+
+impl<'a> From<&'a str> for Shown<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl<'a> From<&'a String> for Shown<'a> {
+    fn from(text: &'a String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<i64> for Shown<'_> {
+    fn from(number: i64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<i32> for Shown<'_> {
+    fn from(number: i32) -> Self {
+        Self::Number(number.into())
+    }
+}
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(&quoted(text)),
+            Self::Number(number) => write!(f, "{number}"),
+        }
+    }
+}
+
+impl FieldErrors {
+    /// Whether nothing is wrong.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The texts.
+    pub fn texts(&self) -> Vec<String> {
+        self.0.iter().map(ToString::to_string).collect()
+    }
+
+    fn add(&mut self, path: &Path, what: &str, detail: &str) {
+        let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
+        self.0.push(FieldError(format!("{}: {what}{detail}", path.0)));
+    }
+
+    /// The field must be set.
+    pub fn required(&mut self, path: &Path, detail: &str) {
+        self.add(path, "Required value", detail);
+    }
+
+    /// The value is wrong.
+    pub fn invalid<'a>(&mut self, path: &Path, value: impl Into<Shown<'a>>, detail: &str) {
+        self.add(path, &format!("Invalid value: {}", value.into()), detail);
+    }
+
+    /// The value has each of these complaints.
+    pub fn complaints(&mut self, path: &Path, value: &str, complaints: Vec<String>) {
+        complaints.iter().for_each(|complaint| self.invalid(path, value, complaint));
+    }
+
+    /// The value is none of those that exist.
+    pub fn unsupported(&mut self, path: &Path, value: &str, supported: &[&str]) {
+        let supported: Vec<String> = supported.iter().map(|one| quoted(one)).collect();
+        self.add(
+            path,
+            &format!("Unsupported value: {}", quoted(value)),
+            &format!("supported values: {}", supported.join(", ")),
+        );
+    }
+
+    /// The value stands there twice.
+    pub fn duplicate(&mut self, path: &Path, value: &str) {
+        self.add(path, &format!("Duplicate value: {}", quoted(value)), "");
+    }
+
+    /// What the value refers to does not exist.
+    pub fn not_found(&mut self, path: &Path, value: &str) {
+        self.add(path, &format!("Not found: {}", quoted(value)), "");
+    }
+
+    /// The field must not be set here.
+    pub fn forbidden(&mut self, path: &Path, detail: &str) {
+        self.add(path, "Forbidden", detail);
+    }
+
+    /// The value is larger than it may be.
+    pub fn too_long(&mut self, path: &Path, limit: usize) {
+        self.add(path, "Too long", &format!("may not be more than {limit} bytes"));
+    }
+
+    /// The list has more items than it may have.
+    pub fn too_many(&mut self, path: &Path, found: usize, limit: usize) {
+        self.add(path, &format!("Too many: {found}"), &format!("must have at most {limit} items"));
+    }
+
+    /// The value must be one of those that exist; unset is `Required value`.
+    pub fn one_of(&mut self, path: &Path, value: Option<&str>, supported: &[&str]) {
+        match value.unwrap_or_default() {
+            "" => self.required(path, ""),
+            value if supported.contains(&value) => {}
+            value => self.unsupported(path, value, supported),
+        }
+    }
+
+    /// The number must not be negative.
+    pub fn not_negative(&mut self, path: &Path, value: Option<impl Into<i64>>) {
+        if let Some(value) = value.map(Into::into).filter(|value| *value < 0) {
+            self.invalid(path, value, "must be greater than or equal to 0");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_read_like_those_of_the_api_server() {
+        let at = Path::root("spec").child("containers").index(0);
+        let mut errors = FieldErrors::default();
+        errors.required(&at.child("image"), "");
+        errors.invalid(&at.child("name"), "A b", "must be nice");
+        errors.invalid(&at.key("k"), 5_i64, "");
+        errors.unsupported(&at, "x", &["A", "B"]);
+        errors.duplicate(&at, "a\"b");
+        errors.not_found(&at, "v");
+        errors.forbidden(&at, "no");
+        errors.too_long(&at, 253);
+        errors.too_many(&at, 21, 20);
+        errors.not_negative(&at, Some(-1));
+        let path = "spec.containers[0]";
+        assert_eq!(
+            errors.texts(),
+            [
+                format!("{path}.image: Required value"),
+                format!("{path}.name: Invalid value: \"A b\": must be nice"),
+                format!("{path}[k]: Invalid value: 5"),
+                format!("{path}: Unsupported value: \"x\": supported values: \"A\", \"B\""),
+                format!("{path}: Duplicate value: \"a\\\"b\""),
+                format!("{path}: Not found: \"v\""),
+                format!("{path}: Forbidden: no"),
+                format!("{path}: Too long: may not be more than 253 bytes"),
+                format!("{path}: Too many: 21: must have at most 20 items"),
+                format!("{path}: Invalid value: -1: must be greater than or equal to 0"),
+            ]
+        );
+    }
+}

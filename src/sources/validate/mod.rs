@@ -1,0 +1,36 @@
+//! Whether a pod may be created, by the rules of the API server. Pure. Behaviour: spec 02a §1.4.
+//!
+//! Only static pods come through here; pods of the API were checked there. Each file checks one
+//! part of the specification; errors carry the field's path and are collected, never cut short.
+
+mod container;
+mod env;
+mod field;
+mod handlers;
+mod metadata;
+mod mounts;
+mod names_and_numbers;
+mod profiles;
+mod resources;
+mod spec;
+mod volumes;
+
+pub use field::{FieldError, FieldErrors, Path};
+
+use crate::pod::api;
+
+/// Everything that is wrong with a new pod.
+pub fn new_pod(pod: &api::Pod) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    metadata::check(&pod.metadata, &mut errors);
+    if let Some(spec) = pod.spec.as_ref() {
+        spec::check(spec, &mut errors);
+        profiles::check(&pod.metadata, spec, &mut errors);
+    } else {
+        errors.required(&Path::root("spec"), "");
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests;
