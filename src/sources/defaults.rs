@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::pod::{api, quantity::Amount, volume};
+use crate::pod::{api, quantity::Amount, resources, volume};
 
 type Amounts = BTreeMap<String, Quantity>;
 
@@ -48,7 +48,7 @@ pub fn apply(pod: &mut api::Pod) {
         round(resources.limits.as_mut());
         round(resources.requests.as_mut());
     }
-    pod_requests(spec);
+    resources::default_pod_level(spec);
 }
 
 fn container(one: &mut api::Container, host_network: bool) {
@@ -171,60 +171,6 @@ fn requests_from_limits(resources: &mut api::ResourceRequirements) {
     for (name, amount) in limits {
         requests.entry(name.clone()).or_insert_with(|| amount.clone());
     }
-}
-
-/// Pod-level requests, where pod-level resources are set at all: those of the containers for cpu
-/// and memory, else the pod-level limits.
-fn pod_requests(spec: &mut api::PodSpec) {
-    if spec.resources.is_none() {
-        return;
-    }
-    let of_containers = container_requests(spec);
-    let Some(resources) = spec.resources.as_mut() else { return };
-    let mut requests = resources.requests.take().unwrap_or_default();
-    for (name, amount) in of_containers.into_iter().filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory")) {
-        requests.entry(name).or_insert_with(|| amount.into());
-    }
-    for (name, limit) in resources.limits.iter().flatten() {
-        if matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-") {
-            requests.entry(name.clone()).or_insert_with(|| limit.clone());
-        }
-    }
-    resources.requests = Some(requests).filter(|r| !r.is_empty());
-}
-
-/// What all containers request together: the larger of what runs at the end and what any init
-/// container needs beside the sidecars before it.
-fn container_requests(spec: &api::PodSpec) -> BTreeMap<String, Amount> {
-    let amounts = |one: &api::Container| -> BTreeMap<String, Amount> {
-        let requests = one.resources.as_ref().and_then(|r| r.requests.as_ref());
-        requests.into_iter().flatten().filter_map(|(k, q)| Some((k.clone(), Amount::try_from(q).ok()?))).collect()
-    };
-    let plus = |into: &mut BTreeMap<String, Amount>, more: BTreeMap<String, Amount>| {
-        for (name, amount) in more {
-            into.entry(name).and_modify(|sum| *sum = sum.plus(amount)).or_insert(amount);
-        }
-    };
-    let (mut running, mut sidecars, mut peak) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-    spec.containers.iter().for_each(|one| plus(&mut running, amounts(one)));
-    for one in spec.init_containers.iter().flatten() {
-        let mut now = amounts(one);
-        if one.restart_policy.as_deref() == Some("Always") {
-            plus(&mut running, now.clone());
-            plus(&mut sidecars, now);
-            continue;
-        }
-        plus(&mut now, sidecars.clone());
-        for (name, amount) in now {
-            let highest: &mut Amount = peak.entry(name).or_insert(amount);
-            *highest = (*highest).max(amount);
-        }
-    }
-    for (name, amount) in peak {
-        let sum = running.entry(name).or_insert(amount);
-        *sum = (*sum).max(amount);
-    }
-    running
 }
 
 fn round(amounts: Option<&mut Amounts>) {
