@@ -7,11 +7,12 @@ use std::collections::HashMap;
 
 use super::{
     init,
-    resize::{self, ActuatedPod, ResizePlan},
+    resize::{self, ResizePlan},
 };
 use crate::pod::{
     ContainerId, ContainerKind, Pod, RestartPolicy, SandboxId, api, hash,
     observed::{ContainerState, NetworkMode, ObservedContainer, ObservedPod, SandboxState},
+    resource_state::PodResources,
     restart::{self, RuleAction},
 };
 
@@ -57,7 +58,7 @@ pub struct Inputs<'a> {
     /// Probe results of running instances.
     pub probes: &'a HashMap<ContainerId, Probed>,
     /// Resources last applied; `None` where there is no record.
-    pub actuated: Option<&'a ActuatedPod>,
+    pub actuated: Option<&'a PodResources>,
     /// All containers are to be removed (spec 03a §3.3).
     pub restart_all: bool,
     /// Feature gates.

@@ -16,10 +16,26 @@
 //! in the next turn, never by listing. Behaviour: spec 03a, 03b §8, 02a §9.8.
 
 pub mod actions;
+mod actuate;
+mod actuated;
 pub mod backoff;
+mod creates;
+mod execute;
+mod gc;
 pub mod gc_rank;
 pub mod grace;
+mod hooks;
+mod http_hook;
 mod init;
+mod kill;
+mod manager;
 pub mod prepare;
 pub mod request;
 pub mod resize;
+mod start;
+mod state;
+
+pub use actuated::ActuatedStore;
+pub use gc::GcMode;
+pub use manager::{RuntimeConfig, RuntimeDeps, RuntimeManager};
+pub use state::{HealthCheck, RuntimeCheck};

@@ -6,20 +6,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use serde::{Deserialize, Serialize};
 
-use crate::pod::{ContainerId, ContainerKind, Pod, api, quantity::Amount};
-
-/// Resources last applied to a pod, as the state file spells them.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct ActuatedPod {
-    /// By container name.
-    #[serde(rename = "ContainerResources", default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub containers: BTreeMap<String, api::ResourceRequirements>,
-    /// Pod-level resources.
-    #[serde(rename = "PodLevelResources", default, skip_serializing_if = "Option::is_none")]
-    pub pod: Option<api::ResourceRequirements>,
-}
+use crate::pod::{ContainerId, ContainerKind, Pod, api, quantity::Amount, resource_state::PodResources};
 
 /// Requests and limits as numbers; 0 where unset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -131,14 +119,14 @@ impl ResizePlan {
 }
 
 /// Compares one running container with what was applied to it. Static pods are never resized.
-pub fn check(pod: &Pod, container: &api::Container, actuated: Option<&ActuatedPod>) -> Check {
+pub fn check(pod: &Pod, container: &api::Container, actuated: Option<&PodResources>) -> Check {
     if pod.is_static() {
         return Check::Keep;
     }
     let to = Amounts::of(container.resources.as_ref(), pod.spec().resources.as_ref());
     let applied = actuated.and_then(|a| a.containers.get(&container.name));
     let from = match applied {
-        Some(applied) => Amounts::of(Some(applied), actuated.and_then(|a| a.pod.as_ref())),
+        Some(applied) => Amounts::of(Some(applied), actuated.and_then(|a| a.pod_level.as_ref())),
         None => Amounts::default(),
     };
     if from == to {
@@ -171,11 +159,11 @@ fn direction(from: i64, to: i64) -> Option<Direction> {
 }
 
 /// Whether the pod-level resources differ from those applied.
-pub fn pod_level_changed(pod: &Pod, actuated: Option<&ActuatedPod>) -> bool {
+pub fn pod_level_changed(pod: &Pod, actuated: Option<&PodResources>) -> bool {
     if pod.is_static() {
         return false;
     }
-    let applied = actuated.and_then(|a| a.pod.as_ref());
+    let applied = actuated.and_then(|a| a.pod_level.as_ref());
     Amounts::of(pod.spec().resources.as_ref(), None) != Amounts::of(applied, None)
 }
 
@@ -216,8 +204,8 @@ mod tests {
         Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete")
     }
 
-    fn applied(resources: Value) -> ActuatedPod {
-        let mut actuated = ActuatedPod::default();
+    fn applied(resources: Value) -> PodResources {
+        let mut actuated = PodResources::default();
         actuated.containers.insert("c".to_owned(), serde_json::from_value(resources).expect("resources"));
         actuated
     }
@@ -225,7 +213,7 @@ mod tests {
     fn outcome(now: Value, before: Value, policy: Value) -> Check {
         let pod = pod(json!([{"name": "c", "resources": now, "resizePolicy": policy}]), false);
         let mut actuated = applied(before);
-        actuated.pod = pod.spec().resources.clone();
+        actuated.pod_level = pod.spec().resources.clone();
         check(&pod, &pod.containers()[0], Some(&actuated))
     }
 

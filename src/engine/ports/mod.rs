@@ -27,7 +27,7 @@ pub use observer::{Observation, PodObserver, PodView, RuntimePods};
 pub use probes::{ProbeManager, ProbeResult, ProbeResults};
 pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, ResourceManager};
 pub use runtime::{
-    ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodRuntime, StartFailure, SyncOutcome, SyncPod,
+    ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodFates, PodRuntime, StartFailure, SyncOutcome, SyncPod,
 };
 pub use stage::{Stage, StageView};
 pub use state_file::StateFile;

@@ -165,3 +165,13 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// How the runtime calls itself: the scheme of container ids (`containerd`).
     fn name(&self) -> Arc<str>;
 }
+
+/// What the engine knows of a pod's future (spec 02a §9.6): decides what garbage collection takes.
+pub trait PodFates: Send + Sync + 'static {
+    /// Whether every source has told its pods.
+    fn sources_ready(&self) -> bool;
+    /// Whether everything of a pod may be removed: it is gone, or unknown after the first sync.
+    fn content_may_go(&self, pod: &PodUid) -> bool;
+    /// Whether a pod has terminated, though it may not be deleted.
+    fn is_terminated(&self, pod: &PodUid) -> bool;
+}

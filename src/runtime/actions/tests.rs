@@ -13,7 +13,7 @@ struct Scene {
     pod: Value,
     observed: ObservedPod,
     probes: HashMap<ContainerId, Probed>,
-    actuated: Option<ActuatedPod>,
+    actuated: Option<PodResources>,
     restart_all: bool,
 }
 
@@ -368,7 +368,7 @@ fn resources_change_in_place_or_by_restart() {
             .has("a", RUNNING)
             .set("/spec/containers/0/resources", json!({"requests": {"cpu": "2"}}))
             .set("/spec/containers/0/resizePolicy", json!([{"resourceName": "cpu", "restartPolicy": policy}]));
-        scene.actuated = Some(ActuatedPod::default());
+        scene.actuated = Some(PodResources::default());
         scene
     };
     let in_place = pod("NotRequired").actions();

@@ -184,6 +184,11 @@ impl ScriptedCri {
         lock(&self.state).containers.values().map(Container::status).collect()
     }
 
+    /// All containers, as a list shows them (with their sandbox), without a call.
+    pub fn listed(&self) -> Vec<cri::Container> {
+        lock(&self.state).containers.values().map(Container::listed).collect()
+    }
+
     /// All sandboxes, as the runtime holds them.
     pub fn sandboxes(&self) -> Vec<cri::PodSandbox> {
         lock(&self.state).sandboxes.values().map(super::state::Sandbox::listed).collect()

@@ -1,0 +1,124 @@
+//! The record of resources last applied to containers: what a resize is compared with.
+//!
+//! Kept in memory; a writer brings it to disk soon after each change, so that a start never
+//! waits for a disk. What a crash loses in between is applied once more (spec 03a §10).
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::error;
+
+use crate::{
+    engine::ports::StateFile,
+    pod::{
+        PodUid, api,
+        resource_state::{self, PodResources, ResourceEntries},
+    },
+};
+
+/// After a failed write.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// See the module's documentation.
+pub struct ActuatedStore {
+    file: Option<Arc<dyn StateFile>>,
+    entries: Mutex<ResourceEntries>,
+    changes: watch::Sender<u64>,
+}
+
+impl ActuatedStore {
+    /// Remembers only until the agent ends.
+    pub fn volatile() -> Self {
+        Self { file: None, entries: Mutex::new(BTreeMap::new()), changes: watch::channel(0).0 }
+    }
+
+    /// Reads the file (`<root>/actuated_pods_state`).
+    ///
+    /// # Errors
+    /// A text naming the file, where it cannot be read or is corrupt; the agent must not start.
+    pub async fn open(file: Arc<dyn StateFile>) -> Result<Self, String> {
+        let failed =
+            |what: String| format!("failed to read the actuated resources from {}: {what}", file.path().display());
+        let entries = match file.read().await.map_err(|e| failed(e.to_string()))? {
+            Some(bytes) => resource_state::decode(&bytes).map_err(|e| failed(e.to_string()))?,
+            None => BTreeMap::new(),
+        };
+        Ok(Self { entries: Mutex::new(entries), changes: watch::channel(0).0, file: Some(file) })
+    }
+
+    /// What was applied to a pod; `None` where there is no record.
+    pub fn get(&self, pod: &PodUid) -> Option<PodResources> {
+        self.entries().get(pod).cloned()
+    }
+
+    /// Records what a container has now.
+    pub fn set_container(&self, pod: &PodUid, container: &str, resources: api::ResourceRequirements) {
+        self.change(|entries| {
+            let known = &mut entries.entry(pod.clone()).or_default().containers;
+            known.insert(container.to_owned(), resources.clone()).as_ref() != Some(&resources)
+        });
+    }
+
+    /// Records what the pod level has now.
+    pub fn set_pod_level(&self, pod: &PodUid, resources: Option<api::ResourceRequirements>) {
+        self.change(|entries| {
+            let known = &mut entries.entry(pod.clone()).or_default().pod_level;
+            let differs = *known != resources;
+            *known = resources;
+            differs
+        });
+    }
+
+    /// Forgets a pod.
+    pub fn remove(&self, pod: &PodUid) {
+        self.change(|entries| entries.remove(pod).is_some());
+    }
+
+    /// Writes after each change until stopped, and then what is left.
+    pub(super) async fn run(&self, stop: &CancellationToken) {
+        let Some(file) = &self.file else { return };
+        let mut changes = self.changes.subscribe();
+        changes.mark_unchanged();
+        let mut written = 0;
+        loop {
+            let current = *changes.borrow_and_update();
+            if current != written {
+                match self.write(file).await {
+                    Ok(()) => written = current,
+                    Err(err) => {
+                        error!(%err, path = %file.path().display(), "Failed to write the actuated resources");
+                        if tokio::time::timeout(RETRY, stop.cancelled()).await.is_ok() {
+                            return;
+                        }
+                        continue;
+                    }
+                }
+            }
+            tokio::select! {
+                biased;
+                _ = changes.changed() => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn write(&self, file: &Arc<dyn StateFile>) -> std::io::Result<()> {
+        let bytes = resource_state::encode(&self.entries());
+        file.replace(bytes).await
+    }
+
+    fn entries(&self) -> MutexGuard<'_, ResourceEntries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, with: impl FnOnce(&mut ResourceEntries) -> bool) {
+        if with(&mut self.entries()) {
+            self.changes.send_modify(|version| *version += 1);
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! One pass over a pod: carries out what [`actions`](super::actions) decided, in the order of
+//! spec 03a §4, and tells what came of it.
+
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
+
+use tokio::time::Instant;
+use tracing::{error, warn};
+
+use super::{
+    actions::{self, Inputs, PodActions, Probed, Verdict},
+    creates::{CreateError, CreateKey},
+    kill::KillOrder,
+    manager::RuntimeManager,
+    prepare::SandboxRequest,
+};
+use crate::{
+    cri::CriError,
+    engine::ports::{
+        ActionKind, ActionOutcome, ContainerLogFile, Event, KillPod, ProbeResult, ProbeResults, StartFailure,
+        SyncOutcome, SyncPod,
+    },
+    pod::{
+        ContainerId, ContainerKind, Pod, SandboxId,
+        observed::{ContainerState, ObservedContainer},
+        resource_state::PodResources,
+    },
+    proto::cri,
+};
+
+/// The pass is over before its end; why is in the outcome, if it is to be told.
+pub(super) struct Halt;
+
+/// The state of one pass.
+pub(super) struct Pass<'a> {
+    pub(super) rt: &'a RuntimeManager,
+    pub(super) req: &'a SyncPod,
+    pub(super) actions: PodActions,
+    pub(super) actuated: Option<PodResources>,
+    pub(super) outcome: SyncOutcome,
+    /// Addresses of the pod; empty for host network.
+    pub(super) ips: Vec<IpAddr>,
+    /// The sandbox containers are created in.
+    pub(super) sandbox: Option<SandboxId>,
+    /// Its configuration, once something needed it.
+    pub(super) sandbox_config: Option<Arc<cri::PodSandboxConfig>>,
+    /// The runtime handler, once something needed it.
+    handler: Option<String>,
+}
+
+/// Decides and carries out one pass.
+pub(super) async fn pass(rt: &RuntimeManager, req: &SyncPod) -> SyncOutcome {
+    let actuated = rt.deps.actuated.get(req.pod.uid());
+    let probes = probed(rt, req);
+    let actions = actions::compute(&Inputs {
+        pod: &req.pod,
+        observed: &req.observed,
+        probes: &probes,
+        actuated: actuated.as_ref(),
+        restart_all: req.restart_all,
+        gates: rt.config.gates,
+    });
+    release_resources(rt, req, &actions);
+    let mut pass = Pass {
+        rt,
+        req,
+        actuated,
+        outcome: SyncOutcome::default(),
+        ips: if req.pod.is_host_network() { Vec::new() } else { req.observed.ips.clone() },
+        sandbox: actions.sandbox.clone(),
+        sandbox_config: None,
+        handler: None,
+        actions,
+    };
+    let userns = pass.actions.create_sandbox && req.pod.spec().host_users == Some(false);
+    // Halted or not: what happened stands in the outcome.
+    let _ended = pass.carry_out().await;
+    if userns && pass.outcome.error_text().is_some() {
+        rt.deps.metrics.started_userns_pods_errors.inc();
+    }
+    pass.outcome
+}
+
+fn probed(rt: &RuntimeManager, req: &SyncPod) -> HashMap<ContainerId, Probed> {
+    let verdict = |result: ProbeResult| match result {
+        ProbeResult::Success => Verdict::Success,
+        ProbeResult::Failure => Verdict::Failure,
+    };
+    let ask = |c: &ObservedContainer| {
+        let ProbeResults { startup, liveness, .. } = rt.deps.probes.results(&c.id);
+        (c.id.clone(), Probed { startup: startup.map(verdict), liveness: liveness.map(verdict) })
+    };
+    req.observed.running().map(ask).collect()
+}
+
+/// Regular containers that have ended and do not start again give back what was theirs alone.
+fn release_resources(rt: &RuntimeManager, req: &SyncPod, actions: &PodActions) {
+    for (index, container) in req.pod.containers().iter().enumerate() {
+        let ended = req.observed.newest(&container.name).is_some_and(|c| c.state == ContainerState::Exited);
+        if ended && !actions.start.contains(&index) && !actions.create_sandbox {
+            rt.deps.resources.released(req.pod.uid(), &container.name);
+        }
+    }
+}
+
+impl Pass<'_> {
+    async fn carry_out(&mut self) -> Result<(), Halt> {
+        if self.actions.kill_pod {
+            self.kill_pod().await?;
+        } else {
+            self.kill_containers().await?;
+            self.reset().await?;
+        }
+        self.prune_init().await?;
+        if self.actions.create_sandbox {
+            self.create_sandbox().await?;
+        }
+        self.start_ephemeral().await?;
+        self.start_init().await?;
+        if !self.actions.resize.is_empty() {
+            self.resize().await;
+        }
+        self.start_regular().await
+    }
+
+    /// Whether termination was requested: then nothing more is started.
+    pub(super) fn stopping(&self) -> bool {
+        self.req.stopping.is_cancelled()
+    }
+
+    pub(super) fn event(&self, event: Event) {
+        self.rt.deps.events.record(event);
+    }
+
+    pub(super) fn succeeded(&mut self, action: ActionKind, target: &str) {
+        self.outcome.actions.push(ActionOutcome { action, target: target.into(), failure: None });
+    }
+
+    pub(super) fn failed(&mut self, action: ActionKind, target: &str, reason: &str, message: String) {
+        let failure = Some(StartFailure { reason: reason.to_owned(), message });
+        self.outcome.actions.push(ActionOutcome { action, target: target.into(), failure });
+    }
+
+    async fn kill_pod(&mut self) -> Result<(), Halt> {
+        if self.actions.create_sandbox && self.actions.sandbox.is_some() {
+            let message = "Pod sandbox changed, it will be killed and re-created.";
+            self.event(Event::normal(self.req.pod.id(), "SandboxChanged", message));
+        }
+        if !self.req.observed.is_gone() {
+            self.outcome.acted = true;
+            let (_keep, grace) = tokio::sync::watch::channel(None);
+            let order = KillPod {
+                pod: Some(self.req.pod.clone()),
+                observed: self.req.observed.clone(),
+                grace,
+                stage: self.req.stage.clone(),
+            };
+            let outcomes = tokio::select! {
+                biased;
+                outcomes = self.rt.kill_observed(&order) => outcomes,
+                () = self.req.stopping.cancelled() => return Err(Halt),
+            };
+            let failed = outcomes.iter().any(|o| o.failure.is_some());
+            self.outcome.actions.extend(outcomes);
+            if failed {
+                return Err(Halt);
+            }
+        }
+        if !self.actions.create_sandbox {
+            return Err(Halt);
+        }
+        let init = self.req.pod.init_containers();
+        let doomed = self.req.observed.containers.iter().filter(|c| init.iter().any(|i| *i.name == *c.name));
+        for instance in doomed.cloned().collect::<Vec<_>>() {
+            self.rt.deps.resources.released(self.req.pod.uid(), &instance.name);
+            self.remove(&instance, Logs::Remove).await;
+        }
+        Ok(())
+    }
+
+    async fn kill_containers(&mut self) -> Result<(), Halt> {
+        for kill in self.actions.kill.clone() {
+            let order = KillOrder::of(&self.req.pod, &kill);
+            self.kill_one(order, &kill.name).await?;
+        }
+        Ok(())
+    }
+
+    async fn reset(&mut self) -> Result<(), Halt> {
+        for reset in self.actions.reset.clone() {
+            let Some(instance) = self.req.observed.containers.iter().find(|c| c.id == reset.id).cloned() else {
+                continue;
+            };
+            if reset.kill_first {
+                let order = KillOrder::at_once(&self.req.pod, &instance);
+                self.kill_one(order, &reset.name).await?;
+            }
+            self.outcome.acted = true;
+            if let Err(err) = self.rt.remove_container(&self.req.pod, &instance, Logs::Keep).await {
+                self.failed(ActionKind::RemoveContainer, &reset.name, "RemoveContainerError", err);
+                return Err(Halt);
+            }
+            self.rt.deps.resources.released(self.req.pod.uid(), &reset.name);
+            self.succeeded(ActionKind::RemoveContainer, &reset.name);
+            self.outcome.reset = true;
+        }
+        Ok(())
+    }
+
+    async fn kill_one(&mut self, order: KillOrder, name: &str) -> Result<(), Halt> {
+        self.outcome.acted = true;
+        let ips = self.ips.clone();
+        let killed = tokio::select! {
+            biased;
+            killed = self.rt.kill_container(order, &ips, &self.req.stage) => killed,
+            () = self.req.stopping.cancelled() => return Err(Halt),
+        };
+        match killed {
+            Ok(()) => {
+                self.succeeded(ActionKind::KillContainer, name);
+                Ok(())
+            }
+            Err(err) => {
+                self.failed(ActionKind::KillContainer, name, "KillContainerError", err.to_string());
+                Err(Halt)
+            }
+        }
+    }
+
+    /// Of each init container only the newest ended instance stays.
+    async fn prune_init(&mut self) -> Result<(), Halt> {
+        if self.actions.create_sandbox {
+            return Ok(());
+        }
+        let ended = |c: &&ObservedContainer| matches!(c.state, ContainerState::Exited | ContainerState::Unknown);
+        let doomed: Vec<ObservedContainer> = self
+            .req
+            .pod
+            .init_containers()
+            .iter()
+            .flat_map(|init| {
+                let same = self.req.observed.containers.iter().filter(move |c| *c.name == *init.name);
+                same.filter(ended).skip(1).cloned()
+            })
+            .filter(|c| !self.actions.reset.iter().any(|r| r.id == c.id))
+            .collect();
+        for instance in doomed {
+            self.remove(&instance, Logs::Remove).await;
+        }
+        Ok(())
+    }
+
+    /// Removes what nobody needs; a failure is left to garbage collection.
+    async fn remove(&mut self, instance: &ObservedContainer, logs: Logs) {
+        self.outcome.acted = true;
+        self.req.stage.set(format!("RemoveContainer {}", instance.name));
+        if let Err(err) = self.rt.remove_container(&self.req.pod, instance, logs).await {
+            error!(pod = %self.req.pod.full_name(), podUID = %self.req.pod.uid(), containerName = %instance.name,
+                containerID = %instance.id, err, "Failed to remove container");
+        }
+    }
+
+    async fn create_sandbox(&mut self) -> Result<(), Halt> {
+        let pod = &self.req.pod;
+        let metrics = &self.rt.deps.metrics;
+        if self.stopping() {
+            return Err(Halt);
+        }
+        metrics.started_pods.inc();
+        if pod.spec().host_users == Some(false) {
+            metrics.started_userns_pods.inc();
+        }
+        let id = match self.run_sandbox().await {
+            Ok(id) => id,
+            Err(SandboxError::Stopped) => return Err(Halt),
+            Err(SandboxError::Failed(err)) => {
+                if !self.stopping() {
+                    metrics.started_pods_errors.inc();
+                    let text = format!("Failed to create pod sandbox: {err}");
+                    self.event(Event::warning(pod.id(), "FailedCreatePodSandBox", text));
+                    let message = format!("Failed to create sandbox for pod \"{}\": {err}", pod.id());
+                    let name = pod.name().to_owned();
+                    self.failed(ActionKind::CreatePodSandbox, &name, "CreatePodSandboxError", message);
+                }
+                return Err(Halt);
+            }
+        };
+        self.succeeded(ActionKind::CreatePodSandbox, self.req.pod.name());
+        self.learn_addresses(&id).await?;
+        self.sandbox = Some(id);
+        (self.req.sandbox_ready)();
+        Ok(())
+    }
+
+    async fn run_sandbox(&mut self) -> Result<SandboxId, SandboxError> {
+        let attempt = self.actions.attempt;
+        let config = self.sandbox_config().await.map_err(SandboxError::Failed)?;
+        let handler = self.handler().await.map_err(SandboxError::Failed)?;
+        self.req.stage.set("RunPodSandbox");
+        self.outcome.acted = true;
+        let began = Instant::now();
+        let (cri, under) = (self.rt.deps.cri.clone(), handler.clone());
+        let call = async move { cri.run_pod_sandbox((*config).clone(), &under).await };
+        let key = CreateKey::Sandbox { pod: self.req.pod.uid().clone(), attempt };
+        let created = self.rt.creates.create(key, call, &self.req.stopping).await;
+        let metrics = &self.rt.deps.metrics;
+        metrics.run_sandbox.with_label_values(&[handler.as_str()]).observe(began.elapsed().as_secs_f64());
+        match created {
+            Ok(id) => Ok(id.into()),
+            Err(CreateError::Stopped) => Err(SandboxError::Stopped),
+            Err(CreateError::Cri(err)) => {
+                metrics.run_sandbox_errors.with_label_values(&[handler.as_str()]).inc();
+                Err(SandboxError::Failed(err.to_string()))
+            }
+        }
+    }
+
+    async fn learn_addresses(&mut self, id: &SandboxId) -> Result<(), Halt> {
+        self.req.stage.set("PodSandboxStatus");
+        let answer = self.rt.deps.cri.pod_sandbox_status(id.as_str()).await;
+        let status = answer.and_then(|reply| reply.status.ok_or(CriError::Invalid("sandbox status is nil".to_owned())));
+        match status {
+            Ok(status) => {
+                self.ips = if self.req.pod.is_host_network() { Vec::new() } else { addresses(status.network) };
+                Ok(())
+            }
+            Err(err) => {
+                let text = format!("Unable to get pod sandbox status: {err}");
+                self.event(Event::warning(self.req.pod.id(), "FailedPodSandBoxStatus", text));
+                self.outcome.error = Some(err.to_string());
+                Err(Halt)
+            }
+        }
+    }
+
+    /// The sandbox's configuration, built once per pass and only where something needs it.
+    pub(super) async fn sandbox_config(&mut self) -> Result<Arc<cri::PodSandboxConfig>, String> {
+        if let Some(known) = &self.sandbox_config {
+            return Ok(known.clone());
+        }
+        let handler = self.handler().await?;
+        let request = SandboxRequest {
+            pod: &self.req.pod,
+            attempt: self.actions.attempt,
+            cgroup_parent: &self.req.cgroup_parent,
+            handler: &handler,
+        };
+        let config = Arc::new(self.rt.deps.prepare.sandbox(request).await.map_err(|e| e.to_string())?);
+        self.sandbox_config = Some(config.clone());
+        Ok(config)
+    }
+
+    /// The runtime handler of the pod's class.
+    pub(super) async fn handler(&mut self) -> Result<String, String> {
+        if let Some(known) = &self.handler {
+            return Ok(known.clone());
+        }
+        let class = self.req.pod.spec().runtime_class_name.as_deref();
+        let handler = self.rt.deps.objects.runtime_handler(class).await.map_err(|e| e.to_string())?;
+        self.handler = Some(handler.clone());
+        Ok(handler)
+    }
+
+    async fn start_ephemeral(&mut self) -> Result<(), Halt> {
+        for index in self.actions.start_ephemeral.clone() {
+            let Some(ephemeral) = self.req.pod.ephemeral_containers().get(index) else { continue };
+            let container = crate::pod::spec::ephemeral_as_container(ephemeral);
+            let target = ephemeral.target_container_name.clone();
+            // One that fails does not hold up the others.
+            let _started = self.start(ContainerKind::Ephemeral, &container, target.as_deref()).await;
+            if self.stopping() {
+                return Err(Halt);
+            }
+        }
+        Ok(())
+    }
+
+    async fn start_init(&mut self) -> Result<(), Halt> {
+        let pod = self.req.pod.clone();
+        for container in self.actions.start_init.clone().into_iter().filter_map(|i| pod.init_containers().get(i)) {
+            let started = self.start(ContainerKind::Init, container, None).await;
+            if self.stopping() || (started.is_err() && !Pod::is_sidecar(container)) {
+                return Err(Halt);
+            }
+        }
+        Ok(())
+    }
+}
+
+enum SandboxError {
+    Stopped,
+    Failed(String),
+}
+
+/// What becomes of a removed container's logs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Logs {
+    /// They stay.
+    Keep,
+    /// They go first; where that fails the container stays too.
+    Remove,
+}
+
+impl RuntimeManager {
+    /// Removes one ended instance.
+    pub(super) async fn remove_container(
+        &self,
+        pod: &Pod,
+        instance: &ObservedContainer,
+        logs: Logs,
+    ) -> Result<(), String> {
+        let file = ContainerLogFile {
+            pod: pod.id().clone(),
+            container: instance.name.clone(),
+            id: instance.id.clone(),
+            path: instance.log_path.clone().into(),
+        };
+        self.remove_instance(file, logs).await
+    }
+
+    /// Removes one ended instance and, if asked, its logs.
+    pub(super) async fn remove_instance(&self, file: ContainerLogFile, logs: Logs) -> Result<(), String> {
+        let id = file.id.clone();
+        match logs {
+            Logs::Keep => {}
+            // An empty path must never become a pattern that matches other files.
+            Logs::Remove if file.path.as_os_str().is_empty() => {
+                warn!(containerID = %id, "The runtime does not tell where this container logs to");
+            }
+            Logs::Remove => self.deps.logs.remove(file).await?,
+        }
+        self.deps.cri.remove_container(id.as_str()).await.map_err(|e| e.to_string())
+    }
+}
+
+/// Primary address first; none at all where one does not parse.
+fn addresses(network: Option<cri::PodSandboxNetworkStatus>) -> Vec<IpAddr> {
+    let Some(network) = network else { return Vec::new() };
+    let all = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|a| a.ip));
+    all.map(|text| text.parse().ok()).collect::<Option<Vec<_>>>().unwrap_or_default()
+}

@@ -1,0 +1,272 @@
+//! The request of an `httpGet` hook (spec 03b §8).
+//!
+//! Any answer counts; only a request that cannot be made fails. Certificates are not verified:
+//! the container serves what it serves. An https hook that is answered in plain http is tried
+//! again over http, without credentials.
+
+use std::{error::Error, net::IpAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Body, Incoming};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+
+use crate::pod::api;
+
+/// Longer bodies are left unread.
+const MAX_BODY: u64 = 10 * 1024;
+/// More redirects are an error.
+const MAX_REDIRECTS: usize = 10;
+/// Bounds every hook; a preStop hook is bounded by the grace period before that.
+const LONGEST: Duration = Duration::from_secs(30 * 60);
+
+type HookClient = Client<HttpsConnector<HttpConnector>, Empty<Bytes>>;
+
+/// A request ready to be sent.
+pub(super) struct HttpHook {
+    uri: Uri,
+    headers: HeaderMap,
+    authority: String,
+}
+
+/// Why a request could not be made.
+struct Failed {
+    text: String,
+    /// An https request was answered in plain http.
+    plain_answer: bool,
+}
+
+impl HttpHook {
+    /// Resolves host, port, path and headers.
+    ///
+    /// # Errors
+    /// Where no address is known, the port has no number, or the URL is none.
+    pub(super) fn new(
+        action: &api::HTTPGetAction,
+        ips: &[IpAddr],
+        ports: &[api::ContainerPort],
+    ) -> Result<Self, String> {
+        let host = match action.host.as_deref().filter(|h| !h.is_empty()) {
+            Some(host) => host.to_owned(),
+            None => ips.first().ok_or("failed to find networking container")?.to_string(),
+        };
+        let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
+        let port = port_number(&action.port, ports)?;
+        let scheme = action.scheme.as_deref().filter(|s| !s.is_empty()).unwrap_or("http").to_lowercase();
+        let path = action.path.as_deref().unwrap_or_default();
+        let slash = if path.starts_with('/') { "" } else { "/" };
+        let authority = format!("{host}:{port}");
+        let url = format!("{scheme}://{authority}{slash}{path}");
+        let uri = url.parse().map_err(|e| format!("parse {url:?}: {e}"))?;
+        Ok(Self { uri, headers: headers(action)?, authority })
+    }
+
+    /// `host:port`, as the fall-back's event names it.
+    pub(super) fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// Sends it; answers whether it had to fall back to http.
+    ///
+    /// # Errors
+    /// What kept the request from being answered.
+    pub(super) async fn run(&self) -> Result<bool, String> {
+        match tokio::time::timeout(LONGEST, self.run_unbounded()).await {
+            Ok(answer) => answer,
+            Err(_) => Err(format!("Get \"{}\": no answer within 30m0s", self.uri)),
+        }
+    }
+
+    async fn run_unbounded(&self) -> Result<bool, String> {
+        let client = client()?;
+        let failed = match follow(&client, self.uri.clone(), &self.headers).await {
+            Ok(()) => return Ok(false),
+            Err(failed) if !failed.plain_answer => return Err(failed.text),
+            Err(failed) => failed,
+        };
+        let mut parts = self.uri.clone().into_parts();
+        parts.scheme = Some(http::uri::Scheme::HTTP);
+        let plain = Uri::from_parts(parts).map_err(|e| e.to_string())?;
+        let mut headers = self.headers.clone();
+        headers.remove(header::AUTHORIZATION);
+        match follow(&client, plain, &headers).await {
+            Ok(()) => Ok(true),
+            Err(_) => Err(failed.text),
+        }
+    }
+}
+
+/// The container port a hook names.
+fn port_number(
+    port: &k8s_openapi::apimachinery::pkg::util::intstr::IntOrString,
+    ports: &[api::ContainerPort],
+) -> Result<u16, String> {
+    use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+    let number = match port {
+        IntOrString::Int(number) => *number,
+        IntOrString::String(name) => match ports.iter().find(|p| p.name.as_deref() == Some(name)) {
+            Some(found) => found.container_port,
+            None => name.parse().map_err(|_| format!("couldn't find port: {name:?} in the container"))?,
+        },
+    };
+    u16::try_from(number).ok().filter(|n| *n > 0).ok_or_else(|| format!("invalid port number: {number}"))
+}
+
+/// The headers in their order, and ours where they are not given; given but empty means none.
+fn headers(action: &api::HTTPGetAction) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    for given in action.http_headers.iter().flatten() {
+        let name: HeaderName = given.name.parse().map_err(|_| format!("invalid header name {:?}", given.name))?;
+        let value: HeaderValue =
+            given.value.parse().map_err(|_| format!("invalid value of header {:?}", given.name))?;
+        headers.append(name, value);
+    }
+    for (name, default) in [(header::USER_AGENT, "kube-lifecycle/1.36"), (header::ACCEPT, "*/*")] {
+        match headers.get(&name) {
+            None => {
+                headers.insert(name, HeaderValue::from_static(default));
+            }
+            Some(given) if given.is_empty() => {
+                headers.remove(name);
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(headers)
+}
+
+/// Requests and follows redirects to the same host; one to another host is the answer.
+async fn follow(client: &HookClient, mut uri: Uri, headers: &HeaderMap) -> Result<(), Failed> {
+    for _ in 0..=MAX_REDIRECTS {
+        let answer = get(client, &uri, headers).await?;
+        let next = redirect(&uri, &answer);
+        discard(answer.into_body()).await;
+        match next {
+            Some(next) => uri = next,
+            None => return Ok(()),
+        }
+    }
+    let text = format!("Get \"{uri}\": stopped after {MAX_REDIRECTS} redirects");
+    Err(Failed { text, plain_answer: false })
+}
+
+async fn get(client: &HookClient, uri: &Uri, headers: &HeaderMap) -> Result<Response<Incoming>, Failed> {
+    let mut request = Request::new(Empty::new());
+    *request.uri_mut() = uri.clone();
+    *request.headers_mut() = headers.clone();
+    client.request(request).await.map_err(|e| {
+        let chain: Vec<String> = causes(&e).map(ToString::to_string).collect();
+        let plain_answer = uri.scheme_str() == Some("https") && causes(&e).any(is_plain_answer);
+        Failed { text: format!("Get \"{uri}\": {}", chain.join(": ")), plain_answer }
+    })
+}
+
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&e| below(e))
+}
+
+/// An io error hides the error it was made from behind that one's own source.
+fn below<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        Some(inner) => Some(inner),
+        None => error.source(),
+    }
+}
+
+/// A TLS record never begins as `HTTP/1.1` does.
+fn is_plain_answer(error: &(dyn Error + 'static)) -> bool {
+    let invalid = rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType);
+    error.downcast_ref::<rustls::Error>() == Some(&invalid)
+}
+
+fn redirect(from: &Uri, answer: &Response<Incoming>) -> Option<Uri> {
+    if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return None;
+    }
+    let location = answer.headers().get(header::LOCATION)?.to_str().ok()?;
+    let to = resolve(from, location)?;
+    (to.host() == from.host()).then_some(to)
+}
+
+/// The target of a redirect: absolute, or relative to where it came from.
+fn resolve(from: &Uri, location: &str) -> Option<Uri> {
+    if location.contains("://") {
+        return location.parse().ok();
+    }
+    let (scheme, authority) = (from.scheme_str()?, from.authority()?);
+    if let Some(rest) = location.strip_prefix("//") {
+        return format!("{scheme}://{rest}").parse().ok();
+    }
+    let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+    let path = if location.starts_with('/') { location.to_owned() } else { format!("{folder}/{location}") };
+    format!("{scheme}://{authority}{path}").parse().ok()
+}
+
+/// A short body is read so that the server sees its answer taken; its content is nobody's.
+async fn discard(body: Incoming) {
+    if body.size_hint().upper().is_some_and(|length| length <= MAX_BODY) {
+        let _content = body.collect().await;
+    }
+}
+
+fn client() -> Result<HookClient, String> {
+    let provider = Arc::new(ring::default_provider());
+    let tls = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|e| e.to_string())?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+        .with_no_client_auth();
+    let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
+    Ok(Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector))
+}
+
+/// Takes any certificate, as hooks do; signatures are still checked.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, cert, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, cert, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,319 @@
+//! Stopping containers and pods (spec 03a §9).
+//!
+//! A grace period is a moment in time, not a number: hooks, the wait for one's turn and the stop
+//! itself all run against it, and a shorter one given meanwhile moves it forward for whichever
+//! of them is under way (spec 02a §14).
+
+use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
+
+use futures::{StreamExt, future, stream::FuturesUnordered};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{
+    actions::{self, Cause},
+    grace::{self, MINIMUM, StopFacts, whole_seconds},
+    hooks::Hook,
+    manager::RuntimeManager,
+};
+use crate::{
+    cri::CriResult,
+    engine::ports::{ActionKind, ActionOutcome, Event, Grace, KillPod, Stage, StartFailure, SyncOutcome},
+    pod::{ContainerId, Pod, PodRef, observed::ObservedContainer, observed::ObservedPod},
+};
+
+/// Where a grace period comes from.
+pub(super) enum Override {
+    /// The definition.
+    None,
+    /// Given once.
+    Fixed(Grace),
+    /// Given by the worker, who may shorten it; `None` leaves it to the definition.
+    Live(watch::Receiver<Option<Grace>>),
+}
+
+/// The order to stop one container.
+pub(super) struct KillOrder {
+    pod: PodRef,
+    id: ContainerId,
+    name: Arc<str>,
+    /// `None` where only the runtime knows how it was defined.
+    facts: Option<StopFacts>,
+    /// `None` for `Stopping container N`.
+    message: Option<String>,
+    cause: Cause,
+    grace: Override,
+    turns: Option<Arc<Turns>>,
+}
+
+impl KillOrder {
+    /// What the decision engine wants killed.
+    pub(super) fn of(pod: &Pod, kill: &actions::Kill) -> Self {
+        Self {
+            message: Some(kill.message.clone()),
+            cause: kill.cause,
+            ..Self::plain(pod, &kill.id, kill.name.as_str().into())
+        }
+    }
+
+    /// A container whose remains are not waited for: it gets the minimum.
+    pub(super) fn at_once(pod: &Pod, instance: &ObservedContainer) -> Self {
+        let grace = Override::Fixed(Grace(Duration::ZERO));
+        Self { grace, ..Self::plain(pod, &instance.id, instance.name.clone()) }
+    }
+
+    fn plain(pod: &Pod, id: &ContainerId, name: Arc<str>) -> Self {
+        Self {
+            facts: StopFacts::from_spec(pod, &name),
+            pod: pod.id().clone(),
+            id: id.clone(),
+            name,
+            message: None,
+            cause: Cause::Unspecified,
+            grace: Override::None,
+            turns: None,
+        }
+    }
+}
+
+/// Who has to be gone before a sidecar stops. Everybody tells when it is gone, however its stop
+/// ended; who does not run is gone from the start.
+pub(super) struct Turns {
+    waits_for: HashMap<String, Vec<CancellationToken>>,
+    gone: HashMap<String, CancellationToken>,
+}
+
+impl Turns {
+    fn new(pod: &Pod, observed: &ObservedPod) -> Self {
+        let gone: HashMap<String, CancellationToken> =
+            observed.running().map(|c| (c.name.to_string(), CancellationToken::new())).collect();
+        let waits = |name: &str| {
+            let names = grace::waits_for(pod, name);
+            names.into_iter().filter_map(|n| gone.get(n).cloned()).collect::<Vec<_>>()
+        };
+        let waits_for = gone.keys().map(|name| (name.clone(), waits(name))).collect();
+        Self { waits_for, gone }
+    }
+
+    async fn of(&self, name: &str) {
+        for other in self.waits_for.get(name).into_iter().flatten() {
+            other.cancelled().await;
+        }
+    }
+
+    fn is_gone(&self, name: &str) {
+        if let Some(token) = self.gone.get(name) {
+            token.cancel();
+        }
+    }
+}
+
+/// A grace period under way.
+struct LiveGrace {
+    deadline: Instant,
+    given: Option<watch::Receiver<Option<Grace>>>,
+}
+
+impl LiveGrace {
+    fn new(facts: &StopFacts, cause: Cause, given: Override) -> Self {
+        let own = || facts.period(cause);
+        let (period, given) = match given {
+            Override::None => (own(), None),
+            Override::Fixed(grace) => (grace.0, None),
+            Override::Live(mut given) => {
+                let now = *given.borrow_and_update();
+                (now.map_or_else(own, |grace| grace.0), Some(given))
+            }
+        };
+        Self { deadline: Instant::now() + period, given }
+    }
+
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// What the runtime is told.
+    fn for_runtime(&self) -> Duration {
+        whole_seconds(self.left()).max(MINIMUM)
+    }
+
+    /// Waits until the deadline has moved forward; for ever where nobody can move it.
+    async fn shortened(&mut self) {
+        let Some(given) = &mut self.given else { return future::pending().await };
+        loop {
+            if given.changed().await.is_err() {
+                return future::pending().await;
+            }
+            let Some(grace) = *given.borrow_and_update() else { continue };
+            let deadline = Instant::now() + grace.0;
+            if deadline < self.deadline {
+                self.deadline = deadline;
+                return;
+            }
+        }
+    }
+
+    /// Runs something until the grace is used up, however short it becomes; `None` if it is.
+    async fn within<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::pin!(work);
+        loop {
+            let deadline = self.deadline;
+            tokio::select! {
+                biased;
+                done = &mut work => return Some(done),
+                () = tokio::time::sleep_until(deadline) => return None,
+                () = self.shortened() => {}
+            }
+        }
+    }
+}
+
+impl RuntimeManager {
+    /// Kills everything of a pod that runs, and waits for sandboxes that are still being created.
+    pub(super) async fn kill_whole_pod(&self, request: KillPod) -> Result<(), String> {
+        let limit = request.grace.borrow().map_or(MINIMUM, |grace| grace.0.max(MINIMUM));
+        let (mut outcomes, late) =
+            tokio::join!(self.kill_observed(&request), self.creates.late_sandboxes(&request.observed.id.uid, limit));
+        for sandbox in late {
+            outcomes.push(self.stop_sandboxes(&request.observed.id, [sandbox.as_str()]).await);
+        }
+        let outcome = SyncOutcome { actions: outcomes, ..SyncOutcome::default() };
+        outcome.error_text().map_or(Ok(()), Err)
+    }
+
+    /// Kills all running containers in parallel, then stops every sandbox, also stopped ones:
+    /// what their network needs may not have been cleaned up.
+    pub(super) async fn kill_observed(&self, request: &KillPod) -> Vec<ActionOutcome> {
+        let observed = &request.observed;
+        let turns = request.pod.as_ref().filter(|p| p.has_sidecars()).map(|p| Arc::new(Turns::new(p, observed)));
+        let kills = observed.running().map(|instance| {
+            let order = KillOrder {
+                pod: observed.id.clone(),
+                id: instance.id.clone(),
+                name: instance.name.clone(),
+                facts: request.pod.as_ref().and_then(|pod| StopFacts::from_spec(pod, &instance.name)),
+                message: None,
+                cause: Cause::Unspecified,
+                grace: Override::Live(request.grace.clone()),
+                turns: turns.clone(),
+            };
+            async {
+                let killed = self.kill_container(order, &observed.ips, &request.stage).await;
+                outcome(ActionKind::KillContainer, &instance.name, "KillContainerError", killed)
+            }
+        });
+        let mut outcomes = future::join_all(kills).await;
+        if !observed.sandboxes.is_empty() {
+            request.stage.set("StopPodSandbox");
+            outcomes.push(self.stop_sandboxes(&observed.id, observed.sandboxes.iter().map(|s| s.id.as_str())).await);
+        }
+        outcomes
+    }
+
+    async fn stop_sandboxes<'a>(&self, pod: &PodRef, ids: impl IntoIterator<Item = &'a str>) -> ActionOutcome {
+        let stops = ids.into_iter().map(|id| self.deps.cri.stop_pod_sandbox(id));
+        let failed = future::join_all(stops).await.into_iter().filter_map(Result::err).find(|e| !e.is_not_found());
+        outcome(ActionKind::KillPodSandbox, &pod.name, "KillPodSandboxError", failed.map_or(Ok(()), Err))
+    }
+
+    /// Stops one container: event, preStop hook, its turn, the stop itself.
+    pub(super) async fn kill_container(&self, order: KillOrder, ips: &[IpAddr], stage: &Stage) -> CriResult<()> {
+        let KillOrder { pod, id, name, facts, message, cause, grace, turns } = order;
+        let facts = match facts {
+            Some(facts) => facts,
+            None => self.facts_from_annotations(&id).await,
+        };
+        let mut grace = LiveGrace::new(&facts, cause, grace);
+        let message = message.unwrap_or_else(|| format!("Stopping container {name}"));
+        self.deps.events.record(at(Event::normal(&pod, "Killing", message), &facts));
+        info!(pod = %pod.full_name(), podUID = %pod.uid, containerName = %name, containerID = %id,
+            gracePeriod = grace.left().as_secs(), "Killing container with a grace period");
+        if let Some(handler) = facts.pre_stop.as_ref().filter(|_| !grace.left().is_zero()) {
+            stage.set(format!("preStop hook of {name}"));
+            let field_path = facts.field_path.as_deref();
+            let hook = Hook { handler, pod: &pod, container: &name, id: &id, ips, ports: &facts.ports, field_path };
+            self.pre_stop(hook, &facts, &mut grace).await;
+        }
+        if let Some(turns) = turns.as_ref().filter(|_| !grace.left().is_zero()) {
+            stage.set(format!("turn of {name} to stop"));
+            grace.within(turns.of(&name)).await;
+        }
+        stage.set(format!("StopContainer {name}"));
+        let stopped = self.stop_container(&id, &mut grace).await;
+        if let Some(turns) = turns {
+            turns.is_gone(&name);
+        }
+        stopped
+    }
+
+    async fn pre_stop(&self, hook: Hook<'_>, facts: &StopFacts, grace: &mut LiveGrace) {
+        match grace.within(self.run_hook(&hook)).await {
+            Some(Ok(())) => {}
+            Some(Err(message)) => {
+                warn!(pod = %hook.pod.full_name(), podUID = %hook.pod.uid, containerName = hook.container,
+                    containerID = %hook.id, err = message, "PreStop hook failed");
+                let event = Event::warning(hook.pod, "FailedPreStopHook", "PreStopHook failed");
+                self.deps.events.record(at(event, facts));
+            }
+            None => {
+                if hook.handler.sleep.is_some() {
+                    self.deps.metrics.sleep_cut.inc();
+                }
+                info!(pod = %hook.pod.full_name(), podUID = %hook.pod.uid, containerName = hook.container,
+                    containerID = %hook.id, "PreStop hook not completed in grace period");
+            }
+        }
+    }
+
+    /// `StopContainer`; once more with less time where the grace is shortened meanwhile. The
+    /// first answer that it has stopped counts.
+    async fn stop_container(&self, id: &ContainerId, grace: &mut LiveGrace) -> CriResult<()> {
+        let mut told = grace.for_runtime();
+        let mut ends = Instant::now() + told;
+        let mut calls = FuturesUnordered::new();
+        calls.push(self.deps.cri.stop_container(id.as_str(), told));
+        loop {
+            tokio::select! {
+                biased;
+                answer = calls.next() => match answer {
+                    Some(Err(err)) if err.is_not_found() => return Ok(()),
+                    Some(Err(err)) if calls.is_empty() => return Err(err),
+                    Some(Err(err)) => debug!(containerID = %id, %err, "One of several stops failed"),
+                    Some(Ok(())) | None => return Ok(()),
+                },
+                () = grace.shortened() => {
+                    told = grace.for_runtime();
+                    if Instant::now() + told < ends {
+                        ends = Instant::now() + told;
+                        info!(containerID = %id, gracePeriod = told.as_secs(), "The grace period was shortened");
+                        calls.push(self.deps.cri.stop_container(id.as_str(), told));
+                    }
+                }
+            }
+        }
+    }
+
+    /// How a container of an unknown pod was defined, as far as it tells; nothing where it is gone.
+    async fn facts_from_annotations(&self, id: &ContainerId) -> StopFacts {
+        match self.deps.cri.container_status(id.as_str()).await {
+            Ok(status) => StopFacts::from_annotations(&status.annotations),
+            Err(err) => {
+                debug!(containerID = %id, %err, "Cannot read how a container was defined");
+                StopFacts::default()
+            }
+        }
+    }
+}
+
+fn at(event: Event, facts: &StopFacts) -> Event {
+    match &facts.field_path {
+        Some(path) => event.at(path.clone()),
+        None => event,
+    }
+}
+
+fn outcome(action: ActionKind, target: &str, reason: &str, result: CriResult<()>) -> ActionOutcome {
+    let failure = result.err().map(|e| StartFailure { reason: reason.to_owned(), message: e.to_string() });
+    ActionOutcome { action, target: target.into(), failure }
+}

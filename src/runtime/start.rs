@@ -1,0 +1,442 @@
+//! Starting one container: back-off, image, configuration, create, start, postStart hook
+//! (spec 03a §7, §8).
+//!
+//! The images of independent regular containers are made ready at the same time; the containers
+//! are created in the order of the specification all the same.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{error, info};
+
+use super::{
+    actions::{self, Cause, Kill},
+    backoff::{Key, Turn, print_duration},
+    creates::{CreateError, CreateKey},
+    execute::{Halt, Pass},
+    hooks::Hook,
+    kill::KillOrder,
+    manager::bare,
+    prepare::ContainerRequest,
+};
+use crate::{
+    engine::ports::{ActionKind, ContainerLogFile, EnsureImage, Event, ImageError, PullPolicy, ResolvedImage},
+    pod::{
+        ContainerId, ContainerKind, SandboxId, api,
+        observed::{ContainerState, ObservedContainer},
+    },
+    proto::cri,
+};
+
+/// Why a container was not started.
+pub(super) enum NotStarted {
+    /// Termination was requested meanwhile: not to be told.
+    Stopped,
+    /// Its crash back-off is not over.
+    BackOff,
+    /// Anything else.
+    Failed,
+}
+
+/// A start that failed; `None` where the pod is stopping and nothing is to be told.
+type Attempt<T> = Result<T, Option<Failure>>;
+
+struct Failure {
+    code: &'static str,
+    message: String,
+    retry_at: Option<Instant>,
+}
+
+impl Failure {
+    fn new(code: &'static str, message: impl Into<String>) -> Option<Self> {
+        Some(Self { code, message: message.into(), retry_at: None })
+    }
+}
+
+/// Which container a start is about.
+#[derive(Clone, Copy)]
+struct Subject<'a> {
+    kind: ContainerKind,
+    container: &'a api::Container,
+    /// For ephemeral containers: whose namespaces it joins.
+    target: Option<&'a str>,
+}
+
+/// A container about to be created or started, with where it logs to.
+struct Made {
+    id: ContainerId,
+    log_path: std::path::PathBuf,
+}
+
+type ImageTask = AbortOnDropHandle<Result<ResolvedImage, ImageError>>;
+
+impl Pass<'_> {
+    /// Starts one container, its image included.
+    pub(super) async fn start(
+        &mut self,
+        kind: ContainerKind,
+        container: &api::Container,
+        target: Option<&str>,
+    ) -> Result<(), NotStarted> {
+        let subject = Subject { kind, container, target };
+        self.admit(subject)?;
+        let image = self.image(subject).await;
+        self.start_admitted(subject, image).await
+    }
+
+    /// Starts the regular containers; one that fails does not hold up the next.
+    pub(super) async fn start_regular(&mut self) -> Result<(), Halt> {
+        let pod = self.req.pod.clone();
+        let mut admitted = Vec::new();
+        for container in self.actions.start.clone().into_iter().filter_map(|i| pod.containers().get(i)) {
+            let subject = Subject { kind: ContainerKind::Regular, container, target: None };
+            if self.admit(subject).is_ok() {
+                let image = self.image(subject).await;
+                admitted.push((subject, image));
+            }
+        }
+        for (subject, image) in admitted {
+            let started = self.start_admitted(subject, image).await;
+            if self.stopping() || matches!(started, Err(NotStarted::Stopped)) {
+                return Err(Halt);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the attempt, unless the container has to wait for its back-off.
+    fn admit(&mut self, subject: Subject) -> Result<(), NotStarted> {
+        if self.stopping() {
+            return Err(NotStarted::Stopped);
+        }
+        if let Some((message, until)) = self.backing_off(subject.container) {
+            let pod = self.req.pod.id();
+            let text = format!("Back-off restarting failed container {} in pod {pod}", subject.container.name);
+            self.tell(subject, Event::warning(pod, "BackOff", text));
+            let failure = Failure { code: "CrashLoopBackOff", message, retry_at: Some(until) };
+            self.record(subject, failure);
+            return Err(NotStarted::BackOff);
+        }
+        let label = subject.kind.metric_label();
+        self.rt.deps.metrics.started_containers.with_label_values(&[label]).inc();
+        Ok(())
+    }
+
+    fn backing_off(&self, container: &api::Container) -> Option<(String, Instant)> {
+        let exited = |c: &&ObservedContainer| *c.name == *container.name && c.state == ContainerState::Exited;
+        let newest = self.req.observed.containers.iter().find(exited)?;
+        let finished = newest.finished_at.unwrap_or(newest.created_at);
+        let now = self.rt.deps.clock.now();
+        let key = Key::of(&self.req.pod, container);
+        match self.rt.backoff().turn(key, finished, now) {
+            Turn::Start => None,
+            Turn::Wait { delay, until } => {
+                let delay = print_duration(delay);
+                let message = format!(
+                    "back-off {delay} restarting failed container={} pod={}",
+                    container.name,
+                    self.req.pod.id()
+                );
+                Some((message, moment(until, now)))
+            }
+        }
+    }
+
+    /// Starts making the image ready; where a created instance waits to be started, there is
+    /// nothing to make ready.
+    async fn image(&mut self, subject: Subject<'_>) -> Attempt<Option<ImageTask>> {
+        if self.created_instance(subject).is_some() {
+            return Ok(None);
+        }
+        let config_error = |text: String| Failure::new("CreateContainerConfigError", text);
+        let sandbox = self.sandbox_config().await.map_err(config_error)?;
+        let handler = self.handler().await.map_err(config_error)?;
+        let request = EnsureImage {
+            pod: self.req.pod.clone(),
+            image: subject.container.image.clone().unwrap_or_default(),
+            policy: PullPolicy::parse(subject.container.image_pull_policy.as_deref()),
+            secrets: self.req.secrets.clone(),
+            sandbox: Some(sandbox),
+            handler,
+            field_path: Some(subject.kind.field_path(&subject.container.name)),
+            stage: self.req.stage.clone(),
+        };
+        let images = self.rt.deps.images.clone();
+        Ok(Some(AbortOnDropHandle::new(tokio::spawn(async move { images.ensure(request).await }))))
+    }
+
+    async fn start_admitted(
+        &mut self,
+        subject: Subject<'_>,
+        image: Attempt<Option<ImageTask>>,
+    ) -> Result<(), NotStarted> {
+        let started = match image {
+            Ok(image) => self.create_and_start(subject, image).await,
+            Err(failure) => {
+                self.tell_failed(subject, &failure);
+                Err(failure)
+            }
+        };
+        match started {
+            Ok(()) => {
+                self.succeeded(ActionKind::StartContainer, &subject.container.name);
+                Ok(())
+            }
+            Err(None) => Err(NotStarted::Stopped),
+            Err(Some(_)) if self.stopping() => Err(NotStarted::Stopped),
+            Err(Some(failure)) => {
+                let labels = [subject.kind.metric_label(), failure.code];
+                self.rt.deps.metrics.started_containers_errors.with_label_values(&labels).inc();
+                self.record(subject, failure);
+                Err(NotStarted::Failed)
+            }
+        }
+    }
+
+    async fn create_and_start(&mut self, subject: Subject<'_>, image: Option<ImageTask>) -> Attempt<()> {
+        let made = match image {
+            Some(image) => {
+                let image = self.resolved(subject, image).await?;
+                self.create(subject, &image).await
+            }
+            None => self.adopt(subject).await,
+        };
+        let made = made.inspect_err(|failure| self.tell_failed(subject, failure))?;
+        let pod = self.req.pod.clone();
+        self.tell(subject, Event::normal(pod.id(), "Created", "Container created"));
+        self.start_created(subject, &made).await?;
+        self.tell(subject, Event::normal(pod.id(), "Started", "Container started"));
+        let file = ContainerLogFile {
+            pod: pod.id().clone(),
+            container: subject.container.name.as_str().into(),
+            id: made.id.clone(),
+            path: made.log_path,
+        };
+        self.rt.deps.logs.link(file).await;
+        self.post_start(subject, &made.id).await
+    }
+
+    async fn resolved(&mut self, subject: Subject<'_>, image: ImageTask) -> Attempt<ResolvedImage> {
+        let answer = tokio::select! {
+            biased;
+            answer = image => answer,
+            () = self.req.stopping.cancelled() => return Err(None),
+        };
+        let failed = match answer {
+            Ok(Ok(image)) => return Ok(image),
+            Ok(Err(failed)) => failed,
+            Err(gone) => ImageError { reason: "ErrImagePull", message: gone.to_string(), retry_at: None },
+        };
+        let text = format!("Error: {}", failed.reason);
+        self.tell(subject, Event::warning(self.req.pod.id(), "Failed", text));
+        Err(Some(Failure { code: failed.reason, message: failed.message, retry_at: failed.retry_at }))
+    }
+
+    /// A created instance of the newest sandbox that still is what the specification asks for:
+    /// an earlier start was interrupted between create and start.
+    fn created_instance(&self, subject: Subject<'_>) -> Option<&ObservedContainer> {
+        let newest = self.req.observed.newest(&subject.container.name)?;
+        let fits = newest.state == ContainerState::Created
+            && Some(&newest.sandbox) == self.sandbox.as_ref()
+            && !actions::definition_changed(subject.container, newest);
+        fits.then_some(newest)
+    }
+
+    async fn adopt(&mut self, subject: Subject<'_>) -> Attempt<Made> {
+        let Some(created) = self.created_instance(subject) else {
+            return Err(Failure::new("CreateContainerError", "the created container is gone"));
+        };
+        let made = Made { id: created.id.clone(), log_path: created.log_path.clone().into() };
+        info!(pod = %self.req.pod.full_name(), podUID = %self.req.pod.uid(),
+            containerName = subject.container.name, containerID = %made.id, "Starting a container created earlier");
+        Ok(made)
+    }
+
+    async fn create(&mut self, subject: Subject<'_>, image: &ResolvedImage) -> Attempt<Made> {
+        let Subject { kind, container, .. } = subject;
+        let rt = self.rt;
+        let pod = self.req.pod.clone();
+        let config_error = |text: String| Failure::new("CreateContainerConfigError", text);
+        let sandbox = self.sandbox.clone().ok_or_else(|| config_error("the pod has no sandbox".to_owned()))?;
+        self.clear_stale(container).await;
+        let sandbox_config = self.sandbox_config().await.map_err(config_error)?;
+        let restart_count = self.restart_count(container).await;
+        let mut config = self.configure(subject, image, restart_count).await.map_err(config_error)?;
+        let applied = container.resources.clone().unwrap_or_default();
+        rt.deps.actuated.set_container(pod.uid(), &container.name, applied);
+        if pod.spec().resources.is_some() {
+            rt.deps.actuated.set_pod_level(pod.uid(), pod.spec().resources.clone());
+        }
+        rt.deps
+            .resources
+            .before_create(&pod, kind, &container.name, &mut config)
+            .await
+            .map_err(|e| Failure::new("PreCreateHookError", e.to_string()))?;
+        let log_path = std::path::Path::new(&sandbox_config.log_directory).join(&config.log_path);
+        let id = self.create_once(container, (sandbox, sandbox_config), config).await?;
+        rt.deps
+            .resources
+            .before_start(&pod, &container.name, &id)
+            .await
+            .map_err(|e| Failure::new("PreStartHookError", e.to_string()))?;
+        Ok(Made { id, log_path })
+    }
+
+    async fn restart_count(&self, container: &api::Container) -> u32 {
+        let newest = self.req.observed.newest(&container.name);
+        self.rt.deps.prepare.restart_count(&self.req.pod, &container.name, newest).await
+    }
+
+    async fn configure(
+        &mut self,
+        subject: Subject<'_>,
+        image: &ResolvedImage,
+        restart_count: u32,
+    ) -> Result<cri::ContainerConfig, String> {
+        let handler = self.handler().await?;
+        let target = match subject.target.filter(|name| !name.is_empty()) {
+            None => None,
+            Some(name) => {
+                let found = self.req.observed.newest(name);
+                Some(&found.ok_or_else(|| format!("unable to find target container {name}"))?.id)
+            }
+        };
+        self.req.stage.set(format!("configuration of {}", subject.container.name));
+        let request = ContainerRequest {
+            pod: &self.req.pod,
+            kind: subject.kind,
+            container: subject.container,
+            target,
+            restart_count,
+            image,
+            pod_ips: &self.ips,
+            volumes: &self.req.volumes,
+            handler: &handler,
+        };
+        self.rt.deps.prepare.container(request).await.map_err(|e| e.to_string())
+    }
+
+    async fn create_once(
+        &mut self,
+        container: &api::Container,
+        (sandbox, sandbox_config): (SandboxId, Arc<cri::PodSandboxConfig>),
+        config: cri::ContainerConfig,
+    ) -> Attempt<ContainerId> {
+        let key = CreateKey::Container {
+            pod: self.req.pod.uid().clone(),
+            sandbox: sandbox.clone(),
+            name: container.name.clone(),
+            attempt: config.metadata.as_ref().map_or(0, |m| m.attempt),
+        };
+        let cri = self.rt.deps.cri.clone();
+        let call = async move { cri.create_container(sandbox.as_str(), config, (*sandbox_config).clone()).await };
+        self.req.stage.set(format!("CreateContainer {}", container.name));
+        self.outcome.acted = true;
+        match self.rt.creates.create(key, call, &self.req.stopping).await {
+            Ok(id) => Ok(id.into()),
+            Err(CreateError::Stopped) => Err(None),
+            Err(CreateError::Cri(err)) => Err(Failure::new("CreateContainerError", bare(&err))),
+        }
+    }
+
+    /// A created instance that does not fit any more would stay for ever, and hold its name.
+    async fn clear_stale(&mut self, container: &api::Container) {
+        let Some(newest) = self.req.observed.newest(&container.name) else { return };
+        if newest.state == ContainerState::Created && Some(&newest.sandbox) == self.sandbox.as_ref() {
+            self.discard(&newest.id.clone()).await;
+        }
+    }
+
+    async fn discard(&mut self, id: &ContainerId) {
+        self.outcome.acted = true;
+        if let Err(err) = self.rt.deps.cri.remove_container(id.as_str()).await {
+            error!(containerID = %id, %err, "Failed to remove a container that was never started");
+        }
+    }
+
+    async fn start_created(&mut self, subject: Subject<'_>, made: &Made) -> Attempt<()> {
+        let name = &subject.container.name;
+        self.req.stage.set(format!("StartContainer {name}"));
+        self.outcome.acted = true;
+        let Err(err) = self.rt.deps.cri.start_container(made.id.as_str()).await else { return Ok(()) };
+        let failure = Failure::new("RunContainerError", bare(&err).replace(made.id.as_str(), name));
+        self.tell_failed(subject, &failure);
+        // Tried twice and still not started: the next turn makes a new one.
+        if self.created_instance(subject).is_some() && !err.is_timeout() {
+            self.discard(&made.id).await;
+        }
+        Err(failure)
+    }
+
+    async fn post_start(&mut self, subject: Subject<'_>, id: &ContainerId) -> Attempt<()> {
+        let container = subject.container;
+        let Some(handler) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else { return Ok(()) };
+        let pod = self.req.pod.clone();
+        let path = subject.kind.field_path(&container.name);
+        let hook = Hook {
+            handler,
+            pod: pod.id(),
+            container: &container.name,
+            id,
+            ips: &self.ips,
+            ports: container.ports.as_deref().unwrap_or_default(),
+            field_path: Some(&path),
+        };
+        self.req.stage.set(format!("postStart hook of {}", container.name));
+        let ran = tokio::select! {
+            biased;
+            ran = self.rt.run_hook(&hook) => ran,
+            () = self.req.stopping.cancelled() => return Err(None),
+        };
+        let Err(message) = ran else { return Ok(()) };
+        error!(pod = %pod.full_name(), podUID = %pod.uid(), containerName = container.name, containerID = %id,
+            err = message, "Failed to execute PostStartHook");
+        self.tell(subject, Event::warning(pod.id(), "FailedPostStartHook", "PostStartHook failed"));
+        let kill = Kill {
+            id: id.clone(),
+            name: container.name.clone(),
+            message: "FailedPostStartHook".to_owned(),
+            cause: Cause::FailedPostStartHook,
+        };
+        let killed = tokio::select! {
+            biased;
+            killed = self.rt.kill_container(KillOrder::of(&pod, &kill), &self.ips, &self.req.stage) => killed,
+            () = self.req.stopping.cancelled() => return Err(None),
+        };
+        if let Err(err) = killed {
+            error!(containerID = %id, %err, "Failed to kill a container whose PostStartHook failed");
+        }
+        Err(Failure::new("PostStartHookError", message))
+    }
+
+    fn tell(&self, subject: Subject, event: Event) {
+        self.event(event.at(subject.kind.field_path(&subject.container.name)));
+    }
+
+    /// The event of a failed step.
+    fn tell_failed(&self, subject: Subject, failure: &Option<Failure>) {
+        let Some(failure) = failure else { return };
+        let before = match failure.code {
+            "PreCreateHookError" => "Internal PreCreateContainer hook failed",
+            "PreStartHookError" => "Internal PreStartContainer hook failed",
+            _ => "Error",
+        };
+        let text = format!("{before}: {}", failure.message);
+        self.tell(subject, Event::warning(self.req.pod.id(), "Failed", text));
+    }
+
+    fn record(&mut self, subject: Subject, failure: Failure) {
+        if let Some(at) = failure.retry_at {
+            self.outcome.retry_at = Some(self.outcome.retry_at.map_or(at, |known| known.min(at)));
+        }
+        self.failed(ActionKind::StartContainer, &subject.container.name, failure.code, failure.message);
+    }
+}
+
+/// A wall time in the future on tokio's clock.
+fn moment(at: Timestamp, now: Timestamp) -> Instant {
+    let wait = std::time::Duration::try_from(at.duration_since(now)).unwrap_or_default();
+    Instant::now() + wait
+}

@@ -1,0 +1,203 @@
+//! Is the runtime there, and its network? Asked every 5 seconds, and quickly while it is not
+//! (spec 03a §2.3).
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use crate::{
+    cri::{CriResult, RuntimeService},
+    engine::ports::{HandlerFeatures, RuntimeState},
+    proto::cri,
+};
+
+/// While all is well.
+const PERIOD: Duration = Duration::from_secs(5);
+/// First pause after a bad answer; doubles up to [`PERIOD`], so that starting up is quick.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// Without a good answer for so long the runtime is down.
+const DOWN_AFTER: Duration = Duration::from_secs(30);
+
+/// Another component whose health counts as the runtime's: its name (`PLEG`), and its trouble.
+pub type HealthCheck = (&'static str, Arc<dyn Fn() -> Option<String> + Send + Sync>);
+
+/// Watches the runtime.
+pub struct RuntimeCheck {
+    cri: Arc<dyn RuntimeService>,
+    health: Vec<HealthCheck>,
+    state: watch::Sender<Arc<RuntimeState>>,
+    seen: Seen,
+}
+
+/// What good answers left behind.
+#[derive(Clone, Default)]
+struct Seen {
+    last_sync: Option<Instant>,
+    runtime_error: Option<String>,
+    network_error: Option<String>,
+    handlers: BTreeMap<String, HandlerFeatures>,
+    supplemental_groups_policy: bool,
+}
+
+impl RuntimeCheck {
+    /// A check that has not been made yet, and where its results can be followed.
+    pub fn new(cri: Arc<dyn RuntimeService>, health: Vec<HealthCheck>) -> (Self, watch::Receiver<Arc<RuntimeState>>) {
+        let seen = Seen::default();
+        let (state, receiver) = watch::channel(Arc::new(judge(&seen, &[], Instant::now())));
+        (Self { cri, health, state, seen }, receiver)
+    }
+
+    /// Checks until stopped.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut retry = FIRST_RETRY;
+        loop {
+            let answer = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                answer = self.cri.status() => answer,
+            };
+            self.seen = learn(&self.seen, answer, Instant::now());
+            let troubles = self.troubles();
+            let next = judge(&self.seen, &troubles, Instant::now());
+            let well = next.runtime_error.is_none() && next.network_error.is_none();
+            self.publish(next);
+            let pause = if well { PERIOD } else { retry };
+            retry = if well { FIRST_RETRY } else { (retry * 2).min(PERIOD) };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    fn troubles(&self) -> Vec<String> {
+        let sick = self.health.iter().filter_map(|(name, check)| Some((name, check()?)));
+        sick.map(|(name, trouble)| format!("{name} is not healthy: {trouble}")).collect()
+    }
+
+    fn publish(&self, next: RuntimeState) {
+        self.state.send_if_modified(|known| {
+            if **known == next {
+                return false;
+            }
+            match (&known.runtime_error, &next.runtime_error) {
+                (_, Some(err)) => error!(err, "The container runtime is not ready"),
+                (Some(_), None) => info!("The container runtime is ready"),
+                (None, None) => {}
+            }
+            *known = Arc::new(next);
+            true
+        });
+    }
+}
+
+/// What an answer changes. A failed call changes nothing: the last good answer ages.
+fn learn(seen: &Seen, answer: CriResult<cri::StatusResponse>, now: Instant) -> Seen {
+    let mut next = seen.clone();
+    let reply = match answer {
+        Ok(reply) => reply,
+        Err(err) => {
+            error!(%err, "Container runtime status check failed");
+            return next;
+        }
+    };
+    let Some(status) = &reply.status else { return next };
+    // The validation of replies promises both; a runtime behind another door may not.
+    if status.conditions.len() < 2 {
+        return next;
+    }
+    next.network_error = complaint(status, "NetworkReady").map(|c| format!("container runtime network not ready: {c}"));
+    next.runtime_error = complaint(status, "RuntimeReady").map(|c| format!("container runtime not ready: {c}"));
+    if next.runtime_error.is_some() {
+        return next;
+    }
+    next.handlers = reply.runtime_handlers.iter().map(handler).collect();
+    next.supplemental_groups_policy = reply.features.as_ref().is_some_and(|f| f.supplemental_groups_policy);
+    next.last_sync = Some(now);
+    next
+}
+
+fn handler(raw: &cri::RuntimeHandler) -> (String, HandlerFeatures) {
+    let features = raw.features.as_ref();
+    let known = HandlerFeatures {
+        recursive_read_only_mounts: features.is_some_and(|f| f.recursive_read_only_mounts),
+        user_namespaces: features.is_some_and(|f| f.user_namespaces),
+    };
+    (raw.name.clone(), known)
+}
+
+/// What is wrong with one condition, `None` where it is true.
+fn complaint(status: &cri::RuntimeStatus, kind: &str) -> Option<String> {
+    let Some(found) = status.conditions.iter().find(|c| c.r#type == kind) else {
+        return Some(format!("{kind} condition is not set"));
+    };
+    let cri::RuntimeCondition { status, reason, message, .. } = found;
+    (!status).then(|| format!("{kind}={status} reason:{reason} message:{message}"))
+}
+
+fn judge(seen: &Seen, troubles: &[String], now: Instant) -> RuntimeState {
+    let mut errors: Vec<String> = Vec::new();
+    match seen.last_sync {
+        None => errors.push("container runtime status check may not have completed yet".to_owned()),
+        Some(last) if now.duration_since(last) >= DOWN_AFTER => errors.push("container runtime is down".to_owned()),
+        Some(_) => {}
+    }
+    errors.extend(troubles.iter().cloned());
+    errors.extend(seen.runtime_error.clone());
+    RuntimeState {
+        runtime_error: match errors.as_slice() {
+            [] => None,
+            [one] => Some(one.clone()),
+            many => Some(format!("[{}]", many.join(", "))),
+        },
+        network_error: match (&seen.last_sync, &seen.runtime_error, &seen.network_error) {
+            (None, None, None) => Some("container runtime network not ready: not checked yet".to_owned()),
+            (_, _, error) => error.clone(),
+        },
+        handlers: seen.handlers.clone(),
+        supplemental_groups_policy: seen.supplemental_groups_policy,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(conditions: &[(&str, bool)]) -> CriResult<cri::StatusResponse> {
+        let condition = |&(kind, status): &(&str, bool)| cri::RuntimeCondition {
+            r#type: kind.to_owned(),
+            status,
+            reason: "R".to_owned(),
+            message: "M".to_owned(),
+        };
+        let status = cri::RuntimeStatus { conditions: conditions.iter().map(condition).collect() };
+        let features = cri::RuntimeHandlerFeatures { user_namespaces: true, ..Default::default() };
+        let handler = cri::RuntimeHandler { name: "kata".to_owned(), features: Some(features) };
+        Ok(cri::StatusResponse { status: Some(status), runtime_handlers: vec![handler], ..Default::default() })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_without_both_conditions_changes_nothing() {
+        // AC-03a-21
+        let now = Instant::now();
+        let half = learn(&Seen::default(), reply(&[("RuntimeReady", true)]), now);
+        assert!(judge(&half, &[], now).runtime_error.is_some());
+        let full = learn(&half, reply(&[("RuntimeReady", true), ("NetworkReady", true), ("Odd", false)]), now);
+        let state = judge(&full, &[], now);
+        assert_eq!((state.runtime_error, state.network_error), (None, None));
+        assert!(state.handlers["kata"].user_namespaces);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_troubles_are_told_together() {
+        let now = Instant::now();
+        let seen = learn(&Seen::default(), reply(&[("RuntimeReady", false), ("NetworkReady", true)]), now);
+        let error = judge(&seen, &["PLEG is not healthy: x".to_owned()], now).runtime_error;
+        let expected = "[container runtime status check may not have completed yet, PLEG is not healthy: x, \
+                        container runtime not ready: RuntimeReady=false reason:R message:M]";
+        assert_eq!(error.as_deref(), Some(expected));
+    }
+}

@@ -1,0 +1,13 @@
+//! The runtime manager against the scripted CRI: spec 03a §4, §7-11, §16; 03b §8; 02a §9.8.
+
+#[path = "../kit/mod.rs"]
+mod kit;
+
+mod bench;
+mod creates;
+mod garbage;
+mod hooks;
+mod kills;
+mod resizes;
+mod starts;
+mod state;
