@@ -1,1 +1,34 @@
-//! Container output: CRI log format, reader, rotation, links.
+//! Container output: CRI log format, reader, rotation, links, termination messages.
+//!
+//! The runtime writes `<podLogsDir>/<namespace>_<name>_<uid>/<container>/<restart>.log`; this room
+//! reads, rotates, links and removes what is there. In: roles [`ContainerLogs`] and
+//! [`TerminationMessages`], [`LogReader::read`] for the server. Out: file operations, and
+//! `ReopenContainerLog` after each rotation. State: [`Manager`] owns which log is being worked
+//! on, so that removal and rotation of one log never meet.
+//!
+//! Memory is bounded for any input: lines are passed on in pieces, files are compressed as streams.
+//!
+//! Behaviour: spec 03b §9-11, 01 §17.4, 03a §7 step 8 and §11.
+//!
+//! [`ContainerLogs`]: crate::engine::ports::ContainerLogs
+//! [`TerminationMessages`]: crate::engine::ports::TerminationMessages
+
+mod busy;
+mod dirs;
+mod filter;
+mod follow;
+mod instance;
+mod line;
+mod links;
+mod manager;
+mod read;
+mod rotate;
+mod rotated;
+mod tail;
+mod termination;
+
+pub use filter::{LogFormatError, LogOptions, LogStreams};
+pub use instance::{NoInstance, instance};
+pub use line::{DockerLine, Head, Header, LineError, Stamp, Stream, docker, head};
+pub use manager::{LogsConfig, LogsDeps, Manager};
+pub use read::{LogReader, ReadError};

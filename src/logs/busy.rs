@@ -1,0 +1,75 @@
+//! Which logs are being worked on: removal and rotation of one log never meet.
+
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::sync::Notify;
+
+/// Paths in use. Cheap to clone; the lock is held for a set operation only.
+#[derive(Clone, Debug, Default)]
+pub struct Busy(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    paths: Mutex<HashSet<PathBuf>>,
+    freed: Notify,
+}
+
+/// A path in use, until dropped.
+#[derive(Debug)]
+pub struct Held {
+    busy: Busy,
+    path: PathBuf,
+}
+
+impl Busy {
+    /// Takes a path at once, or not at all.
+    pub fn try_hold(&self, path: &Path) -> Option<Held> {
+        let mut paths = self.0.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        paths.insert(path.to_owned()).then(|| Held { busy: self.clone(), path: path.to_owned() })
+    }
+
+    /// Waits for a path. Pending as long as another holds it, which is bounded by the deadline
+    /// of `ReopenContainerLog` and the time to compress one file.
+    pub async fn hold(&self, path: &Path) -> Held {
+        loop {
+            let freed = self.0.freed.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable();
+            if let Some(held) = self.try_hold(path) {
+                return held;
+            }
+            freed.await;
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.busy.0.paths.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.path);
+        self.busy.0.freed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_at_a_time_per_path() {
+        let busy = Busy::default();
+        let first = busy.try_hold(Path::new("/a")).expect("free");
+        assert!(busy.try_hold(Path::new("/a")).is_none());
+        assert!(busy.try_hold(Path::new("/b")).is_some());
+        let waiting = tokio::spawn({
+            let busy = busy.clone();
+            async move { busy.hold(Path::new("/a")).await }
+        });
+        tokio::task::yield_now().await;
+        drop(first);
+        waiting.await.expect("taken over");
+    }
+}

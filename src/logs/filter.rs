@@ -1,0 +1,414 @@
+//! From the bytes of a log file to the bytes a reader asked for. Pure.
+//!
+//! Bytes come in pieces of any size and go out at once: a line's head decides about it, its
+//! content is copied through. Memory is bounded by the longest head (CRI) or JSON line (docker).
+
+use super::line::{Head, LONGEST_HEAD, LineError, Stamp, Stream, docker, head};
+
+/// Which streams are wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LogStreams {
+    /// Both.
+    #[default]
+    All,
+    /// One of them.
+    Only(Stream),
+}
+
+/// What a reader of logs wants (spec 03b §10).
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LogOptions {
+    /// Start that many lines before the end; without `follow` also stop after them.
+    pub tail: Option<u64>,
+    /// Only lines of this time and later.
+    pub since: Option<jiff::Timestamp>,
+    /// End after that many bytes, timestamps included.
+    pub limit_bytes: Option<u64>,
+    /// Put the time in front of each logical line.
+    pub timestamps: bool,
+    /// Streams.
+    pub streams: LogStreams,
+    /// Go on until the container ends.
+    pub follow: bool,
+}
+
+/// The first line is in no known format.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("unsupported log format: {0:?}")]
+pub struct LogFormatError(pub String);
+
+/// Longest JSON line; docker cuts content at 16 KiB, each byte takes at most 6.
+const LONGEST_JSON: usize = 256 * 1024;
+/// As much of a line of unknown format is shown.
+const SHOWN: usize = 1024;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Format {
+    Unknown,
+    Cri,
+    Docker,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    /// In the head, or (JSON) anywhere in a line.
+    Head,
+    /// In the content of a line that is wanted; `partial` drops its newline.
+    Content { partial: bool },
+    /// In a line that is not wanted.
+    Unwanted,
+    /// In a line that is malformed: it does not count.
+    Malformed,
+}
+
+/// See the file's documentation.
+#[derive(Debug)]
+pub struct Filter {
+    since: Option<i128>,
+    timestamps: bool,
+    streams: LogStreams,
+    bytes_left: Option<u64>,
+    lines_left: Option<u64>,
+    format: Format,
+    place: Place,
+    /// The beginning of a line whose head is not complete.
+    pending: Vec<u8>,
+    /// Whether what is written next begins a logical line.
+    at_start: bool,
+    malformed: u64,
+}
+
+impl Filter {
+    /// For one reading.
+    pub fn new(options: &LogOptions) -> Self {
+        Self {
+            since: options.since.map(jiff::Timestamp::as_nanosecond),
+            timestamps: options.timestamps,
+            streams: options.streams,
+            bytes_left: options.limit_bytes,
+            lines_left: if options.follow { None } else { options.tail },
+            format: Format::Unknown,
+            place: Place::Head,
+            pending: Vec::new(),
+            at_start: true,
+            malformed: 0,
+        }
+    }
+
+    /// Whether nothing more will be written.
+    pub fn is_done(&self) -> bool {
+        self.bytes_left == Some(0) || self.lines_left == Some(0)
+    }
+
+    /// How many lines were passed over because they are malformed.
+    pub fn malformed(&self) -> u64 {
+        self.malformed
+    }
+
+    /// Takes the next bytes and appends what is wanted to `out`.
+    ///
+    /// # Errors
+    /// The first line is in no known format.
+    pub fn push(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Result<(), LogFormatError> {
+        while !bytes.is_empty() && !self.is_done() {
+            bytes = match self.place {
+                Place::Head => self.take_head(bytes, out)?,
+                Place::Content { partial } => self.take_content(bytes, partial, out),
+                Place::Unwanted | Place::Malformed => self.skip(bytes),
+            };
+        }
+        Ok(())
+    }
+
+    /// The file has ended: what is left of an incomplete line is written as it is.
+    ///
+    /// # Errors
+    /// The only line is in no known format.
+    pub fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), LogFormatError> {
+        if !self.pending.is_empty() && !self.is_done() {
+            let line = std::mem::take(&mut self.pending);
+            self.whole_line(&line, out)?;
+        }
+        self.place = Place::Head;
+        self.pending.clear();
+        Ok(())
+    }
+
+    fn take_head<'b>(&mut self, bytes: &'b [u8], out: &mut Vec<u8>) -> Result<&'b [u8], LogFormatError> {
+        if self.format == Format::Docker {
+            return self.take_json(bytes, out);
+        }
+        if self.pending.is_empty() {
+            return self.parse_head(bytes, 0, bytes, out);
+        }
+        let had = self.pending.len();
+        let mut joined = std::mem::take(&mut self.pending);
+        let more = bytes.len().min(LONGEST_HEAD.saturating_sub(had).max(1));
+        joined.extend_from_slice(bytes.get(..more).unwrap_or_default());
+        self.parse_head(&joined, had, bytes, out)
+    }
+
+    /// `line` begins a line; `had` of its bytes came before `bytes`. Returns what is left of `bytes`.
+    fn parse_head<'b>(
+        &mut self,
+        line: &[u8],
+        had: usize,
+        bytes: &'b [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<&'b [u8], LogFormatError> {
+        match head(line) {
+            Head::Parsed(header) => {
+                self.format = Format::Cri;
+                let is_wanted = self.wants(header.time, header.stream);
+                if is_wanted && self.at_start {
+                    self.stamp(header.time, out);
+                }
+                self.passed(header.stream, header.is_partial);
+                self.place = if is_wanted { Place::Content { partial: header.is_partial } } else { Place::Unwanted };
+                // The pending part ended within the head, so the content is in `bytes`.
+                Ok(bytes.get(header.content.saturating_sub(had)..).unwrap_or_default())
+            }
+            Head::Incomplete => {
+                self.pending = line.to_vec();
+                Ok(bytes.get(line.len().saturating_sub(had)..).unwrap_or_default())
+            }
+            Head::Malformed(_) if self.format == Format::Unknown => {
+                self.pending = line.get(..had).unwrap_or_default().to_vec();
+                self.take_json(bytes, out)
+            }
+            Head::Malformed(_) => {
+                self.malformed += 1;
+                self.place = Place::Malformed;
+                Ok(bytes)
+            }
+        }
+    }
+
+    /// Collects a JSON line (or a first line that is no CRI line).
+    fn take_json<'b>(&mut self, bytes: &'b [u8], out: &mut Vec<u8>) -> Result<&'b [u8], LogFormatError> {
+        let end = bytes.iter().position(|b| *b == b'\n').map(|at| at + 1);
+        let (line, rest) = bytes.split_at(end.unwrap_or(bytes.len()));
+        if self.pending.len() + line.len() > LONGEST_JSON {
+            return match self.format {
+                Format::Docker => {
+                    self.pending.clear();
+                    self.malformed += 1;
+                    self.place = Place::Malformed;
+                    Ok(bytes)
+                }
+                _ => Err(self.unsupported(line)),
+            };
+        }
+        self.pending.extend_from_slice(line);
+        if end.is_some() {
+            let line = std::mem::take(&mut self.pending);
+            self.whole_line(&line, out)?;
+        }
+        Ok(rest)
+    }
+
+    /// A line that was collected whole: JSON, or a first one of unknown format, or the last one.
+    fn whole_line(&mut self, line: &[u8], out: &mut Vec<u8>) -> Result<(), LogFormatError> {
+        let parsed = match self.format {
+            Format::Cri => Err(LineError::NoTag),
+            Format::Docker | Format::Unknown => docker(line),
+        };
+        let Ok(parsed) = parsed else {
+            if self.format == Format::Unknown {
+                return Err(self.unsupported(line));
+            }
+            self.malformed += 1;
+            return Ok(());
+        };
+        self.format = Format::Docker;
+        if let Ok((time, stream)) = parsed.origin() {
+            if self.wants(time, stream) {
+                if self.at_start {
+                    self.stamp(time, out);
+                }
+                self.write(parsed.log.as_bytes(), out);
+            }
+            self.passed(stream, !parsed.log.is_empty() && !parsed.log.ends_with('\n'));
+        }
+        self.counted();
+        Ok(())
+    }
+
+    fn take_content<'b>(&mut self, bytes: &'b [u8], partial: bool, out: &mut Vec<u8>) -> &'b [u8] {
+        let Some(end) = bytes.iter().position(|b| *b == b'\n') else {
+            self.write(bytes, out);
+            return &[];
+        };
+        let (line, rest) = bytes.split_at(end + 1);
+        let content = if partial { line.get(..end).unwrap_or_default() } else { line };
+        self.write(content, out);
+        self.place = Place::Head;
+        self.counted();
+        rest
+    }
+
+    fn skip<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        let Some(end) = bytes.iter().position(|b| *b == b'\n') else { return &[] };
+        if self.place == Place::Unwanted {
+            self.counted();
+        }
+        self.place = Place::Head;
+        bytes.get(end + 1..).unwrap_or_default()
+    }
+
+    fn wants(&self, time: Stamp<'_>, stream: Stream) -> bool {
+        self.streams_want(stream) && self.since.is_none_or(|since| time.nanos >= since)
+    }
+
+    fn streams_want(&self, stream: Stream) -> bool {
+        self.streams == LogStreams::All || self.streams == LogStreams::Only(stream)
+    }
+
+    /// Pieces of a stream that is not wanted do not break the lines of the other.
+    fn passed(&mut self, stream: Stream, is_partial: bool) {
+        if self.streams_want(stream) {
+            self.at_start = !is_partial;
+        }
+    }
+
+    fn counted(&mut self) {
+        if let Some(left) = &mut self.lines_left {
+            *left = left.saturating_sub(1);
+        }
+    }
+
+    fn stamp(&mut self, time: Stamp<'_>, out: &mut Vec<u8>) {
+        if self.timestamps {
+            let mut prefix = Vec::with_capacity(40);
+            time.write(&mut prefix);
+            prefix.push(b' ');
+            self.write(&prefix, out);
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        let limit =
+            self.bytes_left.map_or(bytes.len(), |left| bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX)));
+        out.extend_from_slice(bytes.get(..limit).unwrap_or_default());
+        if let Some(left) = &mut self.bytes_left {
+            *left -= limit as u64;
+        }
+    }
+
+    fn unsupported(&self, line: &[u8]) -> LogFormatError {
+        let whole: Vec<u8> = self.pending.iter().chain(line).copied().take(SHOWN).collect();
+        LogFormatError(String::from_utf8_lossy(&whole).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LOG: &str = "2026-01-01T00:00:01.5Z stdout F one\n\
+                       2026-01-01T00:00:02Z stderr F two\n\
+                       2026-01-01T00:00:03Z stdout P thr\n\
+                       2026-01-01T00:00:03Z stdout P e\n\
+                       2026-01-01T00:00:03Z stdout F e\n\
+                       garbage\n\
+                       2026-01-01T00:00:04Z stdout F four\n";
+
+    fn read(
+        options: &LogOptions,
+        pieces: impl IntoIterator<Item = impl AsRef<[u8]>>,
+    ) -> Result<String, LogFormatError> {
+        let (mut filter, mut out) = (Filter::new(options), Vec::new());
+        for piece in pieces {
+            filter.push(piece.as_ref(), &mut out)?;
+        }
+        filter.finish(&mut out)?;
+        Ok(String::from_utf8(out).expect("text"))
+    }
+
+    fn options() -> LogOptions {
+        LogOptions::default()
+    }
+
+    #[test]
+    fn what_readers_ask_for() {
+        let at = |text: &str| Some(text.parse().expect("a time"));
+        for (name, options, wanted) in [
+            ("all", options(), "one\ntwo\nthree\nfour\n"),
+            ("stdout", LogOptions { streams: LogStreams::Only(Stream::Stdout), ..options() }, "one\nthree\nfour\n"),
+            ("stderr", LogOptions { streams: LogStreams::Only(Stream::Stderr), ..options() }, "two\n"),
+            ("equal times are kept", LogOptions { since: at("2026-01-01T00:00:03Z"), ..options() }, "three\nfour\n"),
+            ("bytes", LogOptions { limit_bytes: Some(6), ..options() }, "one\ntw"),
+            ("no bytes", LogOptions { limit_bytes: Some(0), ..options() }, ""),
+            (
+                "bytes of unwanted streams do not count",
+                LogOptions { limit_bytes: Some(3), streams: LogStreams::Only(Stream::Stderr), ..options() },
+                "two",
+            ),
+            ("physical lines of a tail", LogOptions { tail: Some(3), ..options() }, "one\ntwo\nthr"),
+            ("no lines", LogOptions { tail: Some(0), ..options() }, ""),
+            (
+                "a tail while following goes on",
+                LogOptions { tail: Some(1), follow: true, ..options() },
+                "one\ntwo\nthree\nfour\n",
+            ),
+            // AC-03b-34
+            (
+                "AC-03b-34 one timestamp per logical line",
+                LogOptions { timestamps: true, since: at("2026-01-01T00:00:03Z"), ..options() },
+                "2026-01-01T00:00:03.000000000Z three\n2026-01-01T00:00:04.000000000Z four\n",
+            ),
+            (
+                "timestamps count",
+                LogOptions { timestamps: true, limit_bytes: Some(33), ..options() },
+                "2026-01-01T00:00:01.500000000Z on",
+            ),
+        ] {
+            assert_eq!(read(&options, [LOG]).as_deref(), Ok(wanted), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_first_line_decides_the_format() {
+        let error = read(&options(), ["hello world\n"]).expect_err("no format");
+        assert_eq!(error.to_string(), "unsupported log format: \"hello world\\n\"");
+        assert!(read(&options(), ["hello"]).is_err(), "incomplete");
+        assert!(read(&options(), [vec![b'x'; LONGEST_JSON + 1]]).is_err(), "too long");
+        assert_eq!(read(&options(), [""]).as_deref(), Ok(""));
+        let docker = "{\"log\":\"a\\n\",\"stream\":\"stdout\",\"time\":\"2016-10-20T18:39:20Z\"}\n";
+        let log = format!("{docker}nonsense\n{docker}");
+        assert_eq!(read(&options(), [&log]).as_deref(), Ok("a\na\n"));
+        let stamped = LogOptions { timestamps: true, ..options() };
+        assert_eq!(read(&stamped, [docker]).as_deref(), Ok("2016-10-20T18:39:20.000000000Z a\n"));
+    }
+
+    #[test]
+    fn an_incomplete_last_line_is_written_as_it_is() {
+        assert_eq!(read(&options(), ["2026-01-01T00:00:01Z stdout F half"]).as_deref(), Ok("half"));
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_matter(cuts in proptest::collection::vec(0..LOG.len(), 0..12), stamps in any::<bool>()) {
+            let mut cuts = cuts;
+            cuts.extend([0, LOG.len()]);
+            cuts.sort_unstable();
+            let pieces = cuts.windows(2).map(|w| &LOG[w[0]..w[1]]);
+            let options = LogOptions { timestamps: stamps, ..LogOptions::default() };
+            prop_assert_eq!(read(&options, pieces), read(&options, [LOG]));
+        }
+
+        #[test]
+        fn foreign_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600), first in any::<bool>()) {
+            let mut out = Vec::new();
+            let mut filter = Filter::new(&LogOptions { limit_bytes: Some(50), ..LogOptions::default() });
+            if first {
+                filter.push(b"2026-01-01T00:00:01Z stdout F x\n", &mut out).expect("a line");
+            }
+            let _ = filter.push(&bytes, &mut out);
+            let _ = filter.finish(&mut out);
+            prop_assert!(out.len() <= 50);
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! One line of a container log: `<time> <stream> <tags> <content>`. Pure.
+//!
+//! The head of a line is parsed as soon as it is there, the content is passed on as it comes, so
+//! that a line may be of any length. Docker's JSON lines are read too (spec 03b §10).
+
+use serde::Deserialize;
+
+/// Where a line was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// Why a line is not a log line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LineError {
+    /// No blank ends the time.
+    #[error("timestamp is not found")]
+    NoTime,
+    /// The time is not RFC 3339.
+    #[error("unexpected timestamp format")]
+    BadTime,
+    /// No blank ends the stream.
+    #[error("stream type is not found")]
+    NoStream,
+    /// Neither `stdout` nor `stderr`.
+    #[error("unexpected stream type")]
+    BadStream,
+    /// No blank ends the tags.
+    #[error("log tag is not found")]
+    NoTag,
+    /// Not a JSON line either.
+    #[error("not a JSON log line")]
+    BadJson,
+}
+
+/// A time as the log spells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stamp<'a> {
+    /// Nanoseconds since the epoch.
+    pub nanos: i128,
+    whole: &'a str,
+    fraction: &'a str,
+    zone: &'a str,
+}
+
+/// The head of a CRI line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header<'a> {
+    /// When.
+    pub time: Stamp<'a>,
+    /// Where.
+    pub stream: Stream,
+    /// The line goes on in the next one of this stream: its newline is not part of the content.
+    pub is_partial: bool,
+    /// Where the content begins.
+    pub content: usize,
+}
+
+/// What is known of the head of a line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Head<'a> {
+    /// All of it.
+    Parsed(Header<'a>),
+    /// More bytes are needed.
+    Incomplete,
+    /// It is not a head.
+    Malformed(LineError),
+}
+
+/// A head longer than this is none.
+pub const LONGEST_HEAD: usize = 256;
+
+/// Parses the head of a CRI line from the bytes that are there (the line's newline included,
+/// where it is there).
+pub fn head(bytes: &[u8]) -> Head<'_> {
+    let line_end = bytes.iter().position(|b| *b == b'\n');
+    let line = &bytes[..line_end.unwrap_or(bytes.len())];
+    let is_final = line_end.is_some() || line.len() >= LONGEST_HEAD;
+    let missing = |error| if is_final { Head::Malformed(error) } else { Head::Incomplete };
+    let Some((time, rest)) = split(line) else { return missing(LineError::NoTime) };
+    let Some(time) = std::str::from_utf8(time).ok().and_then(Stamp::parse) else {
+        return Head::Malformed(LineError::BadTime);
+    };
+    let Some((stream, rest)) = split(rest) else { return missing(LineError::NoStream) };
+    let stream = match stream {
+        b"stdout" => Stream::Stdout,
+        b"stderr" => Stream::Stderr,
+        _ => return Head::Malformed(LineError::BadStream),
+    };
+    let Some((tags, rest)) = split(rest) else { return missing(LineError::NoTag) };
+    let is_partial = tags.split(|b| *b == b':').next() == Some(b"P");
+    Head::Parsed(Header { time, stream, is_partial, content: line.len() - rest.len() })
+}
+
+/// The part before the first blank, and the part behind it.
+fn split(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = line.iter().take(LONGEST_HEAD).position(|b| *b == b' ')?;
+    Some((line.get(..at)?, line.get(at + 1..)?))
+}
+
+/// A line of docker's `json-file` driver.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+pub struct DockerLine {
+    /// Content, with its newline where the line is complete.
+    #[serde(default)]
+    pub log: String,
+    /// `stdout` or `stderr`.
+    #[serde(default)]
+    stream: String,
+    /// RFC 3339.
+    #[serde(default)]
+    time: String,
+}
+
+impl DockerLine {
+    /// When and where.
+    ///
+    /// # Errors
+    /// Says which is malformed.
+    pub fn origin(&self) -> Result<(Stamp<'_>, Stream), LineError> {
+        let stream = match self.stream.as_str() {
+            "stdout" => Stream::Stdout,
+            "stderr" => Stream::Stderr,
+            _ => return Err(LineError::BadStream),
+        };
+        Ok((Stamp::parse(&self.time).ok_or(LineError::BadTime)?, stream))
+    }
+}
+
+/// Parses a whole JSON line.
+///
+/// # Errors
+/// It is not one, or its stream or time is malformed.
+pub fn docker(line: &[u8]) -> Result<DockerLine, LineError> {
+    let parsed: DockerLine = serde_json::from_slice(line).map_err(|_| LineError::BadJson)?;
+    parsed.origin()?;
+    Ok(parsed)
+}
+
+impl<'a> Stamp<'a> {
+    /// Reads an RFC 3339 time with any number of decimals.
+    pub fn parse(text: &'a str) -> Option<Self> {
+        let whole = text.get(..19)?;
+        let bytes = whole.as_bytes();
+        let marks = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
+        if marks.iter().any(|(at, mark)| bytes.get(*at) != Some(mark)) {
+            return None;
+        }
+        let number = |from: usize, to: usize| digits(whole.get(from..to)?);
+        let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+        let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
+        let is_time = hour < 24 && minute < 60 && second < 60;
+        if !(is_time && (1..=12).contains(&month) && (1..=days_in(year, month)).contains(&day)) {
+            return None;
+        }
+        let rest = text.get(19..)?;
+        let (fraction, zone) = match rest.strip_prefix('.') {
+            Some(rest) => {
+                let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+                let (fraction, zone) = (rest.get(..end)?, rest.get(end..)?);
+                if fraction.is_empty() {
+                    return None;
+                }
+                (fraction, zone)
+            }
+            None => ("", rest),
+        };
+        let seconds = days_from_civil(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second - offset(zone)?;
+        let nanos = i128::from(seconds) * 1_000_000_000 + i128::from(nine_digits(fraction));
+        Some(Self { nanos, whole, fraction, zone: if offset(zone) == Some(0) { "Z" } else { zone } })
+    }
+
+    /// Writes it with nine decimals, the zone as it was.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.whole.as_bytes());
+        out.push(b'.');
+        let digits = self.fraction.bytes().chain(std::iter::repeat(b'0'));
+        out.extend(digits.take(9));
+        out.extend_from_slice(self.zone.as_bytes());
+    }
+}
+
+fn digits(text: &str) -> Option<i64> {
+    text.bytes().try_fold(0_i64, |n, b| b.is_ascii_digit().then(|| n * 10 + i64::from(b - b'0')))
+}
+
+fn nine_digits(fraction: &str) -> i64 {
+    fraction.bytes().chain(std::iter::repeat(b'0')).take(9).fold(0, |n, b| n * 10 + i64::from(b.wrapping_sub(b'0')))
+}
+
+/// Seconds east of UTC.
+fn offset(zone: &str) -> Option<i64> {
+    if zone == "Z" {
+        return Some(0);
+    }
+    let sign = match zone.as_bytes().first()? {
+        b'+' => 1,
+        b'-' => -1,
+        _ => return None,
+    };
+    if zone.len() != 6 || zone.as_bytes().get(3) != Some(&b':') {
+        return None;
+    }
+    let (hours, minutes) = (digits(zone.get(1..3)?)?, digits(zone.get(4..6)?)?);
+    (hours <= 24 && minutes < 60).then_some(sign * (hours * 3600 + minutes * 60))
+}
+
+fn days_in(year: i64, month: i64) -> i64 {
+    match month {
+        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+/// Days since 1970-01-01 of the Gregorian calendar.
+fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let era = year.div_euclid(400);
+    let of_era = year - era * 400;
+    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shown(text: &str) -> Option<String> {
+        let mut out = Vec::new();
+        Stamp::parse(text)?.write(&mut out);
+        String::from_utf8(out).ok()
+    }
+
+    #[test]
+    fn times_are_written_with_nine_digits() {
+        for (read, written) in [
+            ("2016-10-06T00:17:09.669794202Z", Some("2016-10-06T00:17:09.669794202Z")),
+            ("2016-10-06T00:17:09Z", Some("2016-10-06T00:17:09.000000000Z")),
+            ("2016-10-06T00:17:09.5+02:00", Some("2016-10-06T00:17:09.500000000+02:00")),
+            ("2016-10-06T00:17:09.5+00:00", Some("2016-10-06T00:17:09.500000000Z")),
+            ("2016-02-29T00:00:00Z", Some("2016-02-29T00:00:00.000000000Z")),
+            ("2015-02-29T00:00:00Z", None),
+            ("2016-10-06T24:17:09Z", None),
+            ("2016-10-06T00:17:09.Z", None),
+            ("2016-10-06T00:17:09", None),
+            ("2016-10-06 00:17:09Z", None),
+            ("", None),
+        ] {
+            assert_eq!(shown(read).as_deref(), written, "{read}");
+        }
+    }
+
+    #[test]
+    fn times_are_ordered_across_zones() {
+        let nanos = |text| Stamp::parse(text).expect("a time").nanos;
+        assert_eq!(nanos("1970-01-01T00:00:00.000000001Z"), 1);
+        assert_eq!(nanos("2016-10-06T02:17:09+02:00"), nanos("2016-10-06T00:17:09Z"));
+        assert_eq!(nanos("2000-03-01T00:00:00Z"), 951_868_800_000_000_000);
+    }
+
+    #[test]
+    fn heads_of_lines() {
+        let time = "2016-10-06T00:17:09.669794202Z";
+        for (line, wanted) in [
+            ("stdout F hello\n", Ok((Stream::Stdout, false, "hello\n"))),
+            ("stderr P half\n", Ok((Stream::Stderr, true, "half\n"))),
+            ("stdout P:more:tags half\n", Ok((Stream::Stdout, true, "half\n"))),
+            ("stdout F \n", Ok((Stream::Stdout, false, "\n"))),
+            ("stdin F x\n", Err(LineError::BadStream)),
+            ("stdout F\n", Err(LineError::NoTag)),
+            ("stdout\n", Err(LineError::NoStream)),
+        ] {
+            let line = format!("{time} {line}");
+            let found = match head(line.as_bytes()) {
+                Head::Parsed(h) => Ok((h.stream, h.is_partial, &line[h.content..])),
+                Head::Malformed(error) => Err(error),
+                Head::Incomplete => panic!("complete: {line}"),
+            };
+            assert_eq!(found, wanted, "{line}");
+        }
+        assert_eq!(head(b"nonsense\n"), Head::Malformed(LineError::NoTime));
+        assert_eq!(head(b"non sense\n"), Head::Malformed(LineError::BadTime));
+        assert_eq!(head(b"2016-10-06T00"), Head::Incomplete);
+        assert_eq!(head(&[b'x'; 300]), Head::Malformed(LineError::NoTime), "bounded");
+    }
+
+    #[test]
+    fn docker_lines() {
+        let line = br#"{"log":"hello\n","stream":"stdout","time":"2016-10-20T18:39:20.57606443Z"}"#;
+        let parsed = docker(line).expect("a line");
+        assert_eq!((parsed.log.as_str(), parsed.origin().map(|o| o.1)), ("hello\n", Ok(Stream::Stdout)));
+        assert_eq!(docker(b"{}"), Err(LineError::BadStream));
+        assert_eq!(docker(b"nonsense"), Err(LineError::BadJson));
+    }
+
+    proptest! {
+        #[test]
+        fn foreign_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = (head(&bytes), docker(&bytes));
+        }
+
+        #[test]
+        fn foreign_times_never_panic(text in "[0-9TZ:.+-]{0,40}") {
+            let _ = shown(&text);
+        }
+    }
+}

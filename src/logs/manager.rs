@@ -1,0 +1,188 @@
+//! The room's door: plays the roles of `engine::ports` and starts rotation.
+
+use std::{
+    collections::HashSet,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, warn};
+
+use super::{busy::Busy, dirs, links, read::LogReader, rotate::Rotator, rotated, termination};
+use crate::{
+    cri::RuntimeService,
+    engine::ports::{Clock, ContainerExit, ContainerLogFile, ContainerLogs, MayGo, TerminationMessages},
+    pod::ContainerId,
+};
+
+/// The room's numbers and places.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogsConfig {
+    /// `podLogsDir`.
+    pub pod_logs_dir: PathBuf,
+    /// `/var/log/containers`.
+    pub links_dir: PathBuf,
+    /// `containerLogMaxSize` in bytes; `None` (negative) switches rotation off. 0 would rotate
+    /// each file each interval and is refused: rotation stays off.
+    pub max_size: Option<u64>,
+    /// `containerLogMaxFiles`, above 1.
+    pub max_files: usize,
+    /// `containerLogMaxWorkers`, at least 1.
+    pub max_workers: usize,
+    /// `containerLogMonitorInterval`, at least 3 s.
+    pub monitor_interval: Duration,
+}
+
+impl Default for LogsConfig {
+    fn default() -> Self {
+        Self {
+            pod_logs_dir: "/var/log/pods".into(),
+            links_dir: "/var/log/containers".into(),
+            max_size: Some(10 << 20),
+            max_files: 5,
+            max_workers: 1,
+            monitor_interval: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What the room works with.
+pub struct LogsDeps {
+    /// The runtime.
+    pub cri: Arc<dyn RuntimeService>,
+    /// Wall time, for the names of rotated files.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// See the file's documentation.
+pub struct Manager {
+    deps: Arc<LogsDeps>,
+    config: Arc<LogsConfig>,
+    busy: Busy,
+}
+
+impl Manager {
+    /// Touches nothing.
+    pub fn new(deps: LogsDeps, config: LogsConfig) -> Arc<Self> {
+        Arc::new(Self { deps: Arc::new(deps), config: Arc::new(config), busy: Busy::default() })
+    }
+
+    /// Creates `podLogsDir` (0750) and the directory of links (0755).
+    ///
+    /// # Errors
+    /// One of them cannot be created.
+    pub async fn create_directories(&self) -> io::Result<()> {
+        let config = self.config.clone();
+        let made = spawn_blocking(move || {
+            dirs::create(&config.pod_logs_dir, 0o750)?;
+            dirs::create(&config.links_dir, 0o755)
+        });
+        made.await.map_err(io::Error::other)?
+    }
+
+    /// Starts rotation; `None` where it is switched off. The task ends with `cancel`.
+    pub fn start_rotation(&self, cancel: CancellationToken) -> Option<JoinHandle<()>> {
+        self.config.max_size.filter(|size| *size > 0)?;
+        let rotator = Rotator { deps: self.deps.clone(), config: self.config.clone(), busy: self.busy.clone() };
+        Some(tokio::spawn(rotator.run(cancel)))
+    }
+
+    /// Reads logs.
+    pub fn reader(&self) -> LogReader {
+        LogReader::new(self.deps.cri.clone())
+    }
+
+    /// A log and its rotated files, oldest first: what disk accounting adds up.
+    pub async fn files(&self, log: &Path) -> Vec<PathBuf> {
+        let log = log.to_owned();
+        let found = spawn_blocking(move || {
+            let names = rotated::oldest_first(dirs::beside(&log, ".").unwrap_or_default());
+            let mut files: Vec<PathBuf> = names.into_iter().map(|name| log.with_file_name(name)).collect();
+            files.extend(log.exists().then_some(log));
+            files
+        });
+        found.await.unwrap_or_default()
+    }
+
+    fn link_of(&self, file: &ContainerLogFile) -> Option<PathBuf> {
+        let name = links::name(&file.pod, &file.container, &file.id);
+        // Names are validated long before; a link must not leave its directory even so.
+        (!name.contains('/')).then(|| self.config.links_dir.join(name))
+    }
+}
+
+#[async_trait]
+impl ContainerLogs for Manager {
+    async fn link(&self, file: ContainerLogFile) {
+        let Some(link) = self.link_of(&file) else { return };
+        let (shown, log) = (link.clone(), file.path.clone());
+        let made =
+            spawn_blocking(move || links::link(&file.path, &link)).await.unwrap_or_else(|e| Err(io::Error::other(e)));
+        if let Err(error) = made {
+            error!(err = %error, path = %log.display(), link = %shown.display(), "Failed to create legacy symbolic link");
+        }
+    }
+
+    async fn remove(&self, file: ContainerLogFile) -> Result<(), String> {
+        let held = self.busy.hold(&file.path).await;
+        let link = self.link_of(&file);
+        let removed = spawn_blocking(move || {
+            let _held = held;
+            if !file.path.as_os_str().is_empty() {
+                dirs::remove_log(&file.path).map_err(|e| e.to_string())?;
+            }
+            let Some(link) = link else { return Ok(()) };
+            dirs::remove(&link)
+                .map_err(|e| format!("failed to remove container {:?} log symlink {}: {e}", file.id, link.display()))
+        });
+        removed.await.unwrap_or_else(|e| Err(e.to_string()))
+    }
+
+    async fn remove_directories(&self, may_go: MayGo) {
+        let root = self.config.pod_logs_dir.clone();
+        let done = spawn_blocking(move || {
+            for (_, path) in dirs::pod_directories(&root)?.into_iter().filter(|(uid, _)| may_go(uid)) {
+                match std::fs::remove_dir_all(&path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        error!(err = %error, path = %path.display(), "Failed to remove pod logs directory");
+                    }
+                    _ => debug!(path = %path.display(), "Removed pod logs directory"),
+                }
+            }
+            io::Result::Ok(())
+        });
+        report(done.await, "Failed to read pod logs directories");
+    }
+
+    async fn remove_dangling_links(&self, alive: HashSet<ContainerId>) {
+        let root = self.config.links_dir.clone();
+        let done = spawn_blocking(move || {
+            for path in links::dangling(&root, &alive)? {
+                if let Err(error) = dirs::remove(&path) {
+                    error!(err = %error, path = %path.display(), "Failed to remove legacy container log dead symlink");
+                }
+            }
+            io::Result::Ok(())
+        });
+        report(done.await, "Failed to read container log links");
+    }
+}
+
+fn report(done: Result<io::Result<()>, tokio::task::JoinError>, what: &'static str) {
+    if let Err(error) = done.unwrap_or_else(|e| Err(io::Error::other(e))) {
+        warn!(err = %error, "{what}");
+    }
+}
+
+#[async_trait]
+impl TerminationMessages for Manager {
+    async fn message(&self, exit: ContainerExit) -> String {
+        let fallback = exit.message.clone();
+        spawn_blocking(move || termination::message(&exit)).await.unwrap_or(fallback)
+    }
+}

@@ -1,0 +1,68 @@
+//! Which rotated files stay, which are compressed, which go. Pure.
+//!
+//! `<log>` is written to; `<log>.<YYYYMMDD-HHMMSS>` was rotated; `….gz` was compressed; `….tmp`
+//! is left over from a compression that did not end (spec 03b §11).
+
+use std::collections::HashSet;
+
+/// What to do before the next rotation; file names.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Plan {
+    /// To delete.
+    pub remove: Vec<String>,
+    /// To compress.
+    pub compress: Vec<String>,
+}
+
+/// Decides about the files that match `<log>.*`, so that after one more rotation there are at
+/// most `max_files`, the current one included.
+pub fn plan(names: Vec<String>, max_files: usize) -> Plan {
+    let all: HashSet<&str> = names.iter().map(String::as_str).collect();
+    let is_leftover = |name: &str| name.ends_with(".tmp") || all.contains(format!("{name}.gz").as_str());
+    let leftovers: HashSet<String> = names.iter().filter(|n| is_leftover(n)).cloned().collect();
+    let (mut remove, mut rest): (Vec<String>, Vec<String>) = names.into_iter().partition(|n| leftovers.contains(n));
+    remove.sort();
+    rest.sort();
+    let keep = max_files.saturating_sub(2);
+    let kept = rest.split_off(rest.len().saturating_sub(keep));
+    remove.extend(rest);
+    Plan { remove, compress: kept.into_iter().filter(|n| !n.ends_with(".gz")).collect() }
+}
+
+/// Rotated files of a log, oldest first, without leftovers.
+pub fn oldest_first(mut names: Vec<String>) -> Vec<String> {
+    names.retain(|name| !name.ends_with(".tmp"));
+    names.sort_by(|a, b| a.trim_end_matches(".gz").cmp(b.trim_end_matches(".gz")).then_with(|| a.cmp(b)));
+    names.dedup_by(|a, b| a.trim_end_matches(".gz") == b.trim_end_matches(".gz"));
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(list: &[&str]) -> Vec<String> {
+        list.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_newest_stay_and_are_compressed() {
+        for (have, max, remove, compress) in [
+            (&[][..], 5, &[][..], &[][..]),
+            (&["0.log.1"], 3, &[], &["0.log.1"]),
+            (&["0.log.2", "0.log.1.gz"], 3, &["0.log.1.gz"], &["0.log.2"]),
+            (&["0.log.2", "0.log.1.gz"], 4, &[], &["0.log.2"]),
+            (&["0.log.2", "0.log.1.gz"], 2, &["0.log.1.gz", "0.log.2"], &[]),
+            (&["0.log.1", "0.log.1.gz", "0.log.2.tmp"], 5, &["0.log.1", "0.log.2.tmp"], &[]),
+        ] {
+            let wanted = Plan { remove: names(remove), compress: names(compress) };
+            assert_eq!(plan(names(have), max), wanted, "{have:?} {max}");
+        }
+    }
+
+    #[test]
+    fn all_of_a_log_in_order_of_time() {
+        let have = names(&["0.log.3", "0.log.1.gz", "0.log.2.gz", "0.log.2", "0.log.4.tmp"]);
+        assert_eq!(oldest_first(have), names(&["0.log.1.gz", "0.log.2", "0.log.3"]));
+    }
+}

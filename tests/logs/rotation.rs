@@ -1,0 +1,163 @@
+//! Rotation, links and removal.
+
+use std::{collections::HashSet, fs, io::Read, os::unix::fs::PermissionsExt, sync::Arc, time::Duration};
+
+use berth::{
+    engine::ports::{ContainerLogFile, ContainerLogs},
+    logs::LogsConfig,
+};
+use flate2::read::GzDecoder;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use crate::{House, kit::scripted::Fault, line, who};
+
+fn small(max_files: usize) -> LogsConfig {
+    LogsConfig { max_size: Some(100), max_files, ..LogsConfig::default() }
+}
+
+impl House {
+    /// Names beside the log, in order.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.log.parent().expect("a parent")).expect("read");
+        let mut names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    fn read_file(&self, name: &str) -> String {
+        let bytes = fs::read(self.log.with_file_name(name)).expect("read");
+        if !name.ends_with(".gz") {
+            return String::from_utf8(bytes).expect("text");
+        }
+        let mut text = String::new();
+        GzDecoder::new(&bytes[..]).read_to_string(&mut text).expect("packed");
+        text
+    }
+
+    fn file(&self) -> ContainerLogFile {
+        ContainerLogFile { pod: who(), container: "main".into(), id: self.id.clone(), path: self.log.clone() }
+    }
+}
+
+/// One round of rotation takes place in this time.
+async fn round() {
+    sleep(Duration::from_secs(10)).await;
+    sleep(Duration::from_millis(100)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn three_rotations_of_three_files() {
+    // AC-03b-36
+    let house = House::new(small(3)).await;
+    let _task = house.manager.start_rotation(CancellationToken::new()).expect("on");
+    for text in ["first", "second", "third"] {
+        house.write(&line(&format!("{text}{}", ".".repeat(100))));
+        fs::set_permissions(&house.log, fs::Permissions::from_mode(0o640)).expect("set");
+        round().await;
+    }
+    house.write(&line("current"));
+    let names = house.names();
+    assert_eq!(names.len(), 3, "{names:?}");
+    assert_eq!(names[0], "0.log");
+    assert!(
+        names[1].starts_with("0.log.20")
+            && names[1].ends_with(".gz")
+            && names[1].len() == "0.log.20260101-000010.gz".len()
+    );
+    assert!(names[2].starts_with("0.log.20") && names[2].len() == "0.log.20260101-000010".len());
+    assert!(house.read_file(&names[0]).contains("current"));
+    assert!(house.read_file(&names[1]).contains("second"), "the oldest went");
+    assert!(house.read_file(&names[2]).contains("third"));
+    let mode = fs::metadata(house.log.with_file_name(&names[1])).expect("there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o640, "the mode stays");
+    let files = house.manager.files(&house.log).await;
+    let found: Vec<_> = files.iter().filter_map(|f| f.file_name()?.to_str()).collect();
+    assert_eq!(found, [&names[1], &names[2], &names[0]], "oldest first");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_that_is_small_or_of_no_running_container_stays() {
+    let house = House::new(small(3)).await;
+    let _task = house.manager.start_rotation(CancellationToken::new()).expect("on");
+    house.write(&line("short"));
+    round().await;
+    house.cri.kill(house.id.as_str(), 0, "");
+    house.write(&line(&".".repeat(200)));
+    round().await;
+    assert_eq!(house.names(), ["0.log"]);
+    assert_eq!(house.cri.count("container_status"), 1, "the path is asked for once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_reopen_restores_the_name() {
+    // AC-03b-37
+    let house = House::new(small(3)).await;
+    let _task = house.manager.start_rotation(CancellationToken::new()).expect("on");
+    house.cri.fault("reopen_container_log", "", Fault::Error(Code::Internal, "no".into()), Some(1));
+    house.write(&line(&".".repeat(200)));
+    round().await;
+    assert_eq!((house.names(), house.read_file("0.log").len() > 200), (vec!["0.log".to_owned()], true));
+    round().await;
+    assert_eq!(house.names().len(), 2, "tried again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reopen_that_worked_but_was_reported_as_failed_loses_nothing() {
+    let house = House::new(small(3)).await;
+    let _task = house.manager.start_rotation(CancellationToken::new()).expect("on");
+    house.cri.fault("reopen_container_log", "", Fault::ErrorAfter(Code::DeadlineExceeded, "late".into()), Some(1));
+    house.write(&line(&".".repeat(200)));
+    round().await;
+    assert_eq!(house.names().len(), 2, "{:?}", house.names());
+    assert_eq!(house.read_file("0.log"), "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_that_is_missing_is_opened_anew() {
+    let house = House::new(small(3)).await;
+    fs::remove_file(&house.log).expect("removed");
+    let _task = house.manager.start_rotation(CancellationToken::new()).expect("on");
+    round().await;
+    assert_eq!(house.names(), ["0.log"]);
+}
+
+#[tokio::test]
+async fn rotation_can_be_off() {
+    for size in [None, Some(0)] {
+        let house = House::new(LogsConfig { max_size: size, ..LogsConfig::default() }).await;
+        assert!(house.manager.start_rotation(CancellationToken::new()).is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_log_and_its_link_come_and_go_together() {
+    let house = House::new(LogsConfig::default()).await;
+    let link = house.root.path().join(format!("containers/web_default_main-{}.log", house.id));
+    house.manager.link(house.file()).await;
+    assert_eq!(fs::read_link(&link).expect("a link"), house.log);
+    fs::write(house.log.with_file_name("0.log.20260101-000000.gz"), "x").expect("written");
+    house.manager.remove(house.file()).await.expect("removed");
+    assert!(house.names().is_empty() && fs::symlink_metadata(&link).is_err());
+    house.manager.remove(house.file()).await.expect("idempotent");
+}
+
+#[tokio::test]
+async fn dead_links_and_directories_of_gone_pods_are_removed() {
+    let house = House::new(LogsConfig::default()).await;
+    house.manager.link(house.file()).await;
+    let link = house.root.path().join(format!("containers/web_default_main-{}.log", house.id));
+    fs::remove_file(&house.log).expect("removed");
+    house.manager.remove_dangling_links(HashSet::from([house.id.clone()])).await;
+    assert!(fs::symlink_metadata(&link).is_ok(), "between rename and reopen");
+    house.manager.remove_dangling_links(HashSet::new()).await;
+    assert!(fs::symlink_metadata(&link).is_err());
+
+    let pods = house.root.path().join("pods");
+    fs::create_dir_all(pods.join("default_old_uid-old/main")).expect("created");
+    fs::create_dir_all(pods.join("lost+found")).expect("created");
+    house.manager.remove_directories(Arc::new(|uid| uid.as_str() == "uid-old")).await;
+    assert!(!pods.join("default_old_uid-old").exists());
+    assert!(pods.join("default_web_uid-web").exists() && pods.join("lost+found").exists());
+}
