@@ -122,3 +122,92 @@ impl ActuatedStore {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{io, path::Path};
+
+    use async_trait::async_trait;
+
+    use super::*;
+
+    /// A file whose first writes may fail.
+    struct Fake {
+        content: watch::Sender<Option<Vec<u8>>>,
+        failures: Mutex<u32>,
+    }
+
+    impl Fake {
+        fn new(content: Option<&[u8]>, failures: u32) -> Arc<Self> {
+            let content = watch::channel(content.map(<[u8]>::to_vec)).0;
+            Arc::new(Self { content, failures: Mutex::new(failures) })
+        }
+
+        async fn holds(&self, wanted: impl Fn(&ResourceEntries) -> bool) {
+            let read = |bytes: &Option<Vec<u8>>| {
+                let entries = bytes.as_ref().map(|b| resource_state::decode(b).expect("sound"));
+                wanted(&entries.unwrap_or_default())
+            };
+            self.content.subscribe().wait_for(read).await.expect("the file stays");
+        }
+    }
+
+    #[async_trait]
+    impl StateFile for Fake {
+        fn path(&self) -> &Path {
+            Path::new("/root/actuated_pods_state")
+        }
+        async fn read(&self) -> io::Result<Option<Vec<u8>>> {
+            Ok(self.content.borrow().clone())
+        }
+        async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
+            {
+                let mut left = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+                if *left > 0 {
+                    *left -= 1;
+                    return Err(io::Error::other("disk full"));
+                }
+            }
+            self.content.send_replace(Some(content));
+            Ok(())
+        }
+    }
+
+    fn requests(cpu: &str) -> api::ResourceRequirements {
+        serde_json::from_value(serde_json::json!({"requests": {"cpu": cpu}})).expect("resources")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_reach_the_file_even_after_a_failure_and_are_read_again() {
+        let file = Fake::new(None, 1);
+        let store = Arc::new(ActuatedStore::open(file.clone()).await.expect("no file is no error"));
+        let stop = CancellationToken::new();
+        let (writer, token) = (store.clone(), stop.clone());
+        let task = tokio::spawn(async move { writer.run(&token).await });
+        store.set_container(&"u".into(), "c", requests("1"));
+        file.holds(|e| e.get("u").is_some_and(|p| p.containers["c"] == requests("1"))).await;
+        let reopened = ActuatedStore::open(file.clone()).await.expect("sound");
+        assert_eq!(reopened.get(&"u".into()), store.get(&"u".into()));
+        store.remove(&"u".into());
+        file.holds(BTreeMap::is_empty).await;
+        stop.cancel();
+        task.await.expect("it ends");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_changed_last_is_written_when_the_agent_stops() {
+        let file = Fake::new(None, 0);
+        let store = ActuatedStore::open(file.clone()).await.expect("no file is no error");
+        store.set_pod_level(&"u".into(), Some(requests("2")));
+        let stop = CancellationToken::new();
+        stop.cancel();
+        store.run(&stop).await;
+        file.holds(|e| e.contains_key("u")).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_corrupt_file_is_named() {
+        let refused = ActuatedStore::open(Fake::new(Some(b"{"), 0)).await.err().expect("refused");
+        assert!(refused.contains("/root/actuated_pods_state"), "{refused}");
+    }
+}

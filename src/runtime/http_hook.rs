@@ -67,7 +67,7 @@ impl HttpHook {
         let path = action.path.as_deref().unwrap_or_default();
         let slash = if path.starts_with('/') { "" } else { "/" };
         let authority = format!("{host}:{port}");
-        let url = format!("{scheme}://{authority}{slash}{path}");
+        let url = format!("{scheme}://{authority}{slash}{}", escaped(path));
         let uri = url.parse().map_err(|e| format!("parse {url:?}: {e}"))?;
         Ok(Self { uri, headers: headers(action)?, authority })
     }
@@ -105,6 +105,19 @@ impl HttpHook {
             Err(_) => Err(failed.text),
         }
     }
+}
+
+/// The path with everything escaped that a URI may not hold; what is escaped already stays.
+fn escaped(path: &str) -> String {
+    let mut out = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        if byte.is_ascii_graphic() && !br#""<>\^`{|}"#.contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
 }
 
 /// The container port a hook names.
@@ -268,5 +281,45 @@ impl ServerCertVerifier for AnyCertificate {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_resolve_against_where_they_came_from() {
+        let from: Uri = "http://10.0.0.1:80/a/b?x=1".parse().expect("a URI");
+        for (location, expected) in [
+            ("/c", Some("http://10.0.0.1:80/c")),
+            ("c", Some("http://10.0.0.1:80/a/c")),
+            ("//10.0.0.2/c", Some("http://10.0.0.2/c")),
+            ("https://10.0.0.1/c", Some("https://10.0.0.1/c")),
+            ("http://[", None),
+        ] {
+            assert_eq!(resolve(&from, location).map(|u| u.to_string()).as_deref(), expected, "{location}");
+        }
+    }
+
+    #[test]
+    fn hosts_and_ports_are_looked_up() {
+        let action =
+            |value: serde_json::Value| -> api::HTTPGetAction { serde_json::from_value(value).expect("an action") };
+        let ports: Vec<api::ContainerPort> =
+            serde_json::from_value(serde_json::json!([{"name": "web", "containerPort": 8080}])).expect("ports");
+        let url = |value, ips: &[&str]| {
+            let ips: Vec<IpAddr> = ips.iter().map(|ip| ip.parse().expect("an address")).collect();
+            HttpHook::new(&action(value), &ips, &ports).map(|hook| hook.uri.to_string())
+        };
+        use serde_json::json;
+        assert_eq!(url(json!({"port": "web", "path": "x"}), &["10.0.0.1"]), Ok("http://10.0.0.1:8080/x".to_owned()));
+        assert_eq!(url(json!({"port": 80, "scheme": "HTTPS"}), &["fd00::1"]), Ok("https://[fd00::1]:80/".to_owned()));
+        assert_eq!(url(json!({"port": "81", "host": "h"}), &[]), Ok("http://h:81/".to_owned()));
+        assert_eq!(url(json!({"port": 80}), &[]), Err("failed to find networking container".to_owned()));
+        assert!(url(json!({"port": "nope"}), &["10.0.0.1"]).is_err());
+        assert!(url(json!({"port": 70000}), &["10.0.0.1"]).is_err());
+        let odd = url(json!({"port": 80, "path": "/a b%20c?d=é"}), &["10.0.0.1"]);
+        assert_eq!(odd, Ok("http://10.0.0.1:80/a%20b%20c?d=%C3%A9".to_owned()));
     }
 }
