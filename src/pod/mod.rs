@@ -1,5 +1,6 @@
 //! The vocabulary of pods: identities, the shared specification, what a runtime showed. Pure.
 
+pub mod cpu;
 pub mod env;
 pub mod env_file;
 pub mod expand;

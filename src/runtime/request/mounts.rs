@@ -1,0 +1,353 @@
+//! What each volume mount of a container becomes. Pure. Behaviour: spec 03a §6.3.
+//!
+//! The result still names sub-paths; who prepares the container makes them on the volume and
+//! fills in the host path.
+
+use std::path::{Component, Path, PathBuf};
+
+use crate::{
+    pod::{
+        api,
+        expand::{MissingVariables, Variables},
+    },
+    proto::cri,
+};
+
+/// What a mount needs to know of a volume that is mounted.
+#[derive(Clone, Copy, Debug)]
+pub struct Volume<'a> {
+    /// Where it lies on the host; `None` for image volumes.
+    pub host_path: Option<&'a Path>,
+    /// The volume itself is read-only.
+    pub read_only: bool,
+    /// It is ours and may be relabelled for SELinux.
+    pub relabel: bool,
+    /// Mode of directories that are made for sub-paths.
+    pub sub_path_mode: u32,
+}
+
+/// What mounts depend on, apart from the container.
+pub struct MountInputs<'a> {
+    /// The volume of that name, where it is mounted.
+    pub volume: &'a dyn Fn(&str) -> Option<Volume<'a>>,
+    /// The container's environment.
+    pub env: &'a Variables<'a>,
+    /// Whether the handler can mount read-only recursively.
+    pub recursive_read_only: bool,
+    /// Whether SELinux is enabled on the node.
+    pub selinux: bool,
+    /// The id mappings of the pod's user namespace; empty for the node's.
+    pub id_mappings: &'a [cri::IdMapping],
+}
+
+/// A directory or file inside a volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SubPath {
+    /// Name of the volume.
+    pub volume: String,
+    /// Where the volume lies on the host.
+    pub volume_path: PathBuf,
+    /// The path inside: relative, without `..`.
+    pub path: PathBuf,
+    /// Mode of directories that are made.
+    pub mode: u32,
+    /// Place of the mount in the container's list.
+    pub index: usize,
+}
+
+/// One mount, decided.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PlannedMount {
+    /// Complete but for the host path of a sub-path.
+    pub mount: cri::Mount,
+    /// Where the host path has to be made first.
+    pub sub_path: Option<SubPath>,
+}
+
+/// Why a mount cannot be made.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MountError {
+    /// The volume is not mounted.
+    #[error("cannot find volume {volume:?} to mount into container {container:?}")]
+    NoVolume {
+        /// Volume name.
+        volume: String,
+        /// Container name.
+        container: String,
+    },
+    /// The block volume is not there.
+    #[error("cannot find volume {volume:?} to pass into container {container:?}")]
+    NoBlockVolume {
+        /// Volume name.
+        volume: String,
+        /// Container name.
+        container: String,
+    },
+    /// The volume is an image, and nothing has resolved it.
+    #[error("volume {0:?}: image volumes are not supported by this release")]
+    ImageVolume(String),
+    /// `subPathExpr` names variables that are not set.
+    #[error(transparent)]
+    MissingVariables(#[from] MissingVariables),
+    /// The sub-path is absolute.
+    #[error("error SubPath `{0}` must not be an absolute path")]
+    Absolute(String),
+    /// The sub-path leaves the volume.
+    #[error("unable to provision SubPath `{0}`: must not contain '..'")]
+    Backsteps(String),
+    /// The propagation is none of the known ones.
+    #[error("invalid MountPropagation mode: {0:?}")]
+    Propagation(String),
+    /// Recursive read-only needs `readOnly`.
+    #[error("volume {0:?} requested recursive read-only mode, but it is not read-only")]
+    NotReadOnly(String),
+    /// Recursive read-only needs private propagation.
+    #[error("volume {volume:?} requested recursive read-only mode, but it is not compatible with propagation {mode:?}")]
+    Incompatible {
+        /// Volume name.
+        volume: String,
+        /// The propagation.
+        mode: String,
+    },
+    /// The runtime cannot do it.
+    #[error("volume {0:?} requested recursive read-only mode, but it is not supported by the runtime")]
+    Unsupported(String),
+    /// The mode is none of the known ones.
+    #[error("unknown recursive read-only mode {0:?}")]
+    UnknownMode(String),
+}
+
+/// The volume mounts of a container, in order.
+///
+/// # Errors
+/// For the first mount that cannot be made.
+pub fn plan(container: &api::Container, inputs: &MountInputs<'_>) -> Result<Vec<PlannedMount>, MountError> {
+    if let Some(device) = container.volume_devices.iter().flatten().next() {
+        return Err(MountError::NoBlockVolume { volume: device.name.clone(), container: container.name.clone() });
+    }
+    let all = container.volume_mounts.iter().flatten().enumerate();
+    all.map(|(index, mount)| one(container, index, mount, inputs)).collect()
+}
+
+fn one(
+    container: &api::Container,
+    index: usize,
+    wanted: &api::VolumeMount,
+    inputs: &MountInputs<'_>,
+) -> Result<PlannedMount, MountError> {
+    let volume = (inputs.volume)(&wanted.name)
+        .ok_or_else(|| MountError::NoVolume { volume: wanted.name.clone(), container: container.name.clone() })?;
+    let volume_path = volume.host_path.ok_or_else(|| MountError::ImageVolume(wanted.name.clone()))?;
+    let sub_path = sub_path(wanted, inputs.env)?.map(|path| SubPath {
+        volume: wanted.name.clone(),
+        volume_path: volume_path.to_owned(),
+        path,
+        mode: volume.sub_path_mode,
+        index,
+    });
+    let mount = cri::Mount {
+        container_path: absolute(&wanted.mount_path),
+        host_path: if sub_path.is_some() { String::new() } else { volume_path.to_string_lossy().into_owned() },
+        readonly: wanted.read_only == Some(true) || volume.read_only,
+        selinux_relabel: volume.relabel && inputs.selinux,
+        propagation: propagation(wanted)?.into(),
+        uid_mappings: inputs.id_mappings.to_vec(),
+        gid_mappings: inputs.id_mappings.to_vec(),
+        recursive_read_only: recursive_read_only(wanted, inputs.recursive_read_only)?,
+        image: None,
+        image_sub_path: String::new(),
+    };
+    Ok(PlannedMount { mount, sub_path })
+}
+
+/// The sub-path a mount asks for; `None` for the whole volume.
+fn sub_path(wanted: &api::VolumeMount, env: &Variables<'_>) -> Result<Option<PathBuf>, MountError> {
+    let text = match wanted.sub_path_expr.as_deref().filter(|e| !e.is_empty()) {
+        Some(expression) => env.expand_sub_path(expression)?,
+        None => wanted.sub_path.clone().unwrap_or_default(),
+    };
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let path = Path::new(&text);
+    if path.is_absolute() {
+        return Err(MountError::Absolute(text));
+    }
+    if path.components().any(|c| c == Component::ParentDir) {
+        return Err(MountError::Backsteps(text));
+    }
+    // `.` alone means the whole volume, but through the sub-path's own bind.
+    Ok(Some(path.components().filter(|c| *c != Component::CurDir).collect()))
+}
+
+fn absolute(path: &str) -> String {
+    if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
+}
+
+fn propagation(wanted: &api::VolumeMount) -> Result<cri::MountPropagation, MountError> {
+    match wanted.mount_propagation.as_deref() {
+        None | Some("None") => Ok(cri::MountPropagation::PropagationPrivate),
+        Some("HostToContainer") => Ok(cri::MountPropagation::PropagationHostToContainer),
+        Some("Bidirectional") => Ok(cri::MountPropagation::PropagationBidirectional),
+        Some(other) => Err(MountError::Propagation(other.to_owned())),
+    }
+}
+
+fn recursive_read_only(wanted: &api::VolumeMount, supported: bool) -> Result<bool, MountError> {
+    let mode = wanted.recursive_read_only.as_deref().unwrap_or("Disabled");
+    if mode == "Disabled" {
+        return Ok(false);
+    }
+    let volume = || wanted.name.clone();
+    if wanted.read_only != Some(true) {
+        return Err(MountError::NotReadOnly(volume()));
+    }
+    if let Some(other) = wanted.mount_propagation.as_deref().filter(|p| *p != "None") {
+        return Err(MountError::Incompatible { volume: volume(), mode: other.to_owned() });
+    }
+    match mode {
+        "IfPossible" => Ok(supported),
+        "Enabled" if supported => Ok(true),
+        "Enabled" => Err(MountError::Unsupported(volume())),
+        other => Err(MountError::UnknownMode(other.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn planned(mount: Value, supported: bool) -> Result<PlannedMount, String> {
+        let mut mount = mount;
+        let fields = mount.as_object_mut().expect("an object");
+        fields.entry("name").or_insert("v".into());
+        fields.entry("mountPath").or_insert("/data".into());
+        let container: api::Container =
+            serde_json::from_value(json!({"name": "c", "volumeMounts": [mount]})).expect("a container");
+        let env = Variables::new([("A", "x"), ("EMPTY", "")]);
+        let inputs = MountInputs {
+            volume: &|name| {
+                let plain = Volume {
+                    host_path: Some(Path::new("/host/v")),
+                    read_only: false,
+                    relabel: true,
+                    sub_path_mode: 0o770,
+                };
+                match name {
+                    "v" => Some(plain),
+                    "ro" => Some(Volume { read_only: true, ..plain }),
+                    "image" => Some(Volume { host_path: None, ..plain }),
+                    _ => None,
+                }
+            },
+            env: &env,
+            recursive_read_only: supported,
+            selinux: false,
+            id_mappings: &[],
+        };
+        plan(&container, &inputs).map(|mut all| all.remove(0)).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_mount_takes_its_volumes_path() {
+        let got = planned(json!({}), false).expect("a mount");
+        let expected = cri::Mount { container_path: "/data".into(), host_path: "/host/v".into(), ..Default::default() };
+        assert_eq!(got, PlannedMount { mount: expected, sub_path: None });
+        assert_eq!(planned(json!({"mountPath": "data"}), false).expect("a mount").mount.container_path, "/data");
+        assert!(planned(json!({"readOnly": true}), false).expect("a mount").mount.readonly);
+        assert!(planned(json!({"name": "ro"}), false).expect("a mount").mount.readonly);
+    }
+
+    #[test]
+    fn propagation_is_translated() {
+        for (mode, expected) in [
+            (json!(null), Ok(cri::MountPropagation::PropagationPrivate)),
+            (json!("None"), Ok(cri::MountPropagation::PropagationPrivate)),
+            (json!("HostToContainer"), Ok(cri::MountPropagation::PropagationHostToContainer)),
+            (json!("Bidirectional"), Ok(cri::MountPropagation::PropagationBidirectional)),
+            (json!("Odd"), Err("invalid MountPropagation mode: \"Odd\"".to_owned())),
+        ] {
+            assert_eq!(planned(json!({"mountPropagation": mode}), false).map(|p| p.mount.propagation()), expected);
+        }
+    }
+
+    #[test]
+    fn recursive_read_only_needs_support_and_a_plain_read_only_mount() {
+        for (mount, supported, expected) in [
+            (json!({}), true, Ok(false)),
+            (json!({"recursiveReadOnly": "Disabled"}), true, Ok(false)),
+            (json!({"recursiveReadOnly": "IfPossible", "readOnly": true}), false, Ok(false)),
+            (json!({"recursiveReadOnly": "IfPossible", "readOnly": true}), true, Ok(true)),
+            (json!({"recursiveReadOnly": "Enabled", "readOnly": true, "mountPropagation": "None"}), true, Ok(true)),
+            (
+                json!({"recursiveReadOnly": "Enabled", "readOnly": true}),
+                false,
+                Err("volume \"v\" requested recursive read-only mode, but it is not supported by the runtime"),
+            ),
+            (
+                json!({"recursiveReadOnly": "Enabled"}),
+                true,
+                Err("volume \"v\" requested recursive read-only mode, but it is not read-only"),
+            ),
+            (
+                json!({"recursiveReadOnly": "Enabled", "readOnly": true, "mountPropagation": "Bidirectional"}),
+                true,
+                Err("volume \"v\" requested recursive read-only mode, but it is not compatible with propagation \
+                     \"Bidirectional\""),
+            ),
+            (
+                json!({"recursiveReadOnly": "Odd", "readOnly": true}),
+                true,
+                Err("unknown recursive read-only mode \"Odd\""),
+            ),
+        ] {
+            let got = planned(mount.clone(), supported).map(|p| p.mount.recursive_read_only);
+            assert_eq!(got, expected.map_err(str::to_owned), "{mount} {supported}");
+        }
+    }
+
+    #[test]
+    fn sub_paths_stay_in_their_volume() {
+        let path = |mount| planned(mount, false).map(|p| p.sub_path.map(|s| s.path));
+        assert_eq!(path(json!({"subPath": "a/./b"})), Ok(Some(PathBuf::from("a/b"))));
+        assert_eq!(path(json!({"subPathExpr": "$(A)/y"})), Ok(Some(PathBuf::from("x/y"))));
+        assert_eq!(path(json!({"subPath": ""})), Ok(None));
+        assert_eq!(path(json!({"subPath": "/a"})), Err("error SubPath `/a` must not be an absolute path".to_owned()));
+        assert_eq!(
+            path(json!({"subPath": "a/../b"})),
+            Err("unable to provision SubPath `a/../b`: must not contain '..'".to_owned())
+        );
+        assert_eq!(path(json!({"subPathExpr": "$(B)$(EMPTY)"})), Err("missing value for B, EMPTY".to_owned()));
+        let got = planned(json!({"subPath": "a"}), false).expect("a mount");
+        let sub = got.sub_path.expect("a sub-path");
+        assert_eq!((sub.volume.as_str(), sub.mode, sub.index), ("v", 0o770, 0));
+        assert_eq!((sub.volume_path.as_path(), got.mount.host_path.as_str()), (Path::new("/host/v"), ""));
+    }
+
+    #[test]
+    fn volumes_that_are_not_there_are_named() {
+        assert_eq!(
+            planned(json!({"name": "w"}), false).unwrap_err(),
+            "cannot find volume \"w\" to mount into container \"c\""
+        );
+        assert!(planned(json!({"name": "image"}), false).unwrap_err().contains("image volumes"));
+        let block = api::Container {
+            name: "c".into(),
+            volume_devices: Some(vec![api::VolumeDevice { name: "b".into(), device_path: "/dev/x".into() }]),
+            ..Default::default()
+        };
+        let inputs = MountInputs {
+            volume: &|_| None,
+            env: &Variables::default(),
+            recursive_read_only: false,
+            selinux: false,
+            id_mappings: &[],
+        };
+        assert_eq!(
+            plan(&block, &inputs).unwrap_err().to_string(),
+            "cannot find volume \"b\" to pass into container \"c\""
+        );
+    }
+}

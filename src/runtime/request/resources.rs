@@ -1,0 +1,247 @@
+//! What a runtime is told about a container's share of the machine. Pure. Behaviour: spec 03a §6.5,
+//! 06a §5, §9, §10.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{
+    pod::{
+        Pod, api, cpu,
+        qos::Qos,
+        quantity::Amount,
+        resources::{self, CPU, MEMORY, Overhead},
+    },
+    proto::cri,
+};
+
+/// OOM score of containers that die last.
+const PROTECTED: i64 = -997;
+/// OOM score of containers that die first.
+const FIRST_TO_DIE: i64 = 1000;
+
+/// `memorySwap.swapBehavior`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SwapBehavior {
+    /// No swap for pods.
+    #[default]
+    NoSwap,
+    /// Burstable pods get a share of the node's swap.
+    LimitedSwap,
+}
+
+/// The node's swap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct NodeSwap {
+    /// Whether the kernel can limit swap at all.
+    pub controllable: bool,
+    /// The configured behaviour.
+    pub behavior: SwapBehavior,
+    /// Swap of the node, in bytes.
+    pub bytes: u64,
+}
+
+/// What the numbers depend on, apart from the pod.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Machine {
+    /// `cpuCFSQuota`.
+    pub cpu_cfs_quota: bool,
+    /// `cpuCFSQuotaPeriod`, in microseconds.
+    pub cpu_period_us: u64,
+    /// Memory of the node, in bytes.
+    pub memory_bytes: u64,
+    /// Huge page sizes of the node, in bytes.
+    pub hugepage_sizes: Vec<u64>,
+    /// Whether the node has the unified hierarchy.
+    pub cgroup_v2: bool,
+    /// `singleProcessOOMKill`.
+    pub single_process_oom_kill: bool,
+    /// Swap.
+    pub swap: NodeSwap,
+}
+
+/// Whether a container has CPUs of its own; its quota is off then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Cpus {
+    /// It shares the pool.
+    #[default]
+    Shared,
+    /// It has its own.
+    Exclusive,
+}
+
+/// What is asked for and capped at, as a runtime is told it.
+struct Wanted {
+    cpu_request: Option<Amount>,
+    cpu_limit: Option<Amount>,
+    memory_limit: Option<Amount>,
+}
+
+/// Resources of a container.
+pub fn of_container(
+    pod: &Pod,
+    container: &api::Container,
+    cpus: Cpus,
+    machine: &Machine,
+) -> cri::LinuxContainerResources {
+    let wanted = Wanted {
+        cpu_request: resources::request_of(container, CPU),
+        cpu_limit: limit(pod, container, CPU),
+        memory_limit: limit(pod, container, MEMORY),
+    };
+    let mut linux = convert(&wanted, cpus, machine);
+    linux.oom_score_adj = oom_score_adj(pod, container, machine.memory_bytes);
+    linux.hugepage_limits = hugepages(pod, container, machine);
+    set_swap(&mut linux, pod, container, machine);
+    linux
+}
+
+/// Totals of a pod without its overhead.
+pub fn of_pod(pod: &Pod, machine: &Machine) -> cri::LinuxContainerResources {
+    let requests = resources::pod_requests(pod.spec(), Overhead::Excluded);
+    let limits = resources::pod_limits(pod.spec(), Overhead::Excluded);
+    let wanted = Wanted {
+        cpu_request: requests.get(CPU).copied(),
+        cpu_limit: limits.get(CPU).copied(),
+        memory_limit: limits.get(MEMORY).copied(),
+    };
+    convert(&wanted, Cpus::Shared, machine)
+}
+
+/// The overhead of a pod, as request and limit; empty where it has none.
+pub fn of_overhead(pod: &Pod, machine: &Machine) -> cri::LinuxContainerResources {
+    if pod.spec().overhead.is_none() {
+        return cri::LinuxContainerResources::default();
+    }
+    let overhead = resources::amounts(pod.spec().overhead.as_ref());
+    let cpu = Some(resources::amount_of(&overhead, CPU));
+    let wanted = Wanted { cpu_request: cpu, cpu_limit: cpu, memory_limit: overhead.get(MEMORY).copied() };
+    convert(&wanted, Cpus::Shared, machine)
+}
+
+/// A container's limit above zero, else that of the pod level.
+fn limit(pod: &Pod, container: &api::Container, resource: &str) -> Option<Amount> {
+    let own = container.resources.as_ref().and_then(|r| r.limits.as_ref()?.get(resource));
+    let level = pod.spec().resources.as_ref().and_then(|r| r.limits.as_ref()?.get(resource));
+    let above_zero = |q| Amount::try_from(q).ok().filter(|a| !a.is_zero());
+    own.and_then(above_zero).or_else(|| level.and_then(above_zero))
+}
+
+fn convert(wanted: &Wanted, cpus: Cpus, machine: &Machine) -> cri::LinuxContainerResources {
+    let milli = |amount: Option<Amount>| amount.map_or(0, Amount::milli);
+    // A request of zero is an answer; only one that is missing is taken from the limit.
+    let shares = cpu::shares(milli(wanted.cpu_request.or(wanted.cpu_limit)));
+    let mut linux = cri::LinuxContainerResources {
+        cpu_shares: i64::try_from(shares).unwrap_or(i64::MAX),
+        memory_limit_in_bytes: wanted.memory_limit.map_or(0, Amount::value),
+        ..Default::default()
+    };
+    if machine.cpu_cfs_quota {
+        linux.cpu_period = i64::try_from(machine.cpu_period_us).unwrap_or(i64::MAX);
+        linux.cpu_quota = match cpus {
+            Cpus::Shared => cpu::quota(milli(wanted.cpu_limit), machine.cpu_period_us),
+            Cpus::Exclusive => -1,
+        };
+    }
+    if machine.cgroup_v2 && !machine.single_process_oom_kill {
+        linux.unified.insert("memory.oom.group".to_owned(), "1".to_owned());
+    }
+    linux
+}
+
+/// The name of a huge page size as the kernel's cgroup files and CRI spell it: `2MB`, `1GB`.
+pub fn hugepage_name(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes, "B");
+    for next in ["KB", "MB", "GB", "TB", "PB"] {
+        if value < 1024 || value % 1024 != 0 {
+            break;
+        }
+        value /= 1024;
+        unit = next;
+    }
+    format!("{value}{unit}")
+}
+
+fn hugepages(pod: &Pod, container: &api::Container, machine: &Machine) -> Vec<cri::HugepageLimit> {
+    let mut limits: BTreeMap<u64, u64> = machine.hugepage_sizes.iter().map(|&size| (size, 0)).collect();
+    for level in [pod.spec().resources.as_ref(), container.resources.as_ref()] {
+        for (name, amount) in resources::amounts(level.and_then(|r| r.limits.as_ref())) {
+            let size = name.strip_prefix(resources::HUGEPAGES_PREFIX).and_then(|s| Amount::parse(s).ok());
+            let Some(limit) = size.and_then(|s| limits.get_mut(&s.value().unsigned_abs())) else { continue };
+            *limit = amount.value().max(0).unsigned_abs();
+        }
+    }
+    limits.into_iter().map(|(size, limit)| cri::HugepageLimit { page_size: hugepage_name(size), limit }).collect()
+}
+
+fn set_swap(linux: &mut cri::LinuxContainerResources, pod: &Pod, container: &api::Container, machine: &Machine) {
+    if !machine.swap.controllable {
+        return;
+    }
+    if !machine.cgroup_v2 {
+        linux.memory_swap_limit_in_bytes = linux.memory_limit_in_bytes;
+        return;
+    }
+    let unified: &mut HashMap<String, String> = &mut linux.unified;
+    unified.insert("memory.swap.max".to_owned(), swap_share(pod, container, machine).to_string());
+}
+
+/// Bytes of swap a container may use on the unified hierarchy.
+fn swap_share(pod: &Pod, container: &api::Container, machine: &Machine) -> u64 {
+    let request = resources::request_of(container, MEMORY).map_or(0, Amount::value).max(0).unsigned_abs();
+    let own_limit = container.resources.as_ref().and_then(|r| r.limits.as_ref()?.get(MEMORY));
+    let own_limit = own_limit.and_then(|q| Amount::try_from(q).ok()).map_or(0, Amount::value).max(0).unsigned_abs();
+    let eligible = machine.swap.behavior == SwapBehavior::LimitedSwap
+        && Qos::of(pod) == Qos::Burstable
+        && !pod.is_critical()
+        && request > 0
+        && request != own_limit;
+    if !eligible || request > machine.memory_bytes || machine.memory_bytes == 0 {
+        return 0;
+    }
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the reference computes the share in floating point; both sides are below 2^63 and not negative"
+    )]
+    let share = (request as f64 / machine.memory_bytes as f64 * machine.swap.bytes as f64) as u64;
+    share
+}
+
+/// The OOM score of a container's processes, -997 to 1000 (spec 06a §9).
+pub fn oom_score_adj(pod: &Pod, container: &api::Container, node_memory: u64) -> i64 {
+    if pod.is_node_critical() {
+        return PROTECTED;
+    }
+    match Qos::of(pod) {
+        Qos::Guaranteed => PROTECTED,
+        Qos::BestEffort => FIRST_TO_DIE,
+        Qos::Burstable => burstable_score(pod, container, node_memory),
+    }
+}
+
+fn burstable_score(pod: &Pod, container: &api::Container, node_memory: u64) -> i64 {
+    let memory = |c: &api::Container| i128::from(resources::request_of(c, MEMORY).map_or(0, Amount::value));
+    let extra = unclaimed_per_container(pod);
+    let score = |request: i128| 1000 - (1000 * (request + extra)).checked_div(i128::from(node_memory)).unwrap_or(0);
+    let mut adj = score(memory(container));
+    let is_init = pod.init_containers().iter().any(|c| c.name == container.name);
+    if is_init && Pod::is_sidecar(container) {
+        let smallest = pod.containers().iter().map(memory).min().unwrap_or(0);
+        adj = adj.min(score(smallest));
+    }
+    // Between Guaranteed (-997, so at least 3 here) and BestEffort (1000), whatever the sizes.
+    i64::try_from(adj.clamp(3, 999)).unwrap_or(999)
+}
+
+/// What the pod-level memory request leaves to each container beyond its own.
+fn unclaimed_per_container(pod: &Pod) -> i128 {
+    let level = pod.spec().resources.as_ref().and_then(|r| r.requests.as_ref()?.get(MEMORY));
+    let Some(level) = level.and_then(|q| Amount::try_from(q).ok()).filter(|a| !a.is_zero()) else { return 0 };
+    let claimed = resources::amount_of(&resources::container_requests(pod.spec()), MEMORY).value();
+    let count = pod.containers().len() + pod.init_containers().len();
+    let left = i128::from(level.value()) - i128::from(claimed);
+    left.checked_div(count as i128).unwrap_or(0).max(0)
+}
+
+#[cfg(test)]
+mod tests;
