@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use crate::status::{
         Eviction, ProbeOutcome, StartFailure,
-        lookup::{condition, exit, last_exit},
+        lookup::{condition, exit, last_exit, waiting_reason},
         testing::{Seen, World, observed, pod, pod_with, sandbox},
     };
     use proptest::prelude::*;
@@ -183,8 +183,7 @@ mod tests {
         let status = World::new(pod("Always", &["i", "c"]), observed(&[])).build();
         for list in [&status.init_container_statuses, &status.container_statuses] {
             let entry = &list.as_ref().expect("a list")[0];
-            let reason = entry.state.as_ref().and_then(|s| s.waiting.as_ref()).and_then(|w| w.reason.as_deref());
-            assert_eq!(reason, Some("PodInitializing"));
+            assert_eq!(waiting_reason(entry), Some("PodInitializing"));
         }
         assert_eq!(phase_of(&status), "Pending");
         let message = "containers with incomplete status: [i]";

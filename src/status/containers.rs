@@ -247,6 +247,7 @@ mod tests {
         pod::observed::ObservedPod,
         status::{
             StartFailure,
+            lookup::waiting_reason,
             testing::{
                 Seen, World, exited, instance, observed, pod, pod_with, running, status, waiting, waiting_after,
             },
@@ -266,20 +267,16 @@ mod tests {
         Conversion { input: &world.input(), kind, old: &old, restarting }.convert(container)
     }
 
-    fn waits_for(status: &api::ContainerStatus) -> Option<&str> {
-        status.state.as_ref()?.waiting.as_ref()?.reason.as_deref()
-    }
-
     #[test]
     fn the_start_value_waits() {
         let world = World::new(pod("Always", &["i", "c"]), observed(&[]));
         let status = convert(&world, None);
         assert_eq!(
-            (status.name.as_str(), status.image.as_str(), waits_for(&status)),
+            (status.name.as_str(), status.image.as_str(), waiting_reason(&status)),
             ("i", "img:i", Some("PodInitializing"))
         );
         let world = World::new(pod("Always", &["c"]), observed(&[]));
-        assert_eq!(waits_for(&convert(&world, None)), Some("ContainerCreating"));
+        assert_eq!(waiting_reason(&convert(&world, None)), Some("ContainerCreating"));
     }
 
     #[test]
@@ -289,7 +286,10 @@ mod tests {
         assert_eq!(convert(&world, Some(ended.clone())), ended, "terminated is kept");
 
         let told = convert(&world, Some(status("c", waiting_after(1))));
-        assert_eq!((waits_for(&told), last_exit(&told).map(|e| e.exit_code)), (Some("ContainerCreating"), Some(1)));
+        assert_eq!(
+            (waiting_reason(&told), last_exit(&told).map(|e| e.exit_code)),
+            (Some("ContainerCreating"), Some(1))
+        );
 
         // AC-02b-9
         let vanished = convert(&world, Some(status("c", running())));
@@ -313,10 +313,10 @@ mod tests {
         for old in [running(), exited(42)] {
             let told = convert_with(&world, Some(status("c", old)), true);
             let last = last_exit(&told).expect("a last state");
-            assert_eq!((waits_for(&told), last.exit_code, told.restart_count), (Some(RESTARTING_ALL), 137, 1));
+            assert_eq!((waiting_reason(&told), last.exit_code, told.restart_count), (Some(RESTARTING_ALL), 137, 1));
         }
         let told = convert_with(&world, Some(status("c", waiting())), true);
-        assert_eq!(waits_for(&told), Some("ContainerCreating"));
+        assert_eq!(waiting_reason(&told), Some("ContainerCreating"));
     }
 
     #[test]
@@ -391,7 +391,7 @@ mod tests {
             let mut world = World::new(pod(policy, &["c"]), observed(&seen));
             world.failures = BTreeMap::from([("c".to_owned(), failure("Broken"))]);
             let told = convert(&world, None);
-            assert_eq!((waits_for(&told), last_exit(&told).map(|e| e.exit_code)), (expected, last), "{case}");
+            assert_eq!((waiting_reason(&told), last_exit(&told).map(|e| e.exit_code)), (expected, last), "{case}");
         }
         let mut world = World::new(pod("Always", &["i", "c"]), observed(&[("i", Seen::Exited(0))]));
         world.failures = BTreeMap::from([("i".to_owned(), failure("Broken"))]);
@@ -408,7 +408,7 @@ mod tests {
             (0, Some("Completed"), Some(INIT_FORGOTTEN))
         );
         let sidecar = World::new(pod("Always", &["s", "c"]), observed(&[("c", Seen::Running)]));
-        assert_eq!(waits_for(&convert(&sidecar, None)), Some("PodInitializing"));
+        assert_eq!(waiting_reason(&convert(&sidecar, None)), Some("PodInitializing"));
     }
 
     #[test]

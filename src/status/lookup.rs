@@ -25,6 +25,11 @@ pub fn state(status: &api::ContainerStatus) -> State<'_> {
     }
 }
 
+/// Why a container waits (`CrashLoopBackOff`, …); `None` where it does not, or does not tell.
+pub fn waiting_reason(status: &api::ContainerStatus) -> Option<&str> {
+    status.state.as_ref()?.waiting.as_ref()?.reason.as_deref()
+}
+
 /// How the state ended, where it did.
 pub fn exit(status: &api::ContainerStatus) -> Option<&api::ContainerStateTerminated> {
     status.state.as_ref()?.terminated.as_ref()
