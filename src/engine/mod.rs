@@ -7,4 +7,17 @@ pub mod admission;
 pub mod allocation;
 pub mod deadline;
 pub mod grace;
+mod heartbeat;
+pub mod lifecycle;
+mod pod_manager;
 pub mod ports;
+mod ready;
+mod static_order;
+mod sync_loop;
+mod work_queue;
+mod worker;
+
+pub use heartbeat::Heartbeat;
+pub use ready::SourcesReady;
+pub use sync_loop::{Command, EngineHandle, Found, Inputs, WorkerView, kill_and_wait, start};
+pub use worker::{EngineConfig, Report, WorkerContext, reports};

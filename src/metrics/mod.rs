@@ -1,15 +1,13 @@
 //! What is counted: the registry, and every family's name, labels and buckets in one place.
 //!
 //! A family file declares a struct of handles and builds it from a [`Registry`]; whoever counts
-//! holds the handles. [`exposition`] writes them for scrapers. Names, labels and buckets: spec 08.
+//! holds the handles. Names, labels and buckets: spec 08.
 
 mod admission;
 mod allocation;
-pub mod encode;
-pub mod exposition;
+mod engine;
 mod images;
 mod pleg;
-mod protobuf;
 mod registry;
 mod runtime;
 mod runtime_operations;
@@ -18,6 +16,7 @@ mod status;
 
 pub use admission::AdmissionMetrics;
 pub use allocation::AllocationMetrics;
+pub use engine::{EngineMetrics, WorkingPods, static_label};
 pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
 pub use pleg::PlegMetrics;
 pub use registry::{Registry, Stability, buckets};

@@ -1,0 +1,77 @@
+//! When the sync loop last turned, for `/healthz` and the watchdog (spec 02a §3).
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// A shared time stamp; cheap to set on every turn.
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    start: Instant,
+    beat: Arc<AtomicU64>,
+    sweep: Arc<AtomicU64>,
+}
+
+impl Heartbeat {
+    /// Beats for the first time now.
+    pub fn new() -> Self {
+        Self { start: Instant::now(), beat: Arc::default(), sweep: Arc::default() }
+    }
+
+    /// The loop turns.
+    pub fn beat(&self) {
+        self.beat.store(self.elapsed(), Ordering::Relaxed);
+    }
+
+    /// A sweep began.
+    pub fn swept(&self) {
+        self.sweep.store(self.elapsed(), Ordering::Relaxed);
+    }
+
+    /// Time since the last sweep began.
+    pub fn since_sweep(&self) -> Duration {
+        Duration::from_millis(self.elapsed().saturating_sub(self.sweep.load(Ordering::Relaxed)))
+    }
+
+    /// `None` while the loop turns at least every max(5 min, 2 × `sync_frequency`); else the
+    /// text of the failed check.
+    pub fn check(&self, sync_frequency: Duration) -> Option<&'static str> {
+        let since = Duration::from_millis(self.elapsed().saturating_sub(self.beat.load(Ordering::Relaxed)));
+        let limit = Duration::from_secs(300).max(sync_frequency * 2);
+        (since > limit).then_some("sync Loop took longer than expected")
+    }
+
+    fn elapsed(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Default for Heartbeat {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_stands_still_is_noticed() {
+        let heartbeat = Heartbeat::new();
+        let minute = Duration::from_secs(60);
+        tokio::time::advance(minute * 5).await;
+        assert_eq!(heartbeat.check(minute), None);
+        tokio::time::advance(minute).await;
+        assert_eq!(heartbeat.check(minute), Some("sync Loop took longer than expected"));
+        assert_eq!(heartbeat.check(minute * 4), None);
+        heartbeat.beat();
+        assert_eq!(heartbeat.check(minute), None);
+    }
+}

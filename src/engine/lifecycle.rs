@@ -1,0 +1,295 @@
+//! The life of one pod on this node: syncing, terminating, terminated, finished. Pure.
+//!
+//! Data of one phase lives in that phase's variant; there is no road backwards. What the sync
+//! loop wants arrives as a [`Wish`] (the latest one only); what a turn achieved arrives as a
+//! [`Done`]. Behaviour: spec 02a §9.1-9.4.
+
+use super::grace::{self, GraceInputs};
+use crate::pod::Pod;
+
+/// Why a pod is stopped, and whether its content on disk may go afterwards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StopCause {
+    /// Deleted through the API, removed from its source, or known to the runtime only.
+    Deleted,
+    /// Evicted, preempted, or stopped by a node shutdown.
+    Evicted,
+    /// Its phase is terminal (all containers are done, past its deadline, rejected).
+    Completed,
+}
+
+/// An order to stop.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StopOrder {
+    /// Why.
+    pub cause: StopCause,
+    /// A grace period in whole seconds that replaces the pod's own.
+    pub grace_override: Option<i64>,
+    /// What the final status says instead of what would be computed.
+    pub status: Option<StatusOverride>,
+}
+
+/// A final status given from outside (eviction, preemption, shutdown).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StatusOverride {
+    /// `status.reason`.
+    pub reason: String,
+    /// `status.message`.
+    pub message: String,
+    /// Reason and message of a `DisruptionTarget=True` condition to add.
+    pub disruption: Option<(String, String)>,
+}
+
+/// What the sync loop wants of a pod, the latest word only.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Wish {
+    /// Every order to stop so far, folded into one.
+    pub stop: Option<StopOrder>,
+}
+
+/// Where a pod is in its life.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Lifecycle {
+    /// Its containers are started, restarted, watched.
+    Syncing,
+    /// Its containers are being stopped.
+    Terminating {
+        /// Why.
+        cause: StopCause,
+        /// Effective grace period in seconds, at least 1.
+        grace: i64,
+        /// Whether a kill has been sent.
+        started: bool,
+    },
+    /// No container runs any more; volumes and cgroup are being taken down.
+    Terminated {
+        /// Why.
+        cause: StopCause,
+    },
+    /// Nothing is left to do; only the memory that the UID has been here.
+    Finished {
+        /// Why.
+        cause: StopCause,
+    },
+}
+
+/// What a turn achieved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Done {
+    /// A sync turn found the phase terminal.
+    PhaseTerminal,
+    /// All containers are stopped.
+    Stopped,
+    /// Volumes, cgroup and the rest are gone.
+    CleanedUp,
+}
+
+impl Lifecycle {
+    /// The state of a pod seen for the first time. A pod whose API phase is terminal and of
+    /// which nothing is alive starts terminated, so that clean-up and final status still run.
+    pub fn first(api_terminal: bool, alive: bool) -> Self {
+        if api_terminal && !alive {
+            return Self::Terminated { cause: StopCause::Completed };
+        }
+        Self::Syncing
+    }
+
+    /// The state after hearing the latest wish. `pod` is `None` for a pod that only the runtime
+    /// knows: that one is always on its way out, with a grace period of 1 s.
+    #[must_use]
+    pub fn heed(self, wish: &Wish, pod: Option<&Pod>) -> Self {
+        let Some(pod) = pod else {
+            return match self {
+                Self::Syncing => Self::Terminating { cause: StopCause::Deleted, grace: 1, started: false },
+                other => other,
+            };
+        };
+        let asked = cause(wish, pod);
+        let grace_override = wish.stop.as_ref().and_then(|stop| stop.grace_override);
+        match (self, asked) {
+            (Self::Syncing, None) => Self::Syncing,
+            (Self::Syncing, Some(cause)) => {
+                Self::Terminating { cause, grace: effective_grace(pod, None, grace_override), started: false }
+            }
+            (Self::Terminating { cause: old, grace, started }, asked) => Self::Terminating {
+                cause: stronger(old, asked),
+                grace: effective_grace(pod, Some(grace), grace_override),
+                started,
+            },
+            (Self::Terminated { cause }, asked) => Self::Terminated { cause: stronger(cause, asked) },
+            (Self::Finished { cause }, asked) => Self::Finished { cause: stronger(cause, asked) },
+        }
+    }
+
+    /// The state after a turn.
+    #[must_use]
+    pub fn after(self, done: Done, pod: Option<&Pod>) -> Self {
+        match (self, done) {
+            (Self::Syncing, Done::PhaseTerminal) => Self::Terminating {
+                cause: StopCause::Completed,
+                grace: pod.map_or(1, |pod| effective_grace(pod, None, None)),
+                started: true,
+            },
+            (Self::Terminating { cause, .. }, Done::Stopped) if pod.is_some() => Self::Terminated { cause },
+            (Self::Terminating { cause, .. }, Done::Stopped) | (Self::Terminated { cause }, Done::CleanedUp) => {
+                Self::Finished { cause }
+            }
+            (other, _) => other,
+        }
+    }
+
+    /// Whether termination was requested or has begun.
+    pub fn is_stopping(&self) -> bool {
+        !matches!(self, Self::Syncing)
+    }
+
+    /// Whether no container of the pod runs any more.
+    pub fn is_terminated(&self) -> bool {
+        matches!(self, Self::Terminated { .. } | Self::Finished { .. })
+    }
+
+    /// Whether nothing is left to do.
+    pub fn is_finished(&self) -> bool {
+        matches!(self, Self::Finished { .. })
+    }
+
+    /// Whether containers and files of the pod may be removed: evicted, or deleted and terminated.
+    pub fn content_removable(&self) -> bool {
+        match self {
+            Self::Syncing => false,
+            Self::Terminating { cause, .. } => *cause == StopCause::Evicted,
+            Self::Terminated { cause } | Self::Finished { cause } => {
+                matches!(cause, StopCause::Deleted | StopCause::Evicted)
+            }
+        }
+    }
+
+    /// The `lifecycle` label of `kubelet_working_pods`.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Syncing => "sync",
+            Self::Terminating { .. } => "terminating",
+            Self::Terminated { .. } | Self::Finished { .. } => "terminated",
+        }
+    }
+}
+
+/// Folds a new order into the one that stands: the last status and the shortest grace count.
+pub fn fold(standing: Option<StopOrder>, new: StopOrder) -> StopOrder {
+    let Some(old) = standing else { return new };
+    StopOrder {
+        cause: stronger(old.cause, Some(new.cause)),
+        grace_override: match (old.grace_override, new.grace_override) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        },
+        status: new.status.or(old.status),
+    }
+}
+
+fn cause(wish: &Wish, pod: &Pod) -> Option<StopCause> {
+    let ordered = wish.stop.as_ref().map(|stop| stop.cause);
+    let deleted = pod.is_deleting().then_some(StopCause::Deleted);
+    let terminal = pod.is_api_terminal().then_some(StopCause::Completed);
+    match (ordered, deleted) {
+        (Some(ordered), deleted) => Some(stronger(ordered, deleted)),
+        (None, deleted) => deleted.or(terminal),
+    }
+}
+
+/// Eviction outranks deletion (both let the content go), and both outrank completion.
+fn stronger(old: StopCause, new: Option<StopCause>) -> StopCause {
+    let rank = |cause: StopCause| match cause {
+        StopCause::Completed => 0,
+        StopCause::Deleted => 1,
+        StopCause::Evicted => 2,
+    };
+    match new {
+        Some(new) if rank(new) > rank(old) => new,
+        _ => old,
+    }
+}
+
+/// The grace period in seconds that counts; `standing` is what counted so far.
+fn effective_grace(pod: &Pod, standing: Option<i64>, kill: Option<i64>) -> i64 {
+    let deletion = pod.metadata.deletion_grace_period_seconds;
+    let spec = pod.spec().termination_grace_period_seconds;
+    grace::effective(GraceInputs { stored: standing, deletion, kill, spec }).seconds
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(meta: serde_json::Value, phase: &str) -> Pod {
+        let mut metadata = json!({"name": "p", "namespace": "n", "uid": "u"});
+        for (key, value) in meta.as_object().expect("an object") {
+            metadata[key] = value.clone();
+        }
+        let spec = json!({"terminationGracePeriodSeconds": 30, "containers": [{"name": "c"}]});
+        let object = json!({"metadata": metadata, "spec": spec, "status": {"phase": phase}});
+        Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete")
+    }
+
+    fn stop(cause: StopCause, grace_override: Option<i64>) -> Wish {
+        Wish { stop: Some(StopOrder { cause, grace_override, status: None }) }
+    }
+
+    #[test]
+    fn a_pod_lives_forwards_only() {
+        let plain = pod(json!({}), "Pending");
+        let syncing = Lifecycle::first(false, false);
+        assert_eq!(syncing.clone().heed(&Wish::default(), Some(&plain)), Lifecycle::Syncing);
+        let stopping = syncing.heed(&stop(StopCause::Deleted, None), Some(&plain));
+        assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 30, started: false });
+        assert_eq!(stopping.clone().heed(&Wish::default(), Some(&plain)), stopping, "a wish withdrawn changes nothing");
+        let stopped = stopping.after(Done::Stopped, Some(&plain));
+        assert_eq!(stopped, Lifecycle::Terminated { cause: StopCause::Deleted });
+        let finished = stopped.after(Done::CleanedUp, Some(&plain));
+        assert!(finished.is_finished() && finished.content_removable());
+        assert_eq!(finished.clone().heed(&Wish::default(), Some(&plain)), finished);
+    }
+
+    #[test]
+    fn deletion_terminal_phases_and_orders_stop_a_pod() {
+        let deleting = pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 7}), "");
+        // AC-02a-9
+        let stopping = Lifecycle::Syncing.heed(&Wish::default(), Some(&deleting));
+        assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 7, started: false });
+        let failed = Lifecycle::Syncing.heed(&Wish::default(), Some(&pod(json!({}), "Failed")));
+        assert_eq!(failed, Lifecycle::Terminating { cause: StopCause::Completed, grace: 30, started: false });
+        assert!(!failed.after(Done::Stopped, Some(&deleting)).content_removable(), "completed pods keep their content");
+        assert_eq!(Lifecycle::first(true, false), Lifecycle::Terminated { cause: StopCause::Completed });
+        assert_eq!(Lifecycle::first(true, true), Lifecycle::Syncing);
+    }
+
+    #[test]
+    fn what_only_the_runtime_knows_goes_with_one_second() {
+        // AC-02a-17
+        let stopping = Lifecycle::Syncing.heed(&Wish::default(), None);
+        assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 1, started: false });
+        assert_eq!(stopping.after(Done::Stopped, None), Lifecycle::Finished { cause: StopCause::Deleted });
+    }
+
+    #[test]
+    fn a_shorter_grace_reaches_a_pod_that_is_stopping() {
+        // AC-02a-18
+        let deleting = |grace: i64| {
+            pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": grace}), "")
+        };
+        let first = Lifecycle::Syncing.heed(&Wish::default(), Some(&deleting(30)));
+        assert_eq!(first, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 30, started: false });
+        let second = first.heed(&Wish::default(), Some(&deleting(0)));
+        assert_eq!(second, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 1, started: false });
+    }
+
+    #[test]
+    fn orders_fold_into_the_strongest() {
+        let order = |cause, grace_override| StopOrder { cause, grace_override, status: None };
+        let folded = fold(Some(order(StopCause::Deleted, Some(5))), order(StopCause::Evicted, Some(9)));
+        assert_eq!(folded, order(StopCause::Evicted, Some(5)));
+        assert_eq!(fold(None, order(StopCause::Deleted, None)), order(StopCause::Deleted, None));
+    }
+}

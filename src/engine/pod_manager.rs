@@ -1,0 +1,107 @@
+//! The desired truth: which pods should be on this node, and their mirror pods.
+//!
+//! Owned by the sync loop alone; everybody else reads the snapshot it publishes. Behaviour:
+//! spec 02a §5.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::pod::{Pod, PodFullName, PodUid};
+
+/// Desired pods and mirror pods, by UID and by full name.
+#[derive(Debug, Default)]
+pub struct PodManager {
+    pods: HashMap<PodUid, Arc<Pod>>,
+    by_name: HashMap<PodFullName, PodUid>,
+    mirrors: HashMap<PodUid, Arc<Pod>>,
+    mirror_by_name: HashMap<PodFullName, PodUid>,
+}
+
+impl PodManager {
+    /// Adds or replaces a pod or mirror pod.
+    pub fn upsert(&mut self, pod: Arc<Pod>) {
+        let (pods, names) = if pod.is_mirror() {
+            (&mut self.mirrors, &mut self.mirror_by_name)
+        } else {
+            (&mut self.pods, &mut self.by_name)
+        };
+        names.insert(pod.full_name(), pod.uid().clone());
+        pods.insert(pod.uid().clone(), pod);
+    }
+
+    /// Removes a pod or mirror pod; the name stays with a newer pod that has taken it.
+    pub fn remove(&mut self, pod: &Pod) {
+        let (pods, names) = if pod.is_mirror() {
+            (&mut self.mirrors, &mut self.mirror_by_name)
+        } else {
+            (&mut self.pods, &mut self.by_name)
+        };
+        pods.remove(pod.uid());
+        let name = pod.full_name();
+        if names.get(&name) == Some(pod.uid()) {
+            names.remove(&name);
+        }
+    }
+
+    /// The pod of that UID (no mirrors).
+    pub fn pod(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
+        self.pods.get(uid)
+    }
+
+    /// Whether a pod of that UID is desired.
+    pub fn contains(&self, uid: &PodUid) -> bool {
+        self.pods.contains_key(uid)
+    }
+
+    /// All pods, mirrors excluded, in no order.
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.pods.values()
+    }
+
+    /// All mirror pods.
+    pub fn mirrors(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.mirrors.values()
+    }
+
+    /// The static pod of a mirror pod.
+    pub fn pod_of_mirror(&self, mirror: &Pod) -> Option<&Arc<Pod>> {
+        self.pods.get(self.by_name.get(&mirror.full_name())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, uid: &str, mirror: bool) -> Arc<Pod> {
+        let annotations = if mirror { json!({"kubernetes.io/config.mirror": ""}) } else { json!({}) };
+        let object = json!({
+            "metadata": {"name": name, "namespace": "n", "uid": uid, "annotations": annotations},
+            "spec": {"containers": []},
+        });
+        Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
+    }
+
+    #[test]
+    fn mirrors_and_pods_find_each_other() {
+        let mut manager = PodManager::default();
+        let (web, mirror) = (pod("web", "u1", false), pod("web", "m1", true));
+        manager.upsert(web.clone());
+        manager.upsert(mirror.clone());
+        assert_eq!(manager.pod_of_mirror(&mirror), Some(&web));
+        assert_eq!((manager.pods().count(), manager.mirrors().count()), (1, 1));
+        manager.remove(&mirror);
+        assert_eq!((manager.pods().count(), manager.mirrors().count()), (1, 0));
+    }
+
+    #[test]
+    fn a_name_stays_with_the_newer_pod() {
+        let mut manager = PodManager::default();
+        let (old, new) = (pod("web", "u1", false), pod("web", "u2", false));
+        manager.upsert(old.clone());
+        manager.upsert(new.clone());
+        manager.remove(&old);
+        assert_eq!(manager.pod_of_mirror(&pod("web", "m", true)), Some(&new));
+    }
+}

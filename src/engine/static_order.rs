@@ -1,0 +1,78 @@
+//! Which static pod of a full name may start: one at a time, in the order they came. Pure.
+//!
+//! A changed manifest is a new UID under the same full name; it starts only after the old one is
+//! fully terminated. Behaviour: spec 02a §9.3.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::pod::{PodFullName, PodUid};
+
+/// The waiting lists by full name.
+#[derive(Debug, Default)]
+pub struct StaticOrder {
+    names: HashMap<PodFullName, Line>,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    started: Option<PodUid>,
+    waiting: VecDeque<PodUid>,
+}
+
+impl StaticOrder {
+    /// A static pod wants to start. True: it may, now. False: it stands in line.
+    pub fn enter(&mut self, name: &PodFullName, uid: &PodUid) -> bool {
+        let line = self.names.entry(name.clone()).or_default();
+        if line.started.as_ref() == Some(uid) {
+            return true;
+        }
+        if line.started.is_none() && line.waiting.is_empty() {
+            line.started = Some(uid.clone());
+            return true;
+        }
+        if !line.waiting.contains(uid) {
+            line.waiting.push_back(uid.clone());
+        }
+        false
+    }
+
+    /// A pod is terminated, or was stopped before it started. Returns who may start now.
+    pub fn leave(&mut self, name: &PodFullName, uid: &PodUid) -> Option<PodUid> {
+        let line = self.names.get_mut(name)?;
+        line.waiting.retain(|waiting| waiting != uid);
+        if line.started.as_ref() == Some(uid) {
+            line.started = None;
+        }
+        if line.started.is_none() {
+            line.started = line.waiting.pop_front();
+            let next = line.started.clone();
+            if next.is_none() {
+                self.names.remove(name);
+            }
+            return next;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_in_order() {
+        // AC-02a-16
+        let name = PodFullName::parse("web_default").expect("a name");
+        let [a, b, c] = ["a", "b", "c"].map(PodUid::from);
+        let mut order = StaticOrder::default();
+        assert!(order.enter(&name, &a));
+        assert!(order.enter(&name, &a), "again is the same");
+        assert!(!order.enter(&name, &b) && !order.enter(&name, &c) && !order.enter(&name, &b));
+        assert_eq!(order.leave(&name, &b), None, "who leaves the line lets nobody in");
+        assert_eq!(order.leave(&name, &a), Some(c.clone()));
+        assert!(!order.enter(&name, &a));
+        assert_eq!(order.leave(&name, &c), Some(a.clone()));
+        assert_eq!(order.leave(&name, &a), None);
+        assert!(order.names.is_empty(), "nothing is kept");
+    }
+}

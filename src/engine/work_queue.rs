@@ -1,0 +1,61 @@
+//! When a pod's worker takes its next turn. Pure.
+//!
+//! Upstream's shared queue fires on a one-second tick and clamps crash back-off to the sync
+//! frequency; here each worker sleeps exactly until its own time (spec 02a §9.4, §14).
+
+use std::time::Duration;
+
+/// How a turn ended, as far as the next one's time is concerned.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TurnEnd {
+    /// The state moved on, or an action was carried out: again as soon as a fresh look is there.
+    Again,
+    /// All is as it should be.
+    Settled,
+    /// The pod's network is not ready.
+    NetworkNotReady,
+    /// Something is held back until then.
+    HeldBack(Duration),
+    /// It failed.
+    Failed,
+}
+
+/// Back-off after an error that carries none.
+pub const ERROR_BACKOFF: Duration = Duration::from_secs(10);
+/// Back-off while the network is not ready.
+pub const NETWORK_BACKOFF: Duration = Duration::from_secs(1);
+
+/// The delay until the next turn; `chance` is uniform in 0..1 and spreads the turns of many pods
+/// over 1 to 1.5 times the delay. Times that are held back exactly are not spread.
+pub fn delay(end: &TurnEnd, sync_frequency: Duration, chance: f64) -> Duration {
+    let spread = |base: Duration| base.mul_f64(1.0 + 0.5 * chance.clamp(0.0, 1.0));
+    match end {
+        TurnEnd::Again => Duration::ZERO,
+        TurnEnd::Settled => spread(sync_frequency),
+        TurnEnd::NetworkNotReady => spread(NETWORK_BACKOFF),
+        TurnEnd::HeldBack(exactly) => *exactly,
+        TurnEnd::Failed => spread(ERROR_BACKOFF.min(sync_frequency)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_are_spread_except_where_exact() {
+        let minute = Duration::from_secs(60);
+        for (end, chance, expected) in [
+            (TurnEnd::Again, 1.0, 0),
+            (TurnEnd::Settled, 0.0, 60_000),
+            (TurnEnd::Settled, 1.0, 90_000),
+            (TurnEnd::NetworkNotReady, 0.5, 1_250),
+            (TurnEnd::HeldBack(Duration::from_secs(20)), 1.0, 20_000),
+            (TurnEnd::Failed, 0.0, 10_000),
+            (TurnEnd::Failed, 1.0, 15_000),
+        ] {
+            assert_eq!(delay(&end, minute, chance).as_millis(), expected, "{end:?} {chance}");
+        }
+        assert_eq!(delay(&TurnEnd::Failed, Duration::from_secs(2), 0.0), Duration::from_secs(2));
+    }
+}

@@ -1,0 +1,107 @@
+//! The turns at the end of a pod's life: stop its containers, then take down what it had
+//! (spec 02a §9.7 SyncTerminatingPod, SyncTerminatingRuntimePod, SyncTerminatedPod).
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio::sync::watch;
+
+use super::sync::{Outcome, Turn};
+use crate::{
+    engine::{
+        lifecycle::{Done, StatusOverride},
+        ports::{Event, Grace, KillPod},
+    },
+    pod::{Pod, api, observed::ObservedPod},
+    status::Build,
+};
+
+impl Turn<'_> {
+    /// Stops everything the pod runs. `grace` is live: shortening it cuts a kill short.
+    pub async fn stop(
+        mut self,
+        grace: watch::Receiver<Option<Grace>>,
+        order: Option<StatusOverride>,
+    ) -> Result<Outcome, String> {
+        let observed = self.look().await?;
+        if let Some(pod) = self.pod.clone() {
+            self.publish(&pod, &observed, Build::Ongoing, order.as_ref());
+            self.context.probes.stop_liveness(pod.uid());
+        }
+        self.kill(observed, grace).await?;
+        if let Some(pod) = &self.pod {
+            self.context.probes.remove(pod.uid());
+        }
+        let observed = self.look().await?;
+        let running: Vec<String> = observed.running().map(|c| c.id.to_string()).collect();
+        if !running.is_empty() {
+            let ids = running.join(" ");
+            return Err(format!("detected running containers after a successful KillPod, CRI violation: [{ids}]"));
+        }
+        if let Some(pod) = self.pod.clone() {
+            self.publish(&pod, &observed, Build::Terminal, order.as_ref());
+        }
+        Ok(Outcome::Moved(Done::Stopped))
+    }
+
+    /// Kills with the pod's own grace period; for a pod whose cgroup has gone missing.
+    pub async fn kill_all(&mut self, observed: Arc<ObservedPod>) -> Result<(), String> {
+        let (_keep, grace) = watch::channel(None);
+        self.kill(observed, grace).await
+    }
+
+    async fn kill(&mut self, observed: Arc<ObservedPod>, grace: watch::Receiver<Option<Grace>>) -> Result<(), String> {
+        self.memory.stage.set("kill");
+        let request = KillPod { pod: self.pod.clone(), observed, grace, stage: self.memory.stage.clone() };
+        let killed = self.context.runtime.kill_pod(request).await;
+        self.memory.wanted = self.context.observer.acted(&self.memory.id.uid);
+        killed.map_err(|error| {
+            let text = format!("error killing pod: {error}");
+            self.context.events.record(Event::warning(&self.memory.id, "FailedKillPod", text.clone()));
+            text
+        })
+    }
+
+    /// Takes down what is left of a pod that no longer runs: volumes, cgroup, and, where nobody
+    /// will ask for them again, its dead containers.
+    pub async fn clean_up(mut self, content_removable: bool) -> Result<Outcome, String> {
+        let observed = self.look().await?;
+        let Some(pod) = self.pod.clone() else { return Ok(Outcome::Moved(Done::CleanedUp)) };
+        self.publish(&pod, &observed, Build::Terminal, None);
+        self.memory.stage.set("unmount volumes");
+        self.context.volumes.unmount(pod.uid()).await.map_err(|error| error.to_string())?;
+        self.memory.stage.set("remove pod cgroup");
+        self.context.resources.remove(pod.id()).await.map_err(|error| error.to_string())?;
+        if content_removable {
+            self.context.runtime.prune(&observed, None, true);
+        }
+        self.context.status.terminate(&pod, self.context.clock.now());
+        Ok(Outcome::Moved(Done::CleanedUp))
+    }
+
+    fn publish(&mut self, pod: &Arc<Pod>, observed: &ObservedPod, kind: Build, order: Option<&StatusOverride>) {
+        let mut built = self.build(pod, observed, kind);
+        if let Some(order) = order {
+            overrule(&mut built, order, self.context.clock.now());
+        }
+        self.context.status.set(pod, built, self.context.clock.now());
+    }
+}
+
+/// Lets an eviction, preemption or shutdown have the last word on phase, reason and message.
+fn overrule(status: &mut api::PodStatus, order: &StatusOverride, now: jiff::Timestamp) {
+    status.phase = Some("Failed".to_owned());
+    status.reason = Some(order.reason.clone());
+    status.message = Some(order.message.clone());
+    let Some((reason, message)) = &order.disruption else { return };
+    let conditions = status.conditions.get_or_insert_default();
+    conditions.retain(|c| c.type_ != "DisruptionTarget");
+    conditions.push(api::PodCondition {
+        type_: "DisruptionTarget".to_owned(),
+        status: "True".to_owned(),
+        reason: Some(reason.clone()),
+        message: Some(message.clone()),
+        last_transition_time: Some(Time(now)),
+        ..Default::default()
+    });
+}

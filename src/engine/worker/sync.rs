@@ -1,0 +1,452 @@
+//! The sync turn: make what runs what is wanted, once (spec 02a §9.7 SyncPod).
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use rand::Rng;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, warn};
+
+use super::WorkerContext;
+use crate::{
+    engine::{
+        allocation::Progress,
+        deadline,
+        lifecycle::Done,
+        ports::{ActionKind, Event, PodView, ProbeResult, PullSecret, Stage, SyncOutcome, SyncPod},
+        work_queue::{self, TurnEnd},
+    },
+    pod::{
+        ContainerId, Pod, PodRef, api,
+        observed::{Generation, ObservedPod},
+        spec::ANNOTATION_SEEN,
+    },
+    status::{self, Build},
+};
+
+/// What a worker remembers from turn to turn.
+pub(super) struct Memory {
+    /// Who the pod is.
+    pub id: PodRef,
+    /// What it waits for, for others to read.
+    pub stage: Stage,
+    /// The pod's observations.
+    pub view: PodView,
+    /// A look counts only from this generation on.
+    pub wanted: Generation,
+    /// Why containers did not start, by name; becomes `state.waiting`.
+    pub failures: BTreeMap<String, status::StartFailure>,
+    /// The pod's cgroup, once it is known to exist.
+    pub cgroup: Option<String>,
+    /// Whether a first turn has been taken.
+    pub begun: bool,
+    /// Whether the pod has been seen running.
+    pub was_running: bool,
+    /// Whether the last turn stopped at a runtime that is not ready.
+    pub blocked_on_runtime: bool,
+    /// What acting waits for.
+    pub hold: Option<Hold>,
+    /// Turns that failed since the last that did not.
+    pub failed_in_a_row: u32,
+    /// The last failure that was logged, and when.
+    pub last_failure: Option<(String, Instant)>,
+    /// When the active deadline passes.
+    pub deadline: Option<Timestamp>,
+}
+
+/// Acting is held back.
+pub(super) struct Hold {
+    /// Until then.
+    pub until: Instant,
+    /// Where the pod changed meanwhile: only until then.
+    pub soonest: Instant,
+    /// What the pod looked like.
+    pub seen: Arc<ObservedPod>,
+}
+
+impl Memory {
+    pub fn new(id: PodRef, stage: Stage, view: PodView) -> Self {
+        Self {
+            id,
+            stage,
+            view,
+            wanted: Generation::default(),
+            failures: BTreeMap::new(),
+            cgroup: None,
+            begun: false,
+            was_running: false,
+            blocked_on_runtime: false,
+            hold: None,
+            failed_in_a_row: 0,
+            last_failure: None,
+            deadline: None,
+        }
+    }
+}
+
+/// How a turn ended.
+pub(super) enum Outcome {
+    /// The pod's life moves on.
+    Moved(Done),
+    /// It stays where it is.
+    Stays(TurnEnd),
+}
+
+/// One turn's view of the worker.
+pub(super) struct Turn<'a> {
+    pub context: &'a Arc<WorkerContext>,
+    pub memory: &'a mut Memory,
+    pub pod: Option<Arc<Pod>>,
+    /// Whether this turn answers a word of the sync loop.
+    pub fresh_word: bool,
+}
+
+/// What one status is built from, beside what all workers share.
+struct Parts<'a> {
+    pod: &'a Pod,
+    observed: &'a ObservedPod,
+    failures: &'a BTreeMap<String, status::StartFailure>,
+    kind: Build,
+    eviction: Option<status::Eviction>,
+    sandbox_ready: bool,
+}
+
+fn build_status(context: &WorkerContext, parts: &Parts<'_>) -> api::PodStatus {
+    let previous = context.status.status(parts.pod.uid());
+    let node = context.node.borrow().clone();
+    let runtime_name = context.runtime.name();
+    let resize = context.allocations.conditions(parts.pod.uid());
+    let handler = parts.observed.sandboxes.first().map_or("", |sandbox| sandbox.runtime_handler.as_str());
+    let recursive_read_only = context
+        .runtime_state
+        .borrow()
+        .handlers
+        .get(handler)
+        .is_some_and(|features| features.recursive_read_only_mounts);
+    let passed = |result: Option<ProbeResult>| result.map(|r| r == ProbeResult::Success);
+    let probes = |container: &ContainerId| {
+        let results = context.probes.results(container);
+        status::ProbeOutcome { startup: passed(results.startup), readiness: passed(results.readiness) }
+    };
+    status::build(&status::StatusInput {
+        pod: parts.pod,
+        observed: parts.observed,
+        previous: previous.as_deref(),
+        kind: parts.kind,
+        start_failures: parts.failures,
+        probes: &probes,
+        eviction: parts.eviction.as_ref(),
+        resize: &resize,
+        cgroup: None,
+        recursive_read_only,
+        sandbox_ready: parts.sandbox_ready,
+        node: status::NodeFacts {
+            runtime_name: &runtime_name,
+            host_ips: &node.host_ips,
+            prefer_v6: context.config.prefer_ipv6,
+            api_client: context.config.api_client,
+            agent_started: context.config.started_at,
+        },
+    })
+}
+
+/// Whether two looks show the same, whenever they were taken.
+fn same_content(a: &ObservedPod, b: &ObservedPod) -> bool {
+    a.sandboxes == b.sandboxes && a.containers == b.containers && a.ips == b.ips
+}
+
+impl Turn<'_> {
+    /// A look that began after the last action; a failed one is an event and the turn's error.
+    pub async fn look(&mut self) -> Result<Arc<ObservedPod>, String> {
+        self.memory.stage.set("runtime status");
+        let limit = self.context.config.look_limit;
+        let text = match tokio::time::timeout(limit, self.memory.view.fresh(self.memory.wanted)).await {
+            Ok(seen) => match seen.error {
+                None => return Ok(seen.pod),
+                Some(error) => error.to_string(),
+            },
+            Err(_) => format!("no look at the pod within {limit:?}"),
+        };
+        let text = format!("error determining status: {text}");
+        self.context.events.record(Event::warning(&self.memory.id, "FailedSync", text.clone()));
+        Err(text)
+    }
+
+    /// Builds the pod's status from a look.
+    pub fn build(&mut self, pod: &Pod, observed: &ObservedPod, kind: Build) -> api::PodStatus {
+        let eviction = self.past_deadline(pod);
+        let parts = Parts { pod, observed, failures: &self.memory.failures, kind, eviction, sandbox_ready: false };
+        build_status(self.context, &parts)
+    }
+
+    /// Whether the pod is past its active deadline; else remembers to wake up when it is.
+    fn past_deadline(&mut self, pod: &Pod) -> Option<status::Eviction> {
+        let previous = self.context.status.status(pod.uid());
+        let told = previous.as_deref().or(pod.status.as_ref());
+        let start = told.and_then(|status| status.start_time.as_ref()).map(|time| time.0);
+        let now = self.context.clock.now();
+        self.memory.deadline = deadline::expires_at(pod.spec(), start);
+        if !deadline::is_exceeded(pod, start, now) {
+            return None;
+        }
+        self.memory.deadline = None;
+        self.context.events.record(Event::normal(pod.id(), deadline::REASON, deadline::MESSAGE));
+        Some(status::Eviction { reason: deadline::REASON.to_owned(), message: deadline::MESSAGE.to_owned() })
+    }
+
+    /// How long until the active deadline passes.
+    pub fn until_deadline(context: &WorkerContext, memory: &Memory) -> Option<Duration> {
+        let left = memory.deadline?.duration_since(context.clock.now());
+        Some(Duration::try_from(left).unwrap_or_default())
+    }
+
+    /// One sync turn.
+    pub async fn sync(mut self, stopping: CancellationToken) -> Result<Outcome, String> {
+        let Some(pod) = self.pod.clone() else { return Ok(Outcome::Stays(TurnEnd::Settled)) };
+        self.note_first_turn(&pod);
+        let observed = self.look().await?;
+        let built = self.build(&pod, &observed, Build::Ongoing);
+        let now = self.context.clock.now();
+        let terminal = status::Phase::of(&built).is_some_and(status::Phase::is_terminal);
+        self.note_running(&pod, &built);
+        let restart_all = status::restart_all::in_progress(&built);
+        let built = Arc::new(built);
+        self.context.status.set(&pod, (*built).clone(), now);
+        if terminal {
+            self.context.allocations.finished(pod.uid());
+            return Ok(Outcome::Moved(Done::PhaseTerminal));
+        }
+        if let Some(end) = self.runtime_in_the_way(&pod) {
+            return Ok(Outcome::Stays(end));
+        }
+        if let Some(left) = self.held_back(&observed) {
+            return Ok(Outcome::Stays(TurnEnd::HeldBack(left)));
+        }
+        let request = self.prepare(&pod, observed.clone(), built, stopping, restart_all).await?;
+        let done = self.context.runtime.sync_pod(request).await;
+        Ok(Outcome::Stays(self.conclude(done, observed)))
+    }
+
+    /// Everything a pod needs before its sandbox: cgroup, volumes, pull secrets, probes.
+    async fn prepare(
+        &mut self,
+        pod: &Arc<Pod>,
+        observed: Arc<ObservedPod>,
+        built: Arc<api::PodStatus>,
+        stopping: CancellationToken,
+        restart_all: bool,
+    ) -> Result<SyncPod, String> {
+        let cgroup_parent = self.cgroup(pod, &observed).await?;
+        self.memory.stage.set("volumes");
+        let volumes = match self.context.volumes.mount(pod).await {
+            Ok(volumes) => volumes,
+            Err(error) => {
+                let text = format!("Unable to attach or mount volumes: {error}");
+                self.context.events.record(Event::warning(pod.id(), "FailedMount", text.clone()));
+                return Err(text);
+            }
+        };
+        let secrets = self.secrets(pod).await;
+        self.context.probes.add(pod);
+        let sandbox_seen = observed.clone();
+        Ok(SyncPod {
+            pod: pod.clone(),
+            observed,
+            status: built,
+            secrets,
+            volumes,
+            cgroup_parent,
+            restart_all,
+            stopping,
+            sandbox_ready: self.sandbox_ready(pod, &sandbox_seen),
+            stage: self.memory.stage.clone(),
+        })
+    }
+
+    /// The pod's cgroup. One that is missing while containers run means that the agent came back
+    /// with another hierarchy: those containers are stopped first.
+    async fn cgroup(&mut self, pod: &Arc<Pod>, observed: &Arc<ObservedPod>) -> Result<String, String> {
+        if let Some(parent) = &self.memory.cgroup {
+            return Ok(parent.clone());
+        }
+        self.memory.stage.set("pod cgroup");
+        if observed.running().next().is_some() && !self.context.resources.exists(pod).await {
+            self.kill_all(observed.clone()).await?;
+        }
+        match self.context.resources.ensure(pod).await {
+            Ok(cgroup) => {
+                self.memory.cgroup = Some(cgroup.parent.clone());
+                Ok(cgroup.parent)
+            }
+            Err(error) => {
+                let text = format!("unable to ensure pod container exists: {error}");
+                self.context.events.record(Event::warning(pod.id(), "FailedCreatePodContainer", text.clone()));
+                Err(text)
+            }
+        }
+    }
+
+    async fn secrets(&self, pod: &Arc<Pod>) -> Arc<[PullSecret]> {
+        if pod.spec().image_pull_secrets.as_ref().is_none_or(Vec::is_empty) {
+            return Arc::from([]);
+        }
+        self.memory.stage.set("image pull secrets");
+        let (found, missing) = self.context.objects.pull_secrets(pod).await;
+        if !missing.is_empty() {
+            let names = missing.join(", ");
+            let text = format!(
+                "Unable to retrieve some image pull secrets ({names}); attempting to pull the image may not succeed."
+            );
+            self.context.events.record(Event::warning(pod.id(), "FailedToRetrieveImagePullSecret", text));
+        }
+        found.into()
+    }
+
+    /// Publishes `PodReadyToStartContainers` as soon as sandbox, network and volumes are there.
+    fn sandbox_ready(&self, pod: &Arc<Pod>, observed: &Arc<ObservedPod>) -> Arc<dyn Fn() + Send + Sync> {
+        let (context, pod, observed) = (self.context.clone(), pod.clone(), observed.clone());
+        let failures = self.memory.failures.clone();
+        Arc::new(move || {
+            let parts = Parts {
+                pod: &pod,
+                observed: &observed,
+                failures: &failures,
+                kind: Build::Ongoing,
+                eviction: None,
+                sandbox_ready: true,
+            };
+            let built = build_status(&context, &parts);
+            context.status.set(&pod, built, context.clock.now());
+        })
+    }
+
+    /// Whether the runtime, or its network, keeps this pod from being worked on.
+    fn runtime_in_the_way(&mut self, pod: &Arc<Pod>) -> Option<TurnEnd> {
+        let state = self.context.runtime_state.borrow().clone();
+        self.memory.blocked_on_runtime = false;
+        if let Some(error) = &state.runtime_error {
+            self.memory.blocked_on_runtime = true;
+            self.memory.stage.set(error.clone());
+            warn!(pod = %pod.full_name(), err = %error, "Skipping pod synchronization");
+            return Some(TurnEnd::Failed);
+        }
+        if let Some(error) = state.network_error.as_ref().filter(|_| !pod.is_host_network()) {
+            self.memory.blocked_on_runtime = true;
+            self.memory.stage.set("network");
+            let text = format!("network is not ready: {error}");
+            self.context.events.record(Event::warning(pod.id(), "NetworkNotReady", text));
+            return Some(TurnEnd::NetworkNotReady);
+        }
+        None
+    }
+
+    /// Takes in what the runtime did, and says when to look again.
+    fn conclude(&mut self, done: SyncOutcome, observed: Arc<ObservedPod>) -> TurnEnd {
+        let before = self.memory.failures.clone();
+        for action in done.actions.iter().filter(|a| a.action == ActionKind::StartContainer) {
+            match &action.failure {
+                Some(failure) => {
+                    let (reason, message) = (failure.reason.clone(), failure.message.clone());
+                    self.memory.failures.insert(action.target.to_string(), status::StartFailure { reason, message })
+                }
+                None => self.memory.failures.remove(&*action.target),
+            };
+        }
+        if done.acted {
+            self.memory.wanted = self.context.observer.acted(&self.memory.id.uid);
+        }
+        let failed = done.error_text();
+        self.note_failure(failed.as_deref());
+        self.note_resize(&done);
+        self.memory.hold = self.hold(failed.is_some(), done.retry_at, observed);
+        if done.acted || done.reset || before != self.memory.failures {
+            return TurnEnd::Again;
+        }
+        match &self.memory.hold {
+            Some(hold) => TurnEnd::HeldBack(hold.until.saturating_duration_since(Instant::now())),
+            None => TurnEnd::Settled,
+        }
+    }
+
+    /// What is not to be tried again before its time: exactly until the back-off ends, or after
+    /// an error until the usual delay (sooner, but ever less so, where the pod changes meanwhile).
+    fn hold(&mut self, failed: bool, retry_at: Option<Instant>, seen: Arc<ObservedPod>) -> Option<Hold> {
+        let now = Instant::now();
+        if let Some(until) = retry_at {
+            self.memory.failed_in_a_row = 0;
+            return Some(Hold { until, soonest: now, seen });
+        }
+        if !failed {
+            self.memory.failed_in_a_row = 0;
+            return None;
+        }
+        let again = work_queue::delay(&TurnEnd::Failed, self.context.config.sync_frequency, rand::rng().random());
+        let soonest = Duration::from_millis(200) * 2_u32.pow(self.memory.failed_in_a_row.min(6));
+        self.memory.failed_in_a_row = self.memory.failed_in_a_row.saturating_add(1);
+        Some(Hold { until: now + again, soonest: now + soonest.min(again), seen })
+    }
+
+    /// How long acting is still held back; `None` where it may go on. A new word, and a pod that
+    /// changed, go on before their time.
+    fn held_back(&self, observed: &ObservedPod) -> Option<Duration> {
+        let hold = self.memory.hold.as_ref().filter(|_| !self.fresh_word)?;
+        let changed = !same_content(&hold.seen, observed);
+        let due = if changed { hold.soonest } else { hold.until };
+        let left = due.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Logs a failure once; the same text again only once a minute.
+    fn note_failure(&mut self, text: Option<&str>) {
+        let Some(text) = text else {
+            self.memory.last_failure = None;
+            return;
+        };
+        let known = self.memory.last_failure.as_ref();
+        if known.is_some_and(|(old, at)| old == text && at.elapsed() < Duration::from_secs(60)) {
+            return;
+        }
+        error!(pod = %self.memory.id.full_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
+        self.memory.last_failure = Some((text.to_owned(), Instant::now()));
+    }
+
+    /// Tells how far a resize is: failed, or with nothing left to do applied.
+    fn note_resize(&self, done: &SyncOutcome) {
+        let Some(pod) = &self.pod else { return };
+        let resizes = || done.actions.iter().filter(|a| a.action == ActionKind::ResizePodInPlace);
+        match resizes().find_map(|action| action.failure.as_ref()) {
+            Some(failure) => self.context.allocations.progress(pod, Progress::Failed(&failure.message)),
+            None if resizes().next().is_some() || done.error_text().is_none() => {
+                self.context.allocations.progress(pod, Progress::Done);
+            }
+            None => {}
+        }
+    }
+
+    fn note_first_turn(&mut self, pod: &Pod) {
+        if self.memory.begun {
+            return;
+        }
+        self.memory.begun = true;
+        self.context.metrics.containers_per_pod.observe(pod.containers().len() as f64);
+        if let Some(seconds) = self.since_seen(pod) {
+            self.context.metrics.worker_start.observe(seconds);
+        }
+    }
+
+    fn note_running(&mut self, pod: &Pod, built: &api::PodStatus) {
+        if self.memory.was_running || built.phase.as_deref() != Some("Running") {
+            return;
+        }
+        self.memory.was_running = true;
+        if let Some(seconds) = self.since_seen(pod) {
+            self.context.metrics.pod_start.observe(seconds);
+        }
+    }
+
+    fn since_seen(&self, pod: &Pod) -> Option<f64> {
+        let seen: jiff::Timestamp = pod.annotation(ANNOTATION_SEEN)?.parse().ok()?;
+        Some(self.context.clock.now().duration_since(seen).as_secs_f64().max(0.0))
+    }
+}

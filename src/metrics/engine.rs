@@ -1,0 +1,134 @@
+//! Pod workers and pod sets (spec 08 §4.2), and the engine's own gauges.
+
+use std::time::Duration;
+
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+
+use super::{Registry, Stability::Alpha, buckets};
+
+const COUNT5: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
+
+/// Handles of the engine's families.
+#[derive(Clone, Debug)]
+pub struct EngineMetrics {
+    worker_duration: HistogramVec,
+    /// First-seen annotation to first turn.
+    pub worker_start: Histogram,
+    /// First-seen annotation to the first status that shows the pod running.
+    pub pod_start: Histogram,
+    /// Regular containers of each pod that is started.
+    pub containers_per_pod: Histogram,
+    /// Pods in the pod manager, by `static`.
+    pub desired_pods: IntGaugeVec,
+    /// Pods that count for admission, by `static`.
+    pub active_pods: IntGaugeVec,
+    /// Mirror pods known.
+    pub mirror_pods: IntGauge,
+    working_pods: IntGaugeVec,
+    /// Same-UID restarts, by `static`.
+    pub restarted_pods: IntCounterVec,
+    /// Runtime pods that no worker knew.
+    pub orphaned_runtime_pods: IntCounter,
+    /// Ephemeral containers of desired pods.
+    pub ephemeral_containers: IntGauge,
+}
+
+/// Counts of `kubelet_working_pods`: lifecycle × configuration × static.
+pub type WorkingPods = std::collections::HashMap<(&'static str, &'static str, &'static str), i64>;
+
+impl EngineMetrics {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        let vec = |name, help, labels: &[&str]| registry.gauges(Alpha, name, help, labels);
+        let made = Self {
+            worker_duration: registry.histograms(
+                Alpha,
+                "kubelet_pod_worker_duration_seconds",
+                "Duration in seconds from handing a pod to its worker until that turn ended.",
+                buckets::DEF,
+                &["operation_type"],
+            ),
+            worker_start: registry.histogram(
+                Alpha,
+                "kubelet_pod_worker_start_duration_seconds",
+                "Duration in seconds from first seeing a pod to its worker's first turn.",
+                buckets::DEF,
+            ),
+            pod_start: registry.histogram(
+                Alpha,
+                "kubelet_pod_start_duration_seconds",
+                "Duration in seconds from first seeing a pod to the pod running.",
+                buckets::PODSTART,
+            ),
+            containers_per_pod: registry.histogram(
+                Alpha,
+                "kubelet_containers_per_pod_count",
+                "The number of containers per pod.",
+                COUNT5,
+            ),
+            desired_pods: vec("kubelet_desired_pods", "The number of pods this node is told to run.", &["static"]),
+            active_pods: vec("kubelet_active_pods", "The number of pods that count for admission.", &["static"]),
+            mirror_pods: registry.gauge(Alpha, "kubelet_mirror_pods", "The number of mirror pods known."),
+            working_pods: vec(
+                "kubelet_working_pods",
+                "Number of pods being worked on, by lifecycle, configuration and source.",
+                &["lifecycle", "config", "static"],
+            ),
+            restarted_pods: registry.counters(
+                Alpha,
+                "kubelet_restarted_pods_total",
+                "Number of pods that were deleted and recreated with the same UID.",
+                &["static"],
+            ),
+            orphaned_runtime_pods: registry.counter(
+                Alpha,
+                "kubelet_orphaned_runtime_pods_total",
+                "Number of pods found running that nobody wants.",
+            ),
+            ephemeral_containers: registry.gauge(
+                Alpha,
+                "kubelet_managed_ephemeral_containers",
+                "Current number of ephemeral containers in pods of this node.",
+            ),
+        };
+        made.set_working(&WorkingPods::new());
+        made
+    }
+
+    /// One turn of a worker that answered a message.
+    pub fn worker_duration(&self, operation: &str, taken: Duration) {
+        self.worker_duration.with_label_values(&[operation]).observe(taken.as_secs_f64());
+    }
+
+    /// Sets all fifteen series of `kubelet_working_pods`.
+    pub fn set_working(&self, counts: &WorkingPods) {
+        for lifecycle in ["sync", "terminating", "terminated"] {
+            let desired = ["desired", "orphan"].into_iter().flat_map(|config| [(config, ""), (config, "true")]);
+            for (config, is_static) in desired.chain([("runtime_only", "unknown")]) {
+                let count = counts.get(&(lifecycle, config, is_static)).copied().unwrap_or(0);
+                self.working_pods.with_label_values(&[lifecycle, config, is_static]).set(count);
+            }
+        }
+    }
+}
+
+/// The `static` label: empty or `true`.
+pub fn static_label(is_static: bool) -> &'static str {
+    if is_static { "true" } else { "" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_fifteen_series_of_working_pods_always_exist() {
+        let registry = Registry::new();
+        let metrics = EngineMetrics::new(&registry);
+        metrics.set_working(&[(("sync", "desired", "true"), 3)].into());
+        let families = registry.gather();
+        let family = families.iter().find(|f| f.name() == "kubelet_working_pods").expect("registered");
+        assert_eq!(family.get_metric().len(), 15);
+        assert_eq!(family.get_metric().iter().map(|m| m.get_gauge().get_value()).sum::<f64>(), 3.0);
+    }
+}
