@@ -1,0 +1,147 @@
+//! `/healthz` and its single checks (spec 04 §5.1, spec 01 §7.1).
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{Path, RawQuery, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::any,
+};
+
+use super::text::{PLAIN, plain_error};
+use crate::server::ports::Health;
+
+/// No check but `ping`.
+pub struct PingOnly;
+
+impl Health for PingOnly {
+    fn names(&self) -> &[&'static str] {
+        &[]
+    }
+
+    fn check(&self, _name: &str) -> Option<String> {
+        None
+    }
+}
+
+pub fn router(health: Arc<dyn Health>) -> Router {
+    Router::new().route("/healthz", any(all)).route("/healthz/{check}", any(one)).with_state(health)
+}
+
+async fn all(State(health): State<Arc<dyn Health>>, RawQuery(query): RawQuery) -> Response {
+    let (verbose, excluded) = options(query.as_deref().unwrap_or_default());
+    let mut lines = String::new();
+    let mut healthy = true;
+    let names = || std::iter::once("ping").chain(health.names().iter().copied());
+    for name in names() {
+        let line = if excluded.iter().any(|e| e == name) {
+            format!("[+]{name} excluded: ok\n")
+        } else if name != "ping" && health.check(name).is_some() {
+            healthy = false;
+            format!("[-]{name} failed: reason withheld\n")
+        } else {
+            format!("[+]{name} ok\n")
+        };
+        lines.push_str(&line);
+    }
+    let mut unknown: Vec<&String> = excluded.iter().filter(|e| !names().any(|name| name == **e)).collect();
+    unknown.sort();
+    if !unknown.is_empty() {
+        let quoted: Vec<String> = unknown.iter().map(|name| format!("{name:?}")).collect();
+        let list = quoted.join(",");
+        lines.push_str(&format!("warn: some health checks cannot be excluded: no matches for {list}\n"));
+    }
+    if !healthy {
+        return plain_error(StatusCode::INTERNAL_SERVER_ERROR, &format!("{lines}healthz check failed"));
+    }
+    let body = if verbose { format!("{lines}healthz check passed\n") } else { "ok".to_owned() };
+    let headers = [(header::CONTENT_TYPE, PLAIN), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    (headers, body).into_response()
+}
+
+async fn one(State(health): State<Arc<dyn Health>>, Path(name): Path<String>) -> Response {
+    if name != "ping" && !health.names().contains(&name.as_str()) {
+        return plain_error(StatusCode::NOT_FOUND, "404 page not found");
+    }
+    match health.check(&name) {
+        None => ([(header::CONTENT_TYPE, PLAIN)], "ok").into_response(),
+        Some(why) => plain_error(StatusCode::INTERNAL_SERVER_ERROR, &format!("internal server error: {why}")),
+    }
+}
+
+/// Whether `verbose` is asked for, and which checks are excluded.
+fn options(query: &str) -> (bool, Vec<String>) {
+    let mut verbose = false;
+    let mut excluded = Vec::new();
+    for pair in query.split('&') {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        match key {
+            "verbose" => verbose = true,
+            "exclude" => excluded.push(value.to_owned()),
+            _ => {}
+        }
+    }
+    (verbose, excluded)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{body::Body, http::Request};
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::server::healthz_router;
+
+    struct Stuck;
+
+    impl Health for Stuck {
+        fn names(&self) -> &[&'static str] {
+            &["log", "syncloop"]
+        }
+
+        fn check(&self, name: &str) -> Option<String> {
+            (name == "syncloop").then(|| "sync Loop took longer than expected".to_owned())
+        }
+    }
+
+    async fn get(router: Router, path: &str) -> (u16, String) {
+        let request = Request::get(path).body(Body::empty()).expect("a request");
+        let response = router.oneshot(request).await.expect("infallible");
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        (status, String::from_utf8(body.to_vec()).expect("text"))
+    }
+
+    #[tokio::test]
+    async fn the_healthz_port_knows_ping_only() {
+        // AC-01-25
+        for (path, status, body) in [
+            ("/healthz", 200, "ok"),
+            ("/healthz?verbose", 200, "[+]ping ok\nhealthz check passed\n"),
+            ("/healthz?verbose&exclude=ping", 200, "[+]ping excluded: ok\nhealthz check passed\n"),
+            (
+                "/healthz?verbose&exclude=x",
+                200,
+                "[+]ping ok\nwarn: some health checks cannot be excluded: no matches for \"x\"\nhealthz check passed\n",
+            ),
+            ("/healthz/ping", 200, "ok"),
+            ("/healthz/log", 404, "404 page not found\n"),
+            ("/other", 404, "404 page not found\n"),
+        ] {
+            assert_eq!(get(healthz_router(), path).await, (status, body.to_owned()), "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stuck_loop_fails_the_check_and_says_so_only_on_its_own_path() {
+        let router = || router(Arc::new(Stuck));
+        let failed = "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n";
+        assert_eq!(get(router(), "/healthz").await, (500, failed.to_owned()));
+        let reason = "internal server error: sync Loop took longer than expected\n";
+        assert_eq!(get(router(), "/healthz/syncloop").await, (500, reason.to_owned()));
+        assert_eq!(get(router(), "/healthz?exclude=syncloop").await, (200, "ok".to_owned()));
+    }
+}

@@ -1,0 +1,59 @@
+//! Small texts all routes share.
+
+use axum::{
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+
+/// `Content-Type` of plain text, as the reference spells it.
+pub const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// An error of a plain handler: one line, never sniffed.
+pub fn plain_error(status: StatusCode, line: &str) -> Response {
+    let headers = [(header::CONTENT_TYPE, PLAIN), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    (status, headers, format!("{line}\n")).into_response()
+}
+
+/// The clean form of a path with `//`, `/./` or `/../`; `None` where it is clean already.
+pub fn cleaned(path: &str) -> Option<String> {
+    let mut kept: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                kept.pop();
+            }
+            part => kept.push(part),
+        }
+    }
+    let mut clean = String::with_capacity(path.len());
+    for part in &kept {
+        clean.push('/');
+        clean.push_str(part);
+    }
+    if clean.is_empty() || path.ends_with('/') {
+        clean.push('/');
+    }
+    (clean != path).then_some(clean)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_unclean_paths_are_sent_elsewhere() {
+        for (path, clean) in [
+            ("/", None),
+            ("/pods", None),
+            ("/pods/", None),
+            ("/a//b", Some("/a/b")),
+            ("/a/./b/", Some("/a/b/")),
+            ("/../../etc", Some("/etc")),
+            ("/a/..", Some("/")),
+            ("//", Some("/")),
+        ] {
+            assert_eq!(cleaned(path).as_deref(), clean, "{path}");
+        }
+    }
+}
