@@ -1,0 +1,16 @@
+//! Writes the demo images as an OCI archive: `cargo run --example images -- FILE`.
+
+#[path = "../tests/kit/image.rs"]
+#[allow(dead_code, reason = "the kit is shared with the tests")]
+mod image;
+
+use std::path::Path;
+
+fn main() -> std::io::Result<()> {
+    let target = std::env::args().nth(1).unwrap_or_else(|| "images.tar".to_owned());
+    if let Some(folder) = Path::new(&target).parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let pause = image::Image { entrypoint: &["/bin/sleep", "2147483647"], ..image::Image::busybox(image::PAUSE) };
+    image::write_archive(&[image::Image::busybox(image::BUSYBOX), pause], Path::new(&target))
+}

@@ -1,0 +1,133 @@
+//! The pages of the read-only port, made from snapshots.
+//!
+//! A pod's JSON is kept as bytes together with the pod and status it was made from; the page is
+//! their concatenation, so that reading it again costs a copy.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use serde::Serialize;
+use tokio::sync::watch;
+
+use crate::{
+    engine::Heartbeat,
+    metrics::{self, Registry},
+    pod::{Pod, PodUid, api},
+    server::ports::{Health, Pages},
+    status::StatusManager,
+};
+
+/// Serves `/pods` and `/metrics`.
+pub struct AgentPages {
+    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    status: Arc<StatusManager>,
+    registry: Registry,
+    started: u64,
+    written: Mutex<HashMap<PodUid, Written>>,
+}
+
+struct Written {
+    pod: Arc<Pod>,
+    status: Option<Arc<api::PodStatus>>,
+    json: Bytes,
+}
+
+/// An item of a `PodList`: the object without kind and version, as the reference lists it.
+#[derive(Serialize)]
+struct Item<'a> {
+    metadata: &'a k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    spec: &'a api::PodSpec,
+    status: &'a api::PodStatus,
+}
+
+impl AgentPages {
+    /// `started` is the process start in Unix seconds.
+    pub fn new(
+        pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+        status: Arc<StatusManager>,
+        registry: Registry,
+        started: u64,
+    ) -> Self {
+        Self { pods, status, registry, started, written: Mutex::default() }
+    }
+
+    fn item(&self, pod: &Arc<Pod>, written: &mut HashMap<PodUid, Written>) -> Bytes {
+        // API pods show what the API last said; only for static pods is our word the only one.
+        let status = if pod.is_static() { self.status.status(pod.uid()) } else { None };
+        if let Some(known) = written.get(pod.uid())
+            && Arc::ptr_eq(&known.pod, pod)
+            && same(known.status.as_ref(), status.as_ref())
+        {
+            return known.json.clone();
+        }
+        let unset = api::PodStatus::default();
+        let shown = status.as_deref().or(pod.status.as_ref()).unwrap_or(&unset);
+        let item = Item { metadata: &pod.metadata, spec: pod.spec(), status: shown };
+        let json = Bytes::from(serde_json::to_vec(&item).unwrap_or_else(|_| b"null".to_vec()));
+        written.insert(pod.uid().clone(), Written { pod: pod.clone(), status, json: json.clone() });
+        json
+    }
+}
+
+fn same(a: Option<&Arc<api::PodStatus>>, b: Option<&Arc<api::PodStatus>>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+impl Pages for AgentPages {
+    fn pods(&self) -> Bytes {
+        let pods = self.pods.borrow().clone();
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut page = BytesMut::new();
+        page.put_slice(br#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":"#);
+        if pods.is_empty() {
+            page.put_slice(b"null");
+        } else {
+            for (i, pod) in pods.iter().enumerate() {
+                page.put_u8(if i == 0 { b'[' } else { b',' });
+                page.put_slice(&self.item(pod, &mut written));
+            }
+            page.put_u8(b']');
+        }
+        page.put_slice(b"}\n");
+        if written.len() > pods.len() {
+            written.retain(|uid, _| pods.iter().any(|pod| pod.uid() == uid));
+        }
+        page.freeze()
+    }
+
+    fn metrics(&self) -> Result<Bytes, String> {
+        Ok(metrics::encode_text(self.registry.gather()).into())
+    }
+
+    fn process_start(&self) -> u64 {
+        self.started
+    }
+}
+
+/// The checks behind `/healthz` on the read-only port.
+pub struct AgentHealth {
+    /// The sync loop's.
+    pub heartbeat: Heartbeat,
+    /// `syncFrequency`.
+    pub sync_frequency: std::time::Duration,
+}
+
+impl Health for AgentHealth {
+    fn names(&self) -> &[&'static str] {
+        &["log", "syncloop"]
+    }
+
+    fn check(&self, name: &str) -> Option<String> {
+        match name {
+            "syncloop" => self.heartbeat.check(self.sync_frequency).map(str::to_owned),
+            _ => None, // every record is written and flushed at once: the log cannot lag behind
+        }
+    }
+}
