@@ -127,3 +127,37 @@ async fn termination_does_not_wait_for_a_slow_create_and_leaves_nothing_behind()
     bench.cri.until("the late sandbox is stopped", Duration::from_secs(100), stopped).await;
     assert_eq!(bench.cri.sandboxes().len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn whatever_fails_no_container_is_doubled_and_the_pod_comes_up() {
+    use rand::{Rng, SeedableRng, rngs::SmallRng};
+    for seed in 0..40 {
+        let bench = Bench::new();
+        let mut chance = SmallRng::seed_from_u64(seed);
+        for op in ["run_podsandbox", "create_container", "start_container", "podsandbox_status", "stop_podsandbox"] {
+            for _ in 0..chance.random_range(0..4) {
+                let fault = match chance.random_range(0..5) {
+                    0 => Fault::Error(Code::Unavailable, "gone away".to_owned()),
+                    1 => Fault::ErrorAfter(Code::Unavailable, "gone away".to_owned()),
+                    2 => Fault::ErrorAfter(Code::Unknown, "half done".to_owned()),
+                    3 => Fault::Delay(Duration::from_secs(chance.random_range(1..400))),
+                    _ => Fault::Hang,
+                };
+                bench.cri.fault(op, "", fault, Some(1));
+            }
+        }
+        let all = pod(
+            "p",
+            json!({"initContainers": [{"name": "s", "restartPolicy": "Always"}],
+            "containers": [{"name": "a"}, {"name": "b"}]}),
+        );
+        for _ in 0..60 {
+            let _told = bench.turn(&all).await;
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        for name in ["s", "a", "b"] {
+            assert_eq!(bench.cri.running("p", name).len(), 1, "seed {seed}: {name}");
+        }
+        assert!(bench.cri.violations().is_empty(), "seed {seed}: {:?}", bench.cri.violations());
+    }
+}
