@@ -41,3 +41,26 @@ impl StateFile for DiskStateFile {
             .map_err(io::Error::other)?
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::engine::allocation::Checkpoint;
+
+    #[tokio::test]
+    async fn a_checkpoint_lives_on_disk_and_names_itself_when_damaged() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("allocated_pods_state");
+        let file = || Arc::new(DiskStateFile::new(&path));
+        let (mut checkpoint, entries) = Checkpoint::load(file()).await.expect("missing means empty");
+        let entries = entries.into_iter().chain([("u".into(), Default::default())]).collect();
+        checkpoint.store(&entries).await.expect("writable");
+        assert_eq!(Checkpoint::load(file()).await.expect("sound").1, entries);
+        // AC-02a-21
+        std::fs::write(&path, "{").expect("writable");
+        let error = Checkpoint::load(file()).await.map(|_| ()).expect_err("damaged").to_string();
+        assert!(error.contains(&format!("{path:?}")) && error.contains("please drain this node"), "{error}");
+    }
+}

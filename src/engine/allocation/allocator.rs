@@ -111,8 +111,8 @@ pub struct Retry<'a> {
     pub node: &'a NodeFacts,
 }
 
-/// Pods that must go before a critical pod's resize fits. They may be named again until they
-/// are gone; killing them twice must be harmless.
+/// Pods that must go before a critical pod's resize fits. The resize is tried again when they
+/// are gone; a victim that stays is named again with the periodic retry.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Preempt {
     /// Whose resize needs it.
@@ -141,6 +141,8 @@ pub struct Allocator {
     restored: HashSet<PodUid>,
     rejected: HashSet<PodUid>,
     pending: Vec<PodUid>,
+    /// Victims already named for resizes of critical pods.
+    named: HashSet<PodUid>,
 }
 
 impl Allocator {
@@ -152,7 +154,15 @@ impl Allocator {
         let (checkpoint, entries) = Checkpoint::load(deps.file.clone()).await?;
         let restored = entries.keys().cloned().collect();
         let shared = Allocations::new(entries, deps.events.clone(), deps.clock.clone(), deps.allocation.clone());
-        Ok(Self { shared, checkpoint, deps, restored, rejected: HashSet::new(), pending: Vec::new() })
+        Ok(Self {
+            shared,
+            checkpoint,
+            deps,
+            restored,
+            rejected: HashSet::new(),
+            pending: Vec::new(),
+            named: HashSet::new(),
+        })
     }
 
     /// The view that others share.
@@ -197,15 +207,17 @@ impl Allocator {
         self.shared.change(|state| state.entries.remove(pod.uid()));
     }
 
-    /// Counts a pod that was killed for a critical one.
+    /// Counts all victims of one preemption: tell it once, when they are killed.
     pub fn preempted(&self, admitted: &Admitted) {
-        self.deps.admission.preemptions.with_label_values(&[admitted.signal.as_str()]).inc();
+        let count = u64::try_from(admitted.victims.len()).unwrap_or(u64::MAX);
+        self.deps.admission.preemptions.with_label_values(&[admitted.signal.as_str()]).inc_by(count);
     }
 
     /// Forgets a pod that is gone. The file follows with the next write.
     pub fn forget(&mut self, pod: &PodUid) {
         self.rejected.remove(pod);
         self.restored.remove(pod);
+        self.named.remove(pod);
         self.pending.retain(|uid| uid != pod);
         self.shared.change(|state| {
             state.entries.remove(pod);
@@ -217,6 +229,7 @@ impl Allocator {
     pub fn retain(&mut self, desired: &HashSet<PodUid>) {
         self.rejected.retain(|uid| desired.contains(uid));
         self.restored.retain(|uid| desired.contains(uid));
+        self.named.retain(|uid| desired.contains(uid));
         self.pending.retain(|uid| desired.contains(uid));
         self.shared.change(|state| {
             state.entries.retain(|uid, _| desired.contains(uid));
@@ -262,6 +275,9 @@ impl Allocator {
     pub async fn retry(&mut self, retry: Retry<'_>) -> Retried {
         if !retry.sources_ready {
             return Retried { next: RETRY_FIRST, ..Retried::default() };
+        }
+        if retry.trigger == Trigger::Periodic {
+            self.named.clear();
         }
         let mut done = Retried { next: RETRY, ..Retried::default() };
         for pod in self.in_turn(retry.active) {
@@ -311,12 +327,19 @@ impl Allocator {
         let allocated = self.shared.allocated(pod);
         match self.ask(pod, Purpose::Resize { allocated: &allocated }, retry.active, retry.node) {
             Ok(admitted) if !admitted.victims.is_empty() => {
-                warn!(pod = %pod.id(), signal = %admitted.signal, "Resize of a critical pod preempts other pods");
-                done.preempt.push(Preempt { pod: uid.clone(), admitted });
+                self.preempt_for(pod, admitted, done);
                 true
             }
             Ok(_) => self.grant(pod, retry.trigger, done).await,
             Err(refusal) => self.hold_back(pod, &refusal, done),
+        }
+    }
+
+    fn preempt_for(&mut self, pod: &Pod, mut admitted: Admitted, done: &mut Retried) {
+        admitted.victims.retain(|victim| self.named.insert(victim.uid().clone()));
+        if !admitted.victims.is_empty() {
+            warn!(pod = %pod.id(), signal = %admitted.signal, "Resize of a critical pod preempts other pods");
+            done.preempt.push(Preempt { pod: pod.uid().clone(), admitted });
         }
     }
 

@@ -285,3 +285,28 @@ async fn conditions_are_rebuilt_from_the_api() {
     allocator.allocations().finished(web.uid());
     assert_eq!(conditions(&allocator, &web).len(), 0);
 }
+
+#[tokio::test]
+async fn a_critical_pods_resize_names_its_victims_once() {
+    let bench = Bench::new();
+    let mut allocator = bench.load().await.expect("no file yet");
+    let critical = |cpu: &str| {
+        build(json!({"metadata": {"name": "critical", "namespace": "n", "uid": "critical"},
+            "spec": {"priority": 2_000_000_000,
+                "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}}))
+    };
+    let (old, wanted, victim) = (critical("1"), critical("3"), pod("victim", "2", 1));
+    allocator.store(&old).await;
+    allocator.store(&victim).await;
+    assert!(allocator.updated(&old, &wanted));
+    let active = [wanted.clone(), victim];
+    let tried = bench.retry(&mut allocator, Trigger::PodUpdated, &active).await;
+    assert_eq!(tried.preempt.len(), 1);
+    allocator.preempted(&tried.preempt[0].admitted);
+    assert_eq!(bench.rejections.preemptions.with_label_values(&["cpu"]).get(), 1);
+    assert!(bench.retry(&mut allocator, Trigger::PodsAdded, &active).await.preempt.is_empty());
+    assert_eq!(bench.retry(&mut allocator, Trigger::Periodic, &active).await.preempt.len(), 1, "it stayed");
+    allocator.forget(&"victim".into());
+    let tried = bench.retry(&mut allocator, Trigger::PodsRemoved, std::slice::from_ref(&wanted)).await;
+    assert_eq!((tried.changed.len(), cpu(&allocator.allocated(&wanted)).as_str()), (1, "3"));
+}
