@@ -24,6 +24,11 @@ pub fn check(meta: &ObjectMeta, errors: &mut FieldErrors) {
     };
     required(errors, "name", &meta.name, names::dns_subdomain);
     required(errors, "namespace", &meta.namespace, names::dns_label);
+    // The reference does not look at it, but it becomes the name of directories.
+    let uid = meta.uid.as_deref().unwrap_or_default();
+    if matches!(uid, "." | "..") || uid.contains(['/', '\0']) {
+        errors.invalid(&at.child("uid"), uid, "must not be '.' or '..' and must not contain '/'");
+    }
     errors.not_negative(&at.child("generation"), meta.generation);
     labels(meta.labels.as_ref(), &at.child("labels"), errors);
     annotations(meta.annotations.as_ref(), &at.child("annotations"), errors);

@@ -1,0 +1,97 @@
+//! What is mounted where, as this process sees it (`/proc/self/mountinfo`).
+//!
+//! Reading it touches no file system, so it does not hang where a `stat` would.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+};
+
+/// One mount.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mount {
+    /// Where it is mounted.
+    pub target: PathBuf,
+    /// Type of the file system, e.g. `tmpfs`.
+    pub kind: String,
+    /// Whether it belongs to a peer group (`shared:`).
+    pub is_shared: bool,
+}
+
+/// All mounts, in the order in which they were made.
+///
+/// # Errors
+/// If `/proc` cannot be read.
+pub fn read() -> io::Result<Vec<Mount>> {
+    Ok(parse(&fs::read("/proc/self/mountinfo")?))
+}
+
+/// The mounts at or below a path, which must be without symbolic links.
+///
+/// # Errors
+/// If `/proc` cannot be read.
+pub fn below(path: &Path) -> io::Result<Vec<Mount>> {
+    Ok(read()?.into_iter().filter(|mount| mount.target.starts_with(path)).collect())
+}
+
+/// Reads the table's text; lines that are not understood are left out.
+pub fn parse(text: &[u8]) -> Vec<Mount> {
+    text.split(|b| *b == b'\n').filter_map(mount).collect()
+}
+
+/// `36 35 98:0 /root /target opts shared:1 - ext3 /dev/x rw`
+fn mount(line: &[u8]) -> Option<Mount> {
+    let fields: Vec<&[u8]> = line.split(|b| *b == b' ').collect();
+    let target = unescaped(fields.get(4)?);
+    let separator = fields.iter().position(|field| *field == b"-")?;
+    let kind = String::from_utf8_lossy(fields.get(separator.checked_add(1)?)?).into_owned();
+    let is_shared = fields.get(6..separator)?.iter().any(|field| field.starts_with(b"shared:"));
+    Some(Mount { target: OsString::from_vec(target).into(), kind, is_shared })
+}
+
+/// Blank, tab, newline and backslash are written as three octal digits.
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, tail)) = rest.split_first() {
+        let digits =
+            tail.get(..3).and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
+        match (first, digits) {
+            (b'\\', Some(byte)) => {
+                out.push(byte);
+                rest = tail.get(3..).unwrap_or_default();
+            }
+            _ => {
+                out.push(first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_understood() {
+        let text = b"36 35 98:0 /m /a\\040b rw,noatime shared:1 master:2 - ext3 /dev/root rw\n\
+                     1 0 0:1 / / rw - tmpfs none rw\nbroken line\n\n1 2 3 4 5\n";
+        assert_eq!(
+            parse(text),
+            [
+                Mount { target: "/a b".into(), kind: "ext3".to_owned(), is_shared: true },
+                Mount { target: "/".into(), kind: "tmpfs".to_owned(), is_shared: false },
+            ]
+        );
+        assert_eq!(unescaped(b"a\\\\1\\134\\0"), b"a\\\\1\\\\0");
+    }
+
+    #[test]
+    fn this_machine_has_a_root() {
+        assert!(read().expect("a table").iter().any(|mount| mount.target == Path::new("/")));
+    }
+}

@@ -1,0 +1,398 @@
+//! Publishes a set of files at once; readers see the old or the new version, never a mixture.
+//! Blocking. Behaviour: spec 07 §8, to the letter, because programs watch `..data`.
+//!
+//! ```text
+//! dir/ ..2026_05_04_03_02_01.1234567890/{a,sub/b}    real files
+//!      ..data -> ..2026_05_04_03_02_01.1234567890
+//!      a -> ..data/a      sub -> ..data/sub           (first path element only)
+//! ```
+//!
+//! Better than the reference (spec 07 §17): a failed write leaves the old version and no rubbish,
+//! the rest of a crash is cleaned, and a published volume is never torn down.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, DirBuilder, OpenOptions, Permissions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink},
+    path::{Path, PathBuf},
+};
+
+use jiff::{Timestamp, tz::TimeZone};
+use tracing::debug;
+
+use super::remove;
+
+const DATA: &str = "..data";
+const NEW_DATA: &str = "..data_tmp";
+
+/// A file to publish.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Content {
+    /// Its bytes.
+    pub data: Vec<u8>,
+    /// Its mode, exactly.
+    pub mode: u32,
+}
+
+/// Files by path relative to the volume.
+pub type Payload = BTreeMap<String, Content>;
+
+/// The files were not published; what was there before still is.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// A path cannot be published.
+    #[error("{0}")]
+    Path(String),
+    /// The system refused.
+    #[error("{action} {}: {cause}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        cause: io::Error,
+    },
+}
+
+/// Whether there was anything to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Written {
+    /// A new version was published.
+    Published,
+    /// The files were there already.
+    Unchanged,
+}
+
+/// Publishes the payload in `dir`; `own` sets owners and modes of the whole volume before that.
+///
+/// # Errors
+/// If a path is refused, or the system fails before the new version is in place.
+pub fn write(
+    dir: &Path,
+    payload: &Payload,
+    own: impl Fn(&Path) -> io::Result<()>,
+    now: Timestamp,
+) -> Result<Written, WriteError> {
+    let payload = validated(payload)?;
+    let old = current(dir);
+    let stale = match &old {
+        Some(old) => stale_paths(&dir.join(old), &payload).map_err(failed("reading", dir))?,
+        None => BTreeSet::new(),
+    };
+    let needed = old.is_none() || !stale.is_empty() || differs(dir, old.as_deref(), &payload);
+    if needed {
+        publish(dir, &payload, own, now)?;
+    }
+    // Even where nothing was written: a crash may have come between.
+    link_first_elements(dir, &payload)?;
+    for path in stale.iter().filter(|path| path.components().count() == 1) {
+        remove_file(&dir.join(path)).map_err(failed("removing", path))?;
+    }
+    clean(dir);
+    Ok(if needed { Written::Published } else { Written::Unchanged })
+}
+
+fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> WriteError {
+    let path = path.to_owned();
+    move |cause| WriteError::Io { action, path: path.clone(), cause }
+}
+
+/// Writes a new version beside the old one and puts it in place.
+fn publish(
+    dir: &Path,
+    payload: &BTreeMap<PathBuf, &Content>,
+    own: impl Fn(&Path) -> io::Result<()>,
+    now: Timestamp,
+) -> Result<(), WriteError> {
+    let name = version_name(now);
+    let version = dir.join(&name);
+    let attempt = || -> Result<(), WriteError> {
+        fs::create_dir(&version).map_err(failed("creating", &version))?;
+        let mode = Permissions::from_mode(0o755);
+        fs::set_permissions(&version, mode).map_err(failed("changing the mode of", &version))?;
+        payload.iter().try_for_each(|(path, content)| write_file(&version.join(path), content))?;
+        own(dir).map_err(failed("changing the owner of", dir))?;
+        let new = dir.join(NEW_DATA);
+        remove_file(&new).map_err(failed("removing", &new))?;
+        symlink(&name, &new).map_err(failed("linking", &new))?;
+        fs::rename(&new, dir.join(DATA)).map_err(failed("renaming", &new))
+    };
+    attempt().inspect_err(|_| {
+        let _ = remove::tree(&version).inspect_err(|e| debug!(err = %e, "Removing a failed version failed"));
+    })
+}
+
+fn write_file(path: &Path, content: &Content) -> Result<(), WriteError> {
+    if let Some(parent) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o777).create(parent).map_err(failed("creating", parent))?;
+    }
+    let io = failed("writing", path);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(&io)?;
+    file.write_all(&content.data).map_err(&io)?;
+    // Not left to the umask.
+    file.set_permissions(Permissions::from_mode(content.mode)).map_err(&io)
+}
+
+fn link_first_elements(dir: &Path, payload: &BTreeMap<PathBuf, &Content>) -> Result<(), WriteError> {
+    let first: BTreeSet<&std::ffi::OsStr> =
+        payload.keys().filter_map(|path| path.components().next()).map(|c| c.as_os_str()).collect();
+    for name in first {
+        let link = dir.join(name);
+        if fs::symlink_metadata(&link).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+            symlink(Path::new(DATA).join(name), &link).map_err(failed("linking", &link))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes versions that nobody points to: the last one, and those of crashes.
+fn clean(dir: &Path) {
+    let current = current(dir);
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_version = matches!(name.as_encoded_bytes(), [b'.', b'.', digit, ..] if digit.is_ascii_digit());
+        if is_version
+            && Some(Path::new(&name)) != current.as_deref()
+            && let Err(e) = remove::tree(&entry.path())
+        {
+            debug!(path = %entry.path().display(), err = %e, "Removing an old version failed");
+        }
+    }
+}
+
+/// The name of the version in place.
+fn current(dir: &Path) -> Option<PathBuf> {
+    let target = fs::read_link(dir.join(DATA)).ok()?;
+    let mut parts = target.components();
+    let is_name = matches!((parts.next(), parts.next()), (Some(std::path::Component::Normal(_)), None));
+    if is_name { Some(target) } else { None }
+}
+
+/// Old paths that are neither new paths nor their parents.
+fn stale_paths(old: &Path, payload: &BTreeMap<PathBuf, &Content>) -> io::Result<BTreeSet<PathBuf>> {
+    let keep: BTreeSet<&Path> = payload.keys().flat_map(|path| path.ancestors()).collect();
+    let (mut found, mut todo) = (BTreeSet::new(), vec![PathBuf::new()]);
+    while let Some(relative) = todo.pop() {
+        let entries = match fs::read_dir(old.join(&relative)) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
+        for entry in entries {
+            let entry = entry?;
+            let path = relative.join(entry.file_name());
+            if entry.file_type()?.is_dir() {
+                todo.push(path.clone());
+            }
+            if !keep.contains(path.as_path()) {
+                found.insert(path);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn differs(dir: &Path, old: Option<&Path>, payload: &BTreeMap<PathBuf, &Content>) -> bool {
+    let Some(old) = old.map(|old| dir.join(old)) else { return true };
+    // An empty payload still has its version.
+    !old.is_dir() || payload.iter().any(|(path, content)| fs::read(old.join(path)).ok().as_ref() != Some(&content.data))
+}
+
+fn version_name(now: Timestamp) -> String {
+    let now = now.to_zoned(TimeZone::UTC);
+    format!("..{}.{:010}", now.strftime("%Y_%m_%d_%H_%M_%S"), rand::random::<u32>())
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+fn validated(payload: &Payload) -> Result<BTreeMap<PathBuf, &Content>, WriteError> {
+    payload.iter().map(|(path, content)| Ok((clean_path(path)?, content))).collect()
+}
+
+/// The path without doubled slashes and dots.
+fn clean_path(path: &str) -> Result<PathBuf, WriteError> {
+    let refuse = |text: String| Err(WriteError::Path(format!("invalid path: {text}")));
+    if path.is_empty() {
+        return refuse("must not be empty: \"\"".to_owned());
+    }
+    if path.starts_with('/') {
+        return refuse(format!("must be relative path: {path}"));
+    }
+    if path.len() > 4096 {
+        return refuse("must be less than or equal to 4096 characters".to_owned());
+    }
+    let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+    if parts.contains(&"..") {
+        return refuse(format!("must not contain '..': {path}"));
+    }
+    if parts.iter().any(|part| part.len() > 255) {
+        return refuse("filenames must be less than or equal to 255 characters".to_owned());
+    }
+    match parts.first() {
+        None => refuse(format!("must not be empty: {path:?}")),
+        Some(first) if first.starts_with("..") => refuse(format!("must not start with '..': {path}")),
+        Some(_) => Ok(parts.iter().collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn payload(files: &[(&str, &str)]) -> Payload {
+        let content = |data: &str| Content { data: data.into(), mode: 0o640 };
+        files.iter().map(|(path, data)| ((*path).to_owned(), content(data))).collect()
+    }
+
+    fn put(dir: &Path, files: &[(&str, &str)]) -> Result<Written, String> {
+        write(dir, &payload(files), |_| Ok(()), Timestamp::UNIX_EPOCH).map_err(|e| e.to_string())
+    }
+
+    /// Names in the volume, without the version directories.
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(dir)
+            .expect("readable")
+            .map(|e| e.expect("entry").file_name().into_string().expect("UTF-8"))
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn versions(dir: &Path) -> usize {
+        names(dir).iter().filter(|name| name.starts_with("..1970")).count()
+    }
+
+    #[test]
+    fn files_are_links_into_one_version() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = dir.path();
+        assert_eq!(put(at, &[("a", "1"), ("sub/b", "2"), ("sub//./c", "3")]), Ok(Written::Published));
+        let version = current(at).expect("a version");
+        let name = version.to_str().expect("UTF-8");
+        assert!(name.starts_with("..1970_01_01_00_00_00.") && name.len() == 32, "{name}");
+        assert_eq!(fs::read_link(at.join("a")).expect("a link"), Path::new("..data/a"));
+        assert_eq!(fs::read_link(at.join("sub")).expect("a link"), Path::new("..data/sub"));
+        assert_eq!(fs::read_to_string(at.join("sub/c")).expect("readable"), "3");
+        let mode = fs::metadata(at.join("a")).expect("metadata").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o640);
+        let mode = fs::metadata(at.join("..data")).expect("metadata").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o755);
+    }
+
+    #[test]
+    fn a_change_replaces_the_version_and_nothing_else_does() {
+        // AC-07-5
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = dir.path();
+        put(at, &[("a", "1"), ("b", "2"), ("d/e", "3")]).expect("written");
+        let first = current(at);
+        assert_eq!(put(at, &[("a", "1"), ("b", "2"), ("d/e", "3")]), Ok(Written::Unchanged));
+        assert_eq!(current(at), first);
+        assert_eq!(put(at, &[("a", "new"), ("b", "2")]), Ok(Written::Published));
+        assert_ne!(current(at), first);
+        assert_eq!(fs::read_to_string(at.join("a")).expect("readable"), "new");
+        assert_eq!((names(at).len(), versions(at)), (4, 1), "a, b, ..data and one version: {:?}", names(at));
+    }
+
+    #[test]
+    fn an_empty_payload_has_a_version() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert_eq!(put(dir.path(), &[]), Ok(Written::Published));
+        assert_eq!(put(dir.path(), &[]), Ok(Written::Unchanged));
+        assert_eq!(names(dir.path()).len(), 2);
+    }
+
+    #[test]
+    fn paths_that_lead_elsewhere_publish_nothing() {
+        // AC-07-7
+        let dir = tempfile::tempdir().expect("a directory");
+        for (path, text) in [
+            ("", "invalid path: must not be empty: \"\""),
+            ("/a", "invalid path: must be relative path: /a"),
+            ("a/../b", "invalid path: must not contain '..': a/../b"),
+            ("..foo", "invalid path: must not start with '..': ..foo"),
+            ("./..foo", "invalid path: must not start with '..': ./..foo"),
+            (&"x".repeat(256), "invalid path: filenames must be less than or equal to 255 characters"),
+            (&"x/".repeat(2049), "invalid path: must be less than or equal to 4096 characters"),
+        ] {
+            assert_eq!(put(dir.path(), &[("good", "1"), (path, "2")]), Err(text.to_owned()));
+        }
+        assert_eq!(names(dir.path()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_rest_of_a_crash_is_repaired() {
+        // AC-07-8
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = dir.path();
+        put(at, &[("a", "1")]).expect("written");
+        symlink("..2026_nowhere", at.join("..data_tmp")).expect("a link");
+        fs::create_dir(at.join("..2026_01_01_00_00_00.1")).expect("a directory");
+        fs::remove_file(at.join("a")).expect("removed");
+        assert_eq!(put(at, &[("a", "1")]), Ok(Written::Unchanged));
+        assert_eq!(fs::read_to_string(at.join("a")).expect("the link is back"), "1");
+        assert_eq!(put(at, &[("a", "2")]), Ok(Written::Published));
+        assert_eq!((names(at).len(), versions(at)), (3, 1), "{:?}", names(at));
+    }
+
+    #[test]
+    fn a_failed_write_keeps_the_old_version() {
+        // AC-07-9: whatever the system refuses, a full disk or a path below a file.
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = dir.path();
+        put(at, &[("a", "1")]).expect("written");
+        let before = names(at);
+        assert!(put(at, &[("a", "2"), ("a/b", "3")]).is_err());
+        let refuse = |_: &Path| Err(io::Error::other("no"));
+        assert!(write(at, &payload(&[("a", "2")]), refuse, Timestamp::UNIX_EPOCH).is_err());
+        assert_eq!(names(at), before);
+        assert_eq!(fs::read_to_string(at.join("a")).expect("readable"), "1");
+    }
+
+    #[test]
+    fn what_is_not_ours_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = dir.path();
+        fs::create_dir(at.join("nested")).expect("a directory");
+        put(at, &[("a", "1")]).expect("written");
+        put(at, &[("b", "1")]).expect("written");
+        assert!(at.join("nested").is_dir() && !at.join("a").exists());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn after_any_sequence_the_volume_holds_the_last_payload(
+            all in prop::collection::vec(prop::collection::btree_map("[ab](/[cd]){0,2}", "[xy]{0,2}", 0..4), 1..5)
+        ) {
+            let dir = tempfile::tempdir().expect("a directory");
+            let mut last: Option<Payload> = None;
+            for files in all {
+                let next: Payload =
+                    files.iter().map(|(p, d)| (p.clone(), Content { data: d.clone().into(), mode: 0o644 })).collect();
+                match write(dir.path(), &next, |_| Ok(()), Timestamp::UNIX_EPOCH) {
+                    Ok(_) => last = Some(next),
+                    // A file cannot be a directory too.
+                    Err(WriteError::Io { .. }) => {}
+                    Err(e) => panic!("{e}"),
+                }
+            }
+            for (path, content) in last.iter().flatten() {
+                prop_assert_eq!(&fs::read(dir.path().join(path)).expect("readable"), &content.data);
+            }
+            let links: BTreeSet<String> = names(dir.path()).into_iter().filter(|name| !name.starts_with("..")).collect();
+            let first = |path: &String| path.split('/').next().unwrap_or_default().to_owned();
+            let wanted: BTreeSet<String> = last.iter().flatten().map(|(path, _)| first(path)).collect();
+            prop_assert_eq!(links, wanted);
+            prop_assert!(versions(dir.path()) <= 1);
+        }
+    }
+}

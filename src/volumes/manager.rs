@@ -1,0 +1,224 @@
+//! The volume manager of the engine: turns, deadlines and what is told of failures.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use tokio::{sync::watch, time::Instant};
+use tracing::{info, warn};
+
+use super::{
+    desired,
+    layout::{self, PodLayout},
+    orphan,
+    plugins::{self, SetUp},
+    turns::{TurnError, Turns},
+};
+use crate::{
+    engine::ports::{Clock, MountedVolumes, NodeFacts, VolumeError, VolumeManager},
+    pod::{Pod, PodUid},
+};
+
+/// Time for all volumes of a pod, up or down.
+const VOLUMES_LIMIT: Duration = Duration::from_secs(123);
+/// Time to list the directories of all pods.
+const LIST_LIMIT: Duration = Duration::from_secs(10);
+/// First and longest pause before a directory that could not be removed is tried again.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
+
+/// What the manager needs to know.
+#[derive(Clone, Debug)]
+pub struct VolumesConfig {
+    /// The root directory (`--root-dir`).
+    pub root: PathBuf,
+}
+
+/// What the manager needs of others.
+pub struct VolumesDeps {
+    /// Facts about the node: limits of containers that have none.
+    pub facts: watch::Receiver<Arc<NodeFacts>>,
+    /// Wall time.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// The volumes of all pods. What is on disk is the state.
+pub struct Manager {
+    root: PathBuf,
+    deps: VolumesDeps,
+    turns: Turns,
+    /// Directories that could not be removed.
+    refused: Mutex<HashMap<PodUid, Refusal>>,
+}
+
+#[derive(Clone, Debug)]
+struct Refusal {
+    error: String,
+    again_at: Instant,
+    pause: Duration,
+}
+
+impl Manager {
+    /// A manager of the directories below the root, which need not exist yet.
+    pub fn new(config: VolumesConfig, deps: VolumesDeps) -> Self {
+        // The mount table knows paths without links only.
+        let root = fs::canonicalize(&config.root).unwrap_or(config.root);
+        Self { root, deps, turns: Turns::default(), refused: Mutex::default() }
+    }
+
+    fn layout(&self, pod: &PodUid) -> Result<PodLayout, VolumeError> {
+        PodLayout::new(&self.root, pod).map_err(|e| VolumeError::Failed(e.to_string()))
+    }
+
+    fn refusal(&self, pod: &PodUid) -> Option<Refusal> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).get(pod).cloned()
+    }
+
+    fn remember(&self, pod: &PodUid, error: Option<&str>) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(error) = error else {
+            refused.remove(pod);
+            return;
+        };
+        let pause = refused.get(pod).map_or(PAUSE.0, |last| (last.pause * 2).min(PAUSE.1));
+        if refused.get(pod).is_none_or(|last| last.error != error) {
+            warn!(podUID = %pod, err = error, "Could not remove the directory of an orphaned pod");
+        }
+        let refusal = Refusal { error: error.to_owned(), again_at: Instant::now() + pause, pause };
+        refused.insert(pod.clone(), refusal);
+    }
+}
+
+#[async_trait]
+impl VolumeManager for Manager {
+    async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError> {
+        let layout = self.layout(pod.uid())?;
+        let work = Mount {
+            pod: pod.clone(),
+            layout,
+            allocatable: self.deps.facts.borrow().allocatable.clone(),
+            now: self.deps.clock.now(),
+        };
+        let names: Vec<String> = desired::used(pod).iter().map(|volume| volume.name.clone()).collect();
+        let done = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || work.run()).await;
+        done.unwrap_or_else(|e| Err(waiting(&names, &e.to_string())))
+    }
+
+    async fn unmount(&self, pod: &PodUid) -> Result<(), VolumeError> {
+        let layout = self.layout(pod)?;
+        let done = self.turns.take(pod, VOLUMES_LIMIT, move || orphan::tear_down(&layout)).await;
+        flat(done)
+    }
+
+    async fn pods_on_disk(&self) -> Vec<PodUid> {
+        let pods = layout::pods(&self.root);
+        let listing = tokio::task::spawn_blocking(move || directories(&pods));
+        match tokio::time::timeout(LIST_LIMIT, listing).await {
+            Ok(Ok(Ok(found))) => found,
+            Ok(Ok(Err(e))) => {
+                warn!(err = %e, "Could not list the directories of pods");
+                Vec::new()
+            }
+            Ok(Err(_)) | Err(_) => {
+                warn!(limit = ?LIST_LIMIT, "Listing the directories of pods did not return");
+                Vec::new()
+            }
+        }
+    }
+
+    async fn remove_directory(&self, pod: &PodUid) -> Result<(), VolumeError> {
+        if let Some(refusal) = self.refusal(pod).filter(|refusal| Instant::now() < refusal.again_at) {
+            return Err(VolumeError::Failed(refusal.error));
+        }
+        let layout = self.layout(pod)?;
+        let done = flat(self.turns.take(pod, VOLUMES_LIMIT, move || orphan::remove_pod(&layout)).await);
+        let error = done.as_ref().err().map(ToString::to_string);
+        self.remember(pod, error.as_deref());
+        if error.is_none() {
+            info!(podUID = %pod, "Cleaned up orphaned pod volumes dir");
+        }
+        done
+    }
+}
+
+fn flat(done: Result<Result<(), orphan::LeftOver>, TurnError>) -> Result<(), VolumeError> {
+    match done {
+        Ok(done) => done.map_err(|e| VolumeError::Failed(e.to_string())),
+        Err(e) => Err(VolumeError::Failed(e.to_string())),
+    }
+}
+
+/// All volumes of one pod; runs on the blocking pool.
+struct Mount {
+    pod: Arc<Pod>,
+    layout: PodLayout,
+    allocatable: BTreeMap<String, String>,
+    now: Timestamp,
+}
+
+impl Mount {
+    fn run(&self) -> Result<Arc<MountedVolumes>, VolumeError> {
+        for dir in [self.layout.pod().to_owned(), self.layout.volumes(), self.layout.plugins()] {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o750)
+                .create(&dir)
+                .map_err(|e| VolumeError::Failed(format!("error making pod data directories: {e}")))?;
+        }
+        let (mut mounted, mut missing, mut errors) = (MountedVolumes::default(), Vec::new(), Vec::new());
+        for volume in desired::used(&self.pod) {
+            let request =
+                SetUp { pod: &self.pod, volume, layout: &self.layout, allocatable: &self.allocatable, now: self.now };
+            match plugins::set_up(&request) {
+                Ok(one) => {
+                    mounted.by_name.insert(volume.name.clone(), one);
+                }
+                Err(e @ VolumeError::Unsupported { .. }) => return Err(e),
+                Err(e) => {
+                    missing.push(volume.name.clone());
+                    errors.push(e.to_string());
+                }
+            }
+        }
+        if errors.is_empty() { Ok(Arc::new(mounted)) } else { Err(waiting(&missing, &errors.join("; "))) }
+    }
+}
+
+/// The text of the reference for volumes that a pod waits for.
+fn waiting(names: &[String], cause: &str) -> VolumeError {
+    let mut names = names.to_vec();
+    names.sort();
+    VolumeError::Failed(format!(
+        "unmounted volumes=[{}], unattached volumes=[], failed to process volumes=[]: {cause}",
+        names.join(" ")
+    ))
+}
+
+fn directories(pods: &Path) -> io::Result<Vec<PodUid>> {
+    let entries = match fs::read_dir(pods) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir()
+            && let Some(name) = entry.file_name().to_str()
+        {
+            found.push(PodUid::from(name));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests;

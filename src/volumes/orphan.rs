@@ -1,0 +1,207 @@
+//! Takes down what a pod left on disk. Blocking. Behaviour: spec 07 §4.3, §5.4, §17.
+//!
+//! Data that is not ours is never deleted: volumes of kinds that this agent writes itself are
+//! removed with all they hold, every other volume directory only when it is empty, and nothing at
+//! all while something foreign is mounted below.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use rustix::mount::{UnmountFlags, unmount};
+
+use super::{
+    layout::{OWNED, PodLayout},
+    remove,
+};
+use crate::sys::mount_table;
+
+/// File systems that hold a volume of ours in memory.
+const IN_MEMORY: [&str; 2] = ["tmpfs", "hugetlbfs"];
+
+/// What was left, with all that is wrong.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LeftOver {
+    /// Something is mounted that this agent did not mount.
+    #[error("mounted volumes=[{}]", .0.join(" "))]
+    Mounted(Vec<String>),
+    /// A volume cannot be taken down.
+    #[error("UnmountVolume.TearDown failed for volume {volume:?} : {reason}")]
+    TearDown {
+        /// Its name.
+        volume: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A volume directory cannot be removed.
+    #[error("orphaned pod {pod:?} found, but failed to rmdir() volume at path {path}: {reason}")]
+    Volume {
+        /// The pod.
+        pod: String,
+        /// The directory.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A sub-path cannot be removed.
+    #[error("orphaned pod {pod:?} found, but failed to remove subpath at path {path}: {reason}")]
+    SubPath {
+        /// The pod.
+        pod: String,
+        /// The path.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
+    /// Anything else cannot be removed.
+    #[error("orphaned pod {pod:?} found, but error occurred when trying to remove {what}: {reason}")]
+    Other {
+        /// The pod.
+        pod: String,
+        /// `the volumes dir`, …
+        what: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// Unmounts and removes the volumes of a terminated pod; its directory stays.
+pub fn tear_down(layout: &PodLayout) -> Result<(), LeftOver> {
+    let failed = |volume: &str, e: &dyn std::fmt::Display| LeftOver::TearDown {
+        volume: volume.to_owned(),
+        reason: e.to_string(),
+    };
+    unmount_sub_paths(layout).map_err(|e| failed("", &e))?;
+    unmount_in_memory(layout)?;
+    nothing_mounted(&layout.volumes())?;
+    for (plugin, name, path) in volumes(layout) {
+        if OWNED.contains(&plugin.as_str()) {
+            let marker = layout.marker(&plugin, &name);
+            remove::tree(&marker).and_then(|()| remove::tree(&path)).map_err(|e| failed(&name, &e))?;
+        } else {
+            remove::empty_directory(&path).map_err(|e| failed(&name, &e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the whole directory of a pod that nobody knows.
+pub fn remove_pod(layout: &PodLayout) -> Result<(), LeftOver> {
+    let pod = layout.pod().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    nothing_mounted(layout.pod())?;
+    for (plugin, name, path) in volumes(layout) {
+        // Our own volume, complete and not mounted: the pod went away before it was taken down.
+        let marker = layout.marker(&plugin, &name);
+        let ours = OWNED.contains(&plugin.as_str()) && marker.join("ready").exists();
+        let removed = if ours { remove::tree(&path) } else { remove::empty_directory(&path) };
+        removed.map_err(|e| LeftOver::Volume {
+            pod: pod.clone(),
+            path: path.display().to_string(),
+            reason: e.to_string(),
+        })?;
+    }
+    for path in sub_paths(layout) {
+        remove_one(&path).map_err(|e| LeftOver::SubPath {
+            pod: pod.clone(),
+            path: path.display().to_string(),
+            reason: e.to_string(),
+        })?;
+    }
+    let other = |what: String| {
+        let pod = pod.clone();
+        move |e: io::Error| LeftOver::Other { pod, what, reason: e.to_string() }
+    };
+    empty_directories(&layout.volumes()).map_err(other("the volumes dir".to_owned()))?;
+    empty_directories(&layout.sub_paths()).map_err(other("the volume-subpaths dir".to_owned()))?;
+    for child in children(layout.pod()) {
+        remove::tree(&child).map_err(other(child.display().to_string()))?;
+    }
+    remove::empty_directory(layout.pod()).map_err(other("the pod directory".to_owned()))
+}
+
+/// Unmounts file systems in memory that are the root of a volume of ours: another agent may have
+/// left them, or a later version of this one.
+fn unmount_in_memory(layout: &PodLayout) -> Result<(), LeftOver> {
+    let roots: Vec<PathBuf> =
+        volumes(layout).into_iter().filter(|(plugin, ..)| OWNED.contains(&plugin.as_str())).map(|v| v.2).collect();
+    for mount in mounted_below(&layout.volumes())?.into_iter().rev() {
+        if IN_MEMORY.contains(&mount.kind.as_str()) && roots.contains(&mount.target) {
+            unmount(&mount.target, UnmountFlags::NOFOLLOW).map_err(|e| LeftOver::TearDown {
+                volume: mount.target.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+                reason: e.to_string(),
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Sub-paths are bound by this agent; they go before their volumes.
+fn unmount_sub_paths(layout: &PodLayout) -> io::Result<()> {
+    for mount in mount_table::below(&layout.sub_paths())?.into_iter().rev() {
+        unmount(&mount.target, UnmountFlags::NOFOLLOW)?;
+    }
+    for path in sub_paths(layout) {
+        remove_one(&path)?;
+    }
+    empty_directories(&layout.sub_paths())
+}
+
+fn mounted_below(path: &Path) -> Result<Vec<mount_table::Mount>, LeftOver> {
+    // A table that cannot be read counts as something being mounted.
+    mount_table::below(path).map_err(|e| LeftOver::Mounted(vec![e.to_string()]))
+}
+
+fn nothing_mounted(path: &Path) -> Result<(), LeftOver> {
+    let mounted = mounted_below(path)?;
+    if mounted.is_empty() {
+        return Ok(());
+    }
+    Err(LeftOver::Mounted(mounted.into_iter().map(|mount| mount.target.display().to_string()).collect()))
+}
+
+/// Plugin directory, name and path of every volume on disk.
+fn volumes(layout: &PodLayout) -> Vec<(String, String, PathBuf)> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let plugins = children(&layout.volumes()).into_iter();
+    plugins
+        .flat_map(|plugin| children(&plugin).into_iter().map(move |path| (name(&plugin), name(&path), path)))
+        .collect()
+}
+
+/// `<volume>/<container>/<index>` of every sub-path on disk.
+fn sub_paths(layout: &PodLayout) -> Vec<PathBuf> {
+    let containers = children(&layout.sub_paths()).into_iter().flat_map(|volume| children(&volume));
+    containers.flat_map(|container| children(&container)).collect()
+}
+
+/// The entries of a directory; none of what is no directory. Links are not followed.
+fn children(path: &Path) -> Vec<PathBuf> {
+    if !fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir()) {
+        return Vec::new();
+    }
+    let mut all: Vec<PathBuf> = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    all.sort();
+    all
+}
+
+/// Removes a file or an empty directory.
+fn remove_one(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => remove::empty_directory(path),
+        Ok(_) => fs::remove_file(path),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Removes two levels of empty directories and the directory that holds them.
+fn empty_directories(path: &Path) -> io::Result<()> {
+    for child in children(path) {
+        for grandchild in children(&child) {
+            remove::empty_directory(&grandchild)?;
+        }
+        remove::empty_directory(&child)?;
+    }
+    remove::empty_directory(path)
+}

@@ -1,0 +1,112 @@
+//! One file per kind of volume, and their table.
+
+mod downward_api;
+mod empty_dir;
+mod host_path;
+
+use std::{collections::BTreeMap, io, path::Path};
+
+use jiff::Timestamp;
+
+use super::layout::PodLayout;
+use crate::{
+    engine::ports::{MountedVolume, VolumeError},
+    pod::{Pod, api, fieldpath::FieldError, volume},
+};
+
+/// Everything a plugin needs to set up one volume.
+pub struct SetUp<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// The volume.
+    pub volume: &'a api::Volume,
+    /// Where the pod's things lie.
+    pub layout: &'a PodLayout,
+    /// What containers without a limit may use, by resource.
+    pub allocatable: &'a BTreeMap<String, String>,
+    /// Wall time.
+    pub now: Timestamp,
+}
+
+/// Why a volume is not there; becomes `MountVolume.SetUp failed for volume "x" : <text>`.
+#[derive(Debug, thiserror::Error)]
+pub enum SetUpError {
+    /// A medium that is not supported; the rest of the kind is.
+    #[error("{kind} volumes are not supported by this release")]
+    Unsupported {
+        /// E.g. `emptyDir medium Memory`.
+        kind: String,
+    },
+    /// No such medium.
+    #[error("unknown storage medium {0:?}")]
+    Medium(String),
+    /// The host path is not what its type says.
+    #[error("hostPath type check failed: {path} {expected}")]
+    HostPathType {
+        /// The path.
+        path: String,
+        /// `is not a directory`, …
+        expected: &'static str,
+    },
+    /// No such type.
+    #[error("{0} is an invalid volume type")]
+    HostPathUnknown(String),
+    /// The host path leads upwards.
+    #[error("invalid HostPath `{0}`: must not contain '..'")]
+    HostPathBackstep(String),
+    /// Fields of the pod cannot be read.
+    #[error("{}", joined(.0))]
+    Fields(Vec<FieldError>),
+    /// No mode for a file.
+    #[error("no defaultMode used, not even the default value for it")]
+    NoMode,
+    /// Files cannot be published.
+    #[error(transparent)]
+    Write(#[from] super::atomic_writer::WriteError),
+    /// The system refused.
+    #[error("{action} {path}: {cause}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        path: String,
+        /// Why not.
+        cause: io::Error,
+    },
+}
+
+impl SetUpError {
+    fn io(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        let path = path.display().to_string();
+        move |cause| Self::Io { action, path: path.clone(), cause }
+    }
+}
+
+type Plugin = fn(&SetUp<'_>) -> Result<MountedVolume, SetUpError>;
+
+/// The kinds this release sets up, as the API spells them. Another kind is another line.
+const PLUGINS: [(&str, Plugin); 3] =
+    [("emptyDir", empty_dir::set_up), ("hostPath", host_path::set_up), ("downwardAPI", downward_api::set_up)];
+
+/// Sets up one volume. Idempotent.
+///
+/// # Errors
+/// For kinds that are not supported, and for what the plugin says.
+pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, VolumeError> {
+    let name = &request.volume.name;
+    let kind = volume::kinds(request.volume).into_iter().next().unwrap_or_default();
+    let Some((_, plugin)) = PLUGINS.iter().find(|(known, _)| *known == kind) else {
+        return Err(VolumeError::Unsupported { volume: name.clone(), kind });
+    };
+    plugin(request).map_err(|e| match e {
+        SetUpError::Unsupported { kind } => VolumeError::Unsupported { volume: name.clone(), kind },
+        e => VolumeError::Failed(format!("MountVolume.SetUp failed for volume {name:?} : {e}")),
+    })
+}
+
+fn joined(errors: &[FieldError]) -> String {
+    match errors {
+        [one] => one.to_string(),
+        all => format!("[{}]", all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
