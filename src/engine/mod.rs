@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod allocation;
 pub mod deadline;
+mod fates;
 pub mod grace;
 mod heartbeat;
 pub mod lifecycle;
@@ -17,6 +18,7 @@ mod sync_loop;
 mod work_queue;
 mod worker;
 
+pub use fates::FatesView;
 pub use heartbeat::Heartbeat;
 pub use ready::SourcesReady;
 pub use sync_loop::{Command, EngineHandle, Found, Inputs, WorkerView, kill_and_wait, start};

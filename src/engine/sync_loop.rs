@@ -27,6 +27,7 @@ use tracing::{debug, error, info, warn};
 use super::{
     admission::{Admitted, Refusal, preemption},
     allocation::{Allocator, Candidate, Preempt, Presence, Retry, Trigger},
+    fates::{Fates, FatesView},
     grace::kill_wait,
     heartbeat::Heartbeat,
     lifecycle::{self, Lifecycle, StatusOverride, StopCause, StopOrder, Wish},
@@ -91,6 +92,8 @@ pub struct EngineHandle {
     pub commands: mpsc::Sender<Command>,
     /// All desired pods (mirrors excluded), in order of namespace, name and UID.
     pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    /// What becomes of each pod.
+    pub fates: FatesView,
     /// When the loop last turned.
     pub heartbeat: Heartbeat,
 }
@@ -140,6 +143,7 @@ pub struct SyncLoop {
     sweeping: HashSet<PodUid>,
     sweep_due: bool,
     published: watch::Sender<Arc<Vec<Arc<Pod>>>>,
+    fates: watch::Sender<Arc<Fates>>,
     changed: bool,
     heartbeat: Heartbeat,
 }
@@ -151,6 +155,7 @@ const SWEEP_PERIOD: Duration = Duration::from_secs(60);
 pub fn start(context: Arc<WorkerContext>, inputs: Inputs) -> EngineHandle {
     let (commands, received) = mpsc::channel(256);
     let (published, pods) = watch::channel(Arc::new(Vec::new()));
+    let (fates, fates_seen) = watch::channel(Arc::default());
     let heartbeat = Heartbeat::new();
     let sync_loop = SyncLoop {
         context: context.clone(),
@@ -166,11 +171,12 @@ pub fn start(context: Arc<WorkerContext>, inputs: Inputs) -> EngineHandle {
         sweeping: HashSet::new(),
         sweep_due: true,
         published,
-        changed: false,
+        fates,
+        changed: true,
         heartbeat: heartbeat.clone(),
     };
     context.tasks.spawn(sync_loop.run(inputs.changes, inputs.reports, received));
-    EngineHandle { commands, pods, heartbeat }
+    EngineHandle { commands, pods, fates: FatesView(fates_seen), heartbeat }
 }
 
 impl SyncLoop {
@@ -225,6 +231,7 @@ impl SyncLoop {
             }
         }
         if self.ready.heard_from(change.source) {
+            self.changed = true;
             info!(source = change.source.as_str(), "Pod source is ready");
         }
     }
@@ -469,9 +476,9 @@ impl SyncLoop {
         if finished {
             record.state = State::Finished;
         }
+        self.changed = true;
         if terminated {
             self.leave_line(uid);
-            self.changed = true;
         }
         if finished {
             self.on_finished(&uid.clone());
@@ -597,6 +604,10 @@ impl SyncLoop {
         let mut all: Vec<Arc<Pod>> = self.pods.pods().cloned().collect();
         all.sort_by(|a, b| (a.namespace(), a.name(), a.uid()).cmp(&(b.namespace(), b.name(), b.uid())));
         self.published.send_replace(Arc::new(all));
+        let desired = self.pods.pods().map(|pod| (pod.uid().clone(), None));
+        let mut pods: HashMap<PodUid, Option<Lifecycle>> = desired.collect();
+        pods.extend(self.records.iter().map(|(uid, record)| (uid.clone(), Some(record.life.clone()))));
+        self.fates.send_replace(Arc::new(Fates { sources_ready: self.ready.all(), pods }));
     }
 }
 

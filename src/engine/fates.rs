@@ -1,0 +1,60 @@
+//! What becomes of each pod, as garbage collection asks it: a snapshot the sync loop publishes.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tokio::sync::watch;
+
+use super::{lifecycle::Lifecycle, ports::PodFates};
+use crate::pod::PodUid;
+
+/// What is known of all pods at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Fates {
+    /// Whether every source has told its pods.
+    pub sources_ready: bool,
+    /// Where each pod that is desired or worked on is in its life; `None` where it is desired but
+    /// nobody works on it (it was refused).
+    pub pods: HashMap<PodUid, Option<Lifecycle>>,
+}
+
+/// The latest [`Fates`].
+#[derive(Clone, Debug)]
+pub struct FatesView(pub(super) watch::Receiver<Arc<Fates>>);
+
+impl PodFates for FatesView {
+    fn sources_ready(&self) -> bool {
+        self.0.borrow().sources_ready
+    }
+
+    fn content_may_go(&self, pod: &PodUid) -> bool {
+        let fates = self.0.borrow();
+        match fates.pods.get(pod) {
+            None => fates.sources_ready,
+            Some(life) => life.as_ref().is_some_and(Lifecycle::content_removable),
+        }
+    }
+
+    fn is_terminated(&self, pod: &PodUid) -> bool {
+        let fates = self.0.borrow();
+        fates.pods.get(pod).is_some_and(|life| life.as_ref().is_some_and(Lifecycle::is_terminated))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::lifecycle::StopCause;
+
+    #[test]
+    fn nothing_of_an_unknown_pod_goes_before_the_sources_have_told() {
+        let (sender, receiver) = watch::channel(Arc::new(Fates::default()));
+        let view = FatesView(receiver);
+        let [known, refused, unknown] = ["known", "refused", "unknown"].map(PodUid::from);
+        assert!(!view.sources_ready() && !view.content_may_go(&unknown));
+        let finished = Lifecycle::Finished { cause: StopCause::Completed };
+        let pods = [(known.clone(), Some(finished)), (refused.clone(), None)].into();
+        sender.send_replace(Arc::new(Fates { sources_ready: true, pods }));
+        assert!(view.content_may_go(&unknown) && !view.content_may_go(&known) && !view.content_may_go(&refused));
+        assert!(view.is_terminated(&known) && !view.is_terminated(&unknown));
+    }
+}
