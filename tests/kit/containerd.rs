@@ -74,7 +74,7 @@ impl Containerd {
         started.wait_until_ready();
         started.import(&[
             Image::busybox(BUSYBOX),
-            Image { entrypoint: &["/bin/sleep", "2147483647"], ..Image::busybox(PAUSE) },
+            Image { entrypoint: &["/bin/sleep", "2147483647"], command: &[], ..Image::busybox(PAUSE) },
         ]);
         started
     }

@@ -1,0 +1,53 @@
+//! The configuration as others see it: v1beta1 JSON in declaration order. Pure. Spec 01 §7.2.
+
+use serde_json::{Value, json};
+
+use super::fields::KubeletConfiguration;
+
+/// The configuration as JSON; secrets included.
+pub fn to_json(config: &KubeletConfiguration) -> Value {
+    serde_json::to_value(config).expect("the configuration has string keys only")
+}
+
+/// The body of `/configz`, without a trailing newline; secrets included, as in the reference.
+pub fn body(config: &KubeletConfiguration) -> String {
+    json!({ "kubeletconfig": to_json(config) }).to_string()
+}
+
+/// The configuration for the log: values of `staticPodURLHeader` are masked.
+pub fn masked(config: &KubeletConfiguration) -> String {
+    let mut config = config.clone();
+    for values in config.static_pod_url_header.values_mut() {
+        "<masked>".clone_into(values.first_mut().unwrap_or(&mut String::new()));
+        values.truncate(1);
+    }
+    to_json(&config).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::defaults;
+
+    #[test]
+    fn the_defaults_read_as_the_reference_shows_them() {
+        let mut config = defaults::defaults();
+        config.eviction_hard = defaults::hard_eviction();
+        assert_eq!(body(&config), include_str!("configz_defaults.json").trim_end(), "AC-01-26");
+    }
+
+    #[test]
+    fn header_values_are_masked_for_the_log_only() {
+        let mut config = defaults::defaults();
+        config.static_pod_url_header.insert("Auth".to_owned(), vec!["secret".to_owned(), "other".to_owned()]);
+        assert!(!masked(&config).contains("secret") && masked(&config).contains("<masked>"));
+        assert!(!masked(&config).contains("other") && body(&config).contains("secret"));
+    }
+
+    #[test]
+    fn the_flush_frequency_is_shown_as_it_was_given() {
+        let mut config = defaults::defaults();
+        config.logging.flush_frequency.as_string = false;
+        assert!(body(&config).contains("\"flushFrequency\":5000000000"));
+    }
+}

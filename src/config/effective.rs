@@ -1,0 +1,122 @@
+//! Settings that are read, checked and shown, but whose feature is not there yet. Pure.
+//!
+//! A table, so that whoever builds a feature deletes its row. Each setting that differs from its
+//! default is told once at start: nothing is ignored without a word.
+
+use super::{defaults, fields::KubeletConfiguration, flags::KubeletFlags};
+
+/// A setting without effect.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NotYet {
+    /// The field, or the flag with its dashes.
+    pub setting: &'static str,
+    /// What is missing.
+    pub feature: &'static str,
+}
+
+type Differs<T> = fn(&T, &T) -> bool;
+
+/// A field, the feature it waits for, and whether it differs from the default.
+type Row<T> = (&'static str, &'static str, Differs<T>);
+
+macro_rules! waiting {
+    ($($feature:literal: $($setting:literal => $($part:ident).+),+;)+) => {
+        &[$($(($setting, $feature, |mine, default| mine.$($part).+ != default.$($part).+)),+),+]
+    };
+}
+
+const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
+    "the HTTPS server":
+        "tlsCertFile" => tls_cert_file, "tlsPrivateKeyFile" => tls_private_key_file,
+        "tlsCipherSuites" => tls_cipher_suites, "tlsCurvePreferences" => tls_curve_preferences,
+        "tlsMinVersion" => tls_min_version, "serverTLSBootstrap" => server_tls_bootstrap,
+        "authentication.x509.clientCAFile" => authentication.x509.client_ca_file,
+        "authentication.webhook.cacheTTL" => authentication.webhook.cache_ttl,
+        "authorization.webhook" => authorization.webhook, "port" => port,
+        "enableDebuggingHandlers" => enable_debugging_handlers,
+        "enableContentionProfiling" => enable_contention_profiling,
+        "enableSystemLogHandler" => enable_system_log_handler, "enableSystemLogQuery" => enable_system_log_query,
+        "enableProfilingHandler" => enable_profiling_handler,
+        "enableDebugFlagsHandler" => enable_debug_flags_handler;
+    "the API client":
+        "rotateCertificates" => rotate_certificates, "eventRecordQPS" => event_record_qps,
+        "eventBurst" => event_burst, "contentType" => content_type, "kubeAPIQPS" => kube_api_qps,
+        "kubeAPIBurst" => kube_api_burst,
+        "configMapAndSecretChangeDetectionStrategy" => config_map_and_secret_change_detection_strategy;
+    "node registration":
+        "nodeStatusUpdateFrequency" => node_status_update_frequency,
+        "nodeLeaseDurationSeconds" => node_lease_duration_seconds,
+        "nodeStatusMaxImages" => node_status_max_images, "registerNode" => register_node,
+        "providerID" => provider_id;
+    "eviction":
+        "evictionHard" => eviction_hard, "evictionSoft" => eviction_soft,
+        "evictionSoftGracePeriod" => eviction_soft_grace_period,
+        "evictionPressureTransitionPeriod" => eviction_pressure_transition_period,
+        "evictionMaxPodGracePeriod" => eviction_max_pod_grace_period,
+        "evictionMinimumReclaim" => eviction_minimum_reclaim,
+        "kernelMemcgNotification" => kernel_memcg_notification;
+    "the CPU manager":
+        "cpuManagerPolicy" => cpu_manager_policy, "cpuManagerPolicyOptions" => cpu_manager_policy_options,
+        "cpuManagerReconcilePeriod" => cpu_manager_reconcile_period;
+    "the memory manager":
+        "memoryManagerPolicy" => memory_manager_policy, "reservedMemory" => reserved_memory;
+    "the topology manager":
+        "topologyManagerPolicy" => topology_manager_policy, "topologyManagerScope" => topology_manager_scope,
+        "topologyManagerPolicyOptions" => topology_manager_policy_options;
+    "memory QoS":
+        "qosReserved" => qos_reserved, "memoryThrottlingFactor" => memory_throttling_factor,
+        "memoryReservationPolicy" => memory_reservation_policy;
+    "swap": "memorySwap.swapBehavior" => memory_swap;
+    "graceful node shutdown":
+        "shutdownGracePeriod" => shutdown_grace_period,
+        "shutdownGracePeriodCriticalPods" => shutdown_grace_period_critical_pods,
+        "shutdownGracePeriodByPodPriority" => shutdown_grace_period_by_pod_priority;
+    "tracing": "tracing" => tracing;
+    "user namespaces": "userNamespaces" => user_namespaces;
+    "volume statistics": "volumeStatsAggPeriod" => volume_stats_agg_period;
+    "volume plugins":
+        "volumePluginDir" => volume_plugin_dir, "enableControllerAttachDetach" => enable_controller_attach_detach;
+};
+
+const FLAGS: &[Row<KubeletFlags>] = waiting! {
+    "the API client": "--kubeconfig" => kubeconfig, "--bootstrap-kubeconfig" => bootstrap_kubeconfig;
+    "node registration":
+        "--node-labels" => node_labels, "--cloud-provider" => cloud_provider;
+    "the HTTPS server": "--cert-dir" => cert_dir;
+    "container statistics":
+        "--runtime-cgroups" => runtime_cgroups, "--housekeeping-interval" => housekeeping_interval,
+        "--max-housekeeping-interval" => max_housekeeping_interval;
+    "eviction":
+        "--experimental-allocatable-ignore-eviction" => experimental_allocatable_ignore_eviction;
+};
+
+/// The settings that differ from their defaults and have no effect yet, in the order of the table.
+pub fn not_yet_effective(config: &KubeletConfiguration, flags: &KubeletFlags) -> Vec<NotYet> {
+    let (mut default, default_flags) = (defaults::defaults(), KubeletFlags::default());
+    // Nobody asks for the thresholds a file gets by saying nothing.
+    if config.eviction_hard == defaults::hard_eviction() {
+        default.eviction_hard.clone_from(&config.eviction_hard);
+    }
+    let told = |(setting, feature): (&'static str, &'static str)| NotYet { setting, feature };
+    let fields = FIELDS.iter().filter(|row| row.2(config, &default)).map(|row| told((row.0, row.1)));
+    let flags = FLAGS.iter().filter(|row| row.2(flags, &default_flags)).map(|row| told((row.0, row.1)));
+    fields.chain(flags).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_told() {
+        let mut config = defaults::defaults();
+        config.eviction_hard = defaults::hard_eviction();
+        let mut flags = KubeletFlags::default();
+        assert_eq!(not_yet_effective(&config, &flags), []);
+        config.cpu_manager_policy = "static".to_owned();
+        config.max_pods = 5;
+        flags.kubeconfig = "/k".to_owned();
+        let told: Vec<_> = not_yet_effective(&config, &flags).iter().map(|n| n.setting).collect();
+        assert_eq!(told, ["cpuManagerPolicy", "--kubeconfig"]);
+    }
+}

@@ -1,0 +1,223 @@
+//! From a command line to a configuration: stages 1 to 8 of spec 01 §1, and the checks that need no more.
+//!
+//! The only file of the room that reads files besides `dropins`. What there is to tell on the way
+//! comes back as values, because there is no log before the configuration says what it is like.
+
+use std::{env, ffi::OsString, fs, path::Path};
+
+use super::{
+    configz, decode, defaults, dropins,
+    effective::not_yet_effective,
+    errors::StartupError,
+    fields::KubeletConfiguration,
+    flags::{self, KubeletFlags, Parsed, Settings, VersionRequest},
+    gates::FeatureGates,
+    host::HostFacts,
+    notice::Notice,
+    text::quote,
+    validate::{self, start},
+    version,
+};
+
+/// By which name we were called; it decides what holds when there is no configuration file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Personality {
+    /// As `kubelet`: the reference's legacy defaults, which let everyone in.
+    Kubelet,
+    /// As `berth run`: a file's secure defaults; each insecure setting must be asked for.
+    Berth,
+}
+
+/// All that is known before anything is started.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The effective configuration, defaulted and valid.
+    pub config: KubeletConfiguration,
+    /// Settings that exist as flags only.
+    pub flags: KubeletFlags,
+    /// The feature gates.
+    pub gates: FeatureGates,
+    /// Every flag and its value from built-in defaults and the command line, for `/flagz` and the log.
+    pub flag_values: std::collections::BTreeMap<&'static str, String>,
+    /// The version we report.
+    pub version: String,
+    /// What to write to the log first.
+    pub notices: Vec<Notice>,
+}
+
+impl Loaded {
+    /// Whether there is no API server.
+    pub fn is_standalone(&self) -> bool {
+        self.flags.is_standalone()
+    }
+
+    /// Whether `RuntimeDefault` is the seccomp default: the flag or the field.
+    pub fn seccomp_default(&self) -> bool {
+        self.flags.seccomp_default || self.config.seccomp_default
+    }
+}
+
+/// What a command line asks for.
+#[derive(Clone, Debug)]
+pub enum Request {
+    /// To run.
+    Run(Box<Loaded>),
+    /// To print this and leave with 0.
+    Print(String),
+}
+
+/// What came of loading.
+#[derive(Debug)]
+pub struct Loading {
+    /// Lines for standard error, to be printed before all else: deprecated flags.
+    pub deprecations: Vec<String>,
+    /// What was noticed before a failure; on success the notices are in [`Loaded`].
+    pub notices: Vec<Notice>,
+    /// The request, or why there is none.
+    pub outcome: Result<Request, StartupError>,
+}
+
+/// Reads the command line `args` (without the program's name) and the files it names.
+pub fn load(personality: Personality, args: &[OsString], host: &HostFacts) -> Loading {
+    let mut settings = base(personality);
+    let parsed = match flags::parse(args, &mut settings) {
+        Ok(parsed) => parsed,
+        Err(cause) => return failed(StartupError::ParseFlag(cause)),
+    };
+    let mut notices = Vec::new();
+    let outcome = resolve(&Given { personality, args, parsed: &parsed, host }, settings, &mut notices);
+    Loading { deprecations: parsed.deprecations, notices, outcome }
+}
+
+fn failed(error: StartupError) -> Loading {
+    Loading { deprecations: Vec::new(), notices: Vec::new(), outcome: Err(error) }
+}
+
+/// The settings before the command line is read.
+fn base(personality: Personality) -> Settings {
+    let mut config = defaults::defaults();
+    if personality == Personality::Kubelet {
+        defaults::legacy_overrides(&mut config);
+    }
+    Settings { config, flags: KubeletFlags::default() }
+}
+
+/// The help text of the flags.
+pub fn help(personality: Personality) -> String {
+    flags::help(&base(personality))
+}
+
+struct Given<'a> {
+    personality: Personality,
+    args: &'a [OsString],
+    parsed: &'a Parsed,
+    host: &'a HostFacts,
+}
+
+fn resolve(given: &Given<'_>, first: Settings, notices: &mut Vec<Notice>) -> Result<Request, StartupError> {
+    if let Some(word) = given.parsed.words.first() {
+        return Err(StartupError::UnknownCommand(word.clone()));
+    }
+    if first.flags.help {
+        return Ok(Request::Print(help(given.personality)));
+    }
+    let version = match &first.flags.version {
+        VersionRequest::Line => return Ok(Request::Print(format!("Kubernetes {}\n", version::VERSION))),
+        VersionRequest::Raw => return Ok(Request::Print(format!("{}\n", version::raw(version::VERSION)))),
+        VersionRequest::Override(version) => version.clone(),
+        VersionRequest::None => version::VERSION.to_owned(),
+    };
+    let mut gates = FeatureGates::new();
+    notices.extend(gates.set_from_map(&first.config.feature_gates).map_err(StartupError::InitialGates)?);
+    start::node_labels(&first.flags.node_labels).map_err(StartupError::ValidateFlags)?;
+    let flag_values = flags::values(&first);
+    let settings = over_files(given, first, &gates, notices)?;
+    let told = gates.set_from_map(&settings.config.feature_gates).map_err(StartupError::Gates)?;
+    notices.extend(told.into_iter().filter(|notice| !notices.contains(notice)).collect::<Vec<_>>());
+    judge(&settings, &gates, given.host, notices)?;
+    let Settings { config, flags } = settings;
+    notices.extend(not_yet_effective(&config, &flags).into_iter().map(Notice::NotYetEffective));
+    let notices = std::mem::take(notices);
+    Ok(Request::Run(Box::new(Loaded { config, flags, gates, flag_values, version, notices })))
+}
+
+/// Stages 4 to 6: the file, the drop-ins over it, the flags over both.
+fn over_files(
+    given: &Given<'_>,
+    first: Settings,
+    gates: &FeatureGates,
+    notices: &mut Vec<Notice>,
+) -> Result<Settings, StartupError> {
+    let Settings { mut config, flags } = first;
+    if flags.config.is_empty() && flags.config_dir.is_empty() {
+        return Ok(Settings { config, flags });
+    }
+    if !flags.config.is_empty() {
+        let failed = |cause| StartupError::LoadFile { path: flags.config.clone(), cause };
+        let (loaded, told) = read_main(&flags.config, gates).map_err(failed)?;
+        config = loaded;
+        notices.extend(told);
+    }
+    if !flags.config_dir.is_empty() {
+        let (merged, told) =
+            dropins::merge_directory(&config, &flags.config_dir, gates).map_err(StartupError::MergeDropins)?;
+        config = merged;
+        notices.extend(told);
+    }
+    let in_files = config.feature_gates.clone();
+    let mut settings = Settings { config, flags: KubeletFlags::default() };
+    flags::parse(given.args, &mut settings).map_err(StartupError::FlagPrecedence)?;
+    for (gate, value) in in_files {
+        settings.config.feature_gates.entry(gate).or_insert(value);
+    }
+    Ok(Settings { config: settings.config, flags })
+}
+
+/// Reads the main file at `path`, relative to the working directory.
+///
+/// # Errors
+/// Why it cannot be used, in the reference's words.
+pub fn read_main(path: &str, gates: &FeatureGates) -> Result<(KubeletConfiguration, Vec<Notice>), String> {
+    let absolute = absolute(path)?;
+    let wrapped = |cause: String| format!("failed to load Kubelet config file {path}, error {cause}");
+    let bytes = fs::read(&absolute).map_err(|e| {
+        let cause = dropins::errno_text(&e);
+        wrapped(format!("failed to read kubelet config file {}, error: open {absolute}: {cause}", quote(&absolute)))
+    })?;
+    if bytes.is_empty() {
+        return Err(wrapped(format!("kubelet config file {} was empty", quote(&absolute))));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| wrapped(decode::NOT_UTF8.to_owned()))?;
+    let directory = Path::new(&absolute).parent().map(|p| p.display().to_string()).unwrap_or_default();
+    decode::main_file(&text, &directory, gates).map_err(wrapped)
+}
+
+fn absolute(path: &str) -> Result<String, String> {
+    if path.starts_with('/') {
+        return Ok(super::text::clean_path(path));
+    }
+    let here = env::current_dir().map_err(|e| format!("the working directory is unknown: {e}"))?;
+    Ok(super::text::clean_path(&format!("{}/{path}", here.display())))
+}
+
+/// Stages 7 to 11, as far as they need no machine.
+fn judge(
+    settings: &Settings,
+    gates: &FeatureGates,
+    host: &HostFacts,
+    notices: &mut Vec<Notice>,
+) -> Result<(), StartupError> {
+    let Settings { config, flags } = settings;
+    let log = validate::log_settings(config, gates);
+    if !log.is_empty() {
+        return Err(StartupError::Logging(log));
+    }
+    validate::validate(config, gates, host).map_err(|errors| StartupError::Validate {
+        errors,
+        dump: configz::masked(config),
+        logging: Box::new(config.logging.clone()),
+    })?;
+    notices.extend(start::tls_options(config).map_err(StartupError::Dependencies)?);
+    notices.extend(start::run(config, flags, host).map_err(StartupError::Run)?);
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! Small pieces of Go's way to print values, needed wherever our texts must equal the reference's. Pure.
+
+use std::fmt::Write as _;
+
+/// `%q`: the text in double quotes, with what cannot be printed escaped.
+pub fn quote(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\x07' => out.push_str("\\a"),
+            '\x08' => out.push_str("\\b"),
+            '\x0b' => out.push_str("\\v"),
+            '\x0c' => out.push_str("\\f"),
+            c if (c as u32) < 0x20 || c as u32 == 0x7f => {
+                let _ = write!(out, "\\x{:02x}", c as u32);
+            }
+            c if is_printable(c) => out.push(c),
+            c if (c as u32) < 0x1_0000 => {
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c => {
+                let _ = write!(out, "\\U{:08x}", c as u32);
+            }
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// Whether Go prints the character as it is: not a control, a format character or an unusual space.
+fn is_printable(c: char) -> bool {
+    !(c.is_control()
+        || (c.is_whitespace() && c != ' ')
+        || matches!(c as u32, 0xad | 0x200b..=0x200f | 0x202a..=0x202e | 0x2060..=0x206f | 0xfeff | 0xe000..=0xf8ff | 0xfff0..=0xfffb))
+}
+
+/// `%v` of a list: `[a b c]`.
+pub fn list<T: std::fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
+    let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
+    format!("[{}]", items.join(" "))
+}
+
+/// `path.Clean`: the shortest equivalent path, by text alone.
+pub fn clean_path(path: &str) -> String {
+    let rooted = path.starts_with('/');
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." if parts.last().is_some_and(|last| *last != "..") => {
+                parts.pop();
+            }
+            ".." if rooted => {}
+            part => parts.push(part),
+        }
+    }
+    match (rooted, parts.is_empty()) {
+        (true, _) => format!("/{}", parts.join("/")),
+        (false, true) => ".".to_owned(),
+        (false, false) => parts.join("/"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoting_escapes_what_go_escapes() {
+        for (text, quoted) in [
+            ("plain", "\"plain\""),
+            ("a\"b\\c", "\"a\\\"b\\\\c\""),
+            ("tab\tnl\n", "\"tab\\tnl\\n\""),
+            ("\x1b[0m", "\"\\x1b[0m\""),
+            ("größe", "\"größe\""),
+            ("\u{feff}", "\"\\ufeff\""),
+        ] {
+            assert_eq!(quote(text), quoted);
+        }
+    }
+
+    #[test]
+    fn paths_are_cleaned_by_text() {
+        for (path, clean) in [
+            ("/var/log/pods", "/var/log/pods"),
+            ("/var/log/pods/", "/var/log/pods"),
+            ("/a/../b", "/b"),
+            ("/../a", "/a"),
+            ("a/./b//c", "a/b/c"),
+            ("../a", "../a"),
+            ("", "."),
+            ("/", "/"),
+        ] {
+            assert_eq!(clean_path(path), clean, "{path}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The names by which Go knows TLS versions, cipher suites and curves. Pure. Spec 01 §4, §7.5.
+
+/// Whether a cipher suite is good enough.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Strength {
+    /// Yes.
+    Secure,
+    /// Allowed, but it should not be used.
+    Insecure,
+}
+
+/// Curves that may be asked for: P-256, P-384, P-521, X25519, X25519MLKEM768.
+pub const CURVES: [i32; 5] = [23, 24, 25, 29, 4588];
+
+const SECURE: [&str; 15] = [
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305",
+];
+
+const INSECURE: [&str; 12] = [
+    "TLS_RSA_WITH_RC4_128_SHA",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+];
+
+/// How strong the cipher suite of that name is, if there is one.
+pub fn cipher_suite(name: &str) -> Option<Strength> {
+    if SECURE.contains(&name) {
+        return Some(Strength::Secure);
+    }
+    INSECURE.contains(&name).then_some(Strength::Insecure)
+}
+
+/// Whether a TLS version has that name; empty stands for the default.
+pub fn is_version(name: &str) -> bool {
+    matches!(name, "" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12" | "VersionTLS13")
+}

@@ -1,0 +1,91 @@
+//! What a configuration may say: every rule of the reference, all failures at once. Pure. Spec 01 §4, §4.1.
+//!
+//! The order of the rules is the reference's, because it is the order in the message.
+
+pub mod cpus;
+mod limits;
+mod logging;
+mod memory;
+mod policies;
+pub mod start;
+
+use super::{fields::KubeletConfiguration, gates::FeatureGates, host::HostFacts};
+
+/// The failures found so far.
+#[derive(Default)]
+pub(super) struct Failures(Vec<String>);
+
+impl Failures {
+    /// Adds a failure in the common form.
+    fn invalid(&mut self, text: impl std::fmt::Display) {
+        self.0.push(format!("invalid configuration: {text}"));
+    }
+
+    /// Adds a failure with a text of its own.
+    fn bare(&mut self, text: impl Into<String>) {
+        self.0.push(text.into());
+    }
+
+    fn not_negative(&mut self, field: &str, flag: &str, value: impl Into<i64>) {
+        let value = value.into();
+        if value < 0 {
+            self.invalid(format!("{field} (--{flag}) {value} must not be a negative number"));
+        }
+    }
+
+    /// Checks `checked`, shows `bounds`: for one field the two differ upstream.
+    fn within(&mut self, field: &str, flag: &str, value: i32, bounds: (i32, i32)) {
+        let (low, high) = bounds;
+        if !(low..=high).contains(&value) {
+            self.invalid(format!("{field} (--{flag}) {value} must be between {low} and {high}, inclusive"));
+        }
+    }
+}
+
+/// What the rules look at.
+#[derive(Clone, Copy)]
+pub(super) struct Subject<'a> {
+    config: &'a KubeletConfiguration,
+    gates: &'a FeatureGates,
+    host: &'a HostFacts,
+}
+
+/// Judges a configuration. `gates` are those of the process; the configuration's own are laid over them.
+///
+/// # Errors
+/// All failures as one text: one alone stands bare, several as `[e1, e2]`, none twice.
+pub fn validate(config: &KubeletConfiguration, gates: &FeatureGates, host: &HostFacts) -> Result<(), String> {
+    let mut gates = gates.clone();
+    gates.set_from_map(&config.feature_gates).map_err(|e| e.to_string())?;
+    let mut failures = Failures(gates.unmet_dependencies());
+    let subject = Subject { config, gates: &gates, host };
+    limits::check(subject, &mut failures);
+    policies::check(subject, &mut failures);
+    memory::check(subject, &mut failures);
+    logging::check(subject, &mut failures);
+    limits::check_late(subject, &mut failures);
+    aggregate(failures.0)
+}
+
+/// What is wrong with the settings of the log, which are looked at before the others; empty if nothing.
+pub fn log_settings(config: &KubeletConfiguration, gates: &FeatureGates) -> String {
+    aggregate(logging::logging(&config.logging, gates)).err().unwrap_or_default()
+}
+
+/// Several errors as the reference prints them.
+fn aggregate(errors: Vec<String>) -> Result<(), String> {
+    let mut distinct: Vec<String> = Vec::new();
+    for error in errors {
+        if !distinct.contains(&error) {
+            distinct.push(error);
+        }
+    }
+    match &mut distinct[..] {
+        [] => Ok(()),
+        [one] => Err(std::mem::take(one)),
+        several => Err(format!("[{}]", several.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! Sets of logical CPUs as the kernel writes them: `0-3,8`. Pure.
+
+use std::{collections::BTreeSet, fmt};
+
+/// More CPUs than any kernel is built for; a longer range is a mistake.
+const MAX: u32 = 1 << 16;
+
+/// The text is not a set of CPUs.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0:?} is not a list of CPUs such as \"0-3,8\"")]
+pub struct CpuSetError(String);
+
+/// A set of logical CPUs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CpuSet(BTreeSet<u32>);
+
+impl CpuSet {
+    /// Reads numbers and ranges, separated by commas; nothing is the empty set.
+    ///
+    /// # Errors
+    /// The text is something else.
+    pub fn parse(text: &str) -> Result<Self, CpuSetError> {
+        let error = || CpuSetError(text.to_owned());
+        let mut cpus = BTreeSet::new();
+        for part in text.split(',').filter(|_| !text.is_empty()) {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number = |text: &str| text.parse::<u32>().ok().filter(|n| *n < MAX).ok_or_else(error);
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(error());
+            }
+            cpus.extend(first..=last);
+        }
+        Ok(Self(cpus))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether all of them are in `other`.
+    pub fn is_subset(&self, other: &Self) -> bool {
+        self.0.is_subset(&other.0)
+    }
+
+    /// Each one, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().copied()
+    }
+}
+
+impl fmt::Display for CpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        let mut rest = self.0.iter().copied().peekable();
+        while let Some(first) = rest.next() {
+            let mut last = first;
+            while let Some(next) = rest.next_if(|next| *next == last + 1) {
+                last = next;
+            }
+            match last - first {
+                0 => write!(f, "{separator}{first}")?,
+                _ => write!(f, "{separator}{first}-{last}")?,
+            }
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_are_read_and_written() {
+        for (text, written, count) in
+            [("", "", 0), ("0", "0", 1), ("0-3,8", "0-3,8", 5), ("3,1,2", "1-3", 3), ("0-1,1-2", "0-2", 3)]
+        {
+            let set = CpuSet::parse(text).expect(text);
+            assert_eq!((set.to_string().as_str(), set.len()), (written, count), "{text}");
+        }
+        for bad in ["a", "1-", "-1", "3-1", "1,,2", "0-99999999", " 1"] {
+            assert!(CpuSet::parse(bad).is_err(), "{bad}");
+        }
+    }
+}

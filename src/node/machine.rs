@@ -1,0 +1,251 @@
+//! The machine as it is: measured, never assumed. Behaviour: spec 05 §9.
+//!
+//! Read once at start; everything is a small file of the kernel or one system call.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use super::CpuSet;
+
+/// A fact without which there is no node.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot learn the machine's {what} from {path:?}: {cause}")]
+pub struct MachineError {
+    what: &'static str,
+    path: PathBuf,
+    cause: io::Error,
+}
+
+/// What the machine has. Bytes throughout.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Machine {
+    /// Logical CPUs that are online.
+    pub cpus: CpuSet,
+    /// `MemTotal`.
+    pub memory: u64,
+    /// `SwapTotal`.
+    pub swap: u64,
+    /// Reserved huge pages in bytes, by page size in bytes.
+    pub hugepages: BTreeMap<u64, u64>,
+    /// Size of the file system of the agent's root directory; `None` while that cannot be told.
+    pub root_filesystem: Option<u64>,
+    /// The machine's name, as the kernel knows it.
+    pub hostname: String,
+    /// `uname -r`.
+    pub kernel_release: String,
+    /// Major and minor version of the kernel; `None` where the release does not tell.
+    pub kernel_version: Option<(u32, u32)>,
+    /// Whether AppArmor profiles are enforced.
+    pub apparmor_enabled: bool,
+    /// `/etc/machine-id`; empty where there is none.
+    pub machine_id: String,
+    /// The firmware's id of the machine; empty where there is none.
+    pub system_uuid: String,
+    /// Differs from boot to boot.
+    pub boot_id: String,
+    /// The name of the distribution.
+    pub os_image: String,
+    /// Most processes the kernel allows: the smaller of `pid_max` and `threads-max`.
+    pub max_pids: u64,
+}
+
+impl Machine {
+    /// Reads the machine. `root` is `/` (tests put a copy elsewhere); `root_dir` is the agent's
+    /// root directory. Blocking, but bounded: kernel files and one statvfs of a local disk.
+    ///
+    /// # Errors
+    /// CPUs, memory or the boot cannot be learnt.
+    pub fn read(root: &Path, root_dir: &Path) -> Result<Self, MachineError> {
+        let system = rustix::system::uname();
+        let text = |bytes: &std::ffi::CStr| bytes.to_string_lossy().into_owned();
+        let kernel_release = text(system.release());
+        let meminfo = required(root, "proc/meminfo", "memory", |text| Some(text.to_owned()))?;
+        let memory = |key: &str| meminfo_bytes(&meminfo, key);
+        Ok(Self {
+            cpus: online_cpus(root)?,
+            memory: required(root, "proc/meminfo", "memory", |_| memory("MemTotal"))?,
+            swap: memory("SwapTotal").unwrap_or(0),
+            hugepages: hugepages(&root.join("sys/kernel/mm/hugepages")),
+            root_filesystem: filesystem_size(root_dir),
+            hostname: text(system.nodename()),
+            kernel_version: kernel_version(&kernel_release),
+            kernel_release,
+            apparmor_enabled: apparmor_enabled(root),
+            machine_id: first_of(root, &["etc/machine-id", "var/lib/dbus/machine-id"]),
+            system_uuid: first_of(
+                root,
+                &["sys/class/dmi/id/product_uuid", "proc/device-tree/system-id", "proc/device-tree/vm,uuid"],
+            ),
+            boot_id: required(root, "proc/sys/kernel/random/boot_id", "boot id", |text| Some(text.trim().to_owned()))?,
+            os_image: os_image(root),
+            max_pids: max_pids(root),
+        })
+    }
+}
+
+/// Major and minor of `6.8.0-45-generic`.
+pub(super) fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let digits = |text: &str| {
+        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        text.get(..end).and_then(|t| t.parse().ok())
+    };
+    let (major, rest) = release.split_once('.')?;
+    Some((digits(major)?, digits(rest)?))
+}
+
+fn required<T>(
+    root: &Path,
+    path: &str,
+    what: &'static str,
+    read: impl FnOnce(&str) -> Option<T>,
+) -> Result<T, MachineError> {
+    let path = root.join(path);
+    let content = fs::read_to_string(&path);
+    let parsed = content.and_then(|text| {
+        read(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the content is not understood"))
+    });
+    parsed.map_err(|cause| MachineError { what, path, cause })
+}
+
+/// The trimmed content of the first file that can be read and holds something.
+fn first_of(root: &Path, paths: &[&str]) -> String {
+    let contents = paths.iter().filter_map(|path| fs::read_to_string(root.join(path)).ok());
+    contents
+        .map(|text| text.trim_matches(['\0', ' ', '\n', '\t']).to_owned())
+        .find(|t| !t.is_empty())
+        .unwrap_or_default()
+}
+
+/// The kernel's list, else what `/proc/cpuinfo` shows (kernels without hotplug have no list).
+fn online_cpus(root: &Path) -> Result<CpuSet, MachineError> {
+    let some = |set: CpuSet| (!set.is_empty()).then_some(set);
+    required(root, "sys/devices/system/cpu/online", "CPUs", |text| CpuSet::parse(text.trim()).ok().and_then(some))
+        .or_else(|_| {
+            required(root, "proc/cpuinfo", "CPUs", |text| {
+                let numbers = text.lines().filter_map(|line| line.strip_prefix("processor")?.split_once(':'));
+                let list: Vec<&str> = numbers.map(|(_, number)| number.trim()).collect();
+                CpuSet::parse(&list.join(",")).ok().and_then(some)
+            })
+        })
+}
+
+fn meminfo_bytes(meminfo: &str, key: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// A missing directory means a kernel without huge pages.
+fn hugepages(directory: &Path) -> BTreeMap<u64, u64> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let size = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()?.checked_mul(1024)?;
+            let count = fs::read_to_string(entry.path().join("nr_hugepages")).ok()?.trim().parse::<u64>().ok()?;
+            Some((size, size.checked_mul(count)?))
+        })
+        .collect()
+}
+
+fn filesystem_size(path: &Path) -> Option<u64> {
+    let stats = rustix::fs::statvfs(path).ok()?;
+    stats.f_frsize.checked_mul(stats.f_blocks)
+}
+
+fn apparmor_enabled(root: &Path) -> bool {
+    root.join("sys/kernel/security/apparmor").exists()
+        && fs::read_to_string(root.join("sys/module/apparmor/parameters/enabled")).is_ok_and(|t| t.starts_with('Y'))
+}
+
+/// `PRETTY_NAME`; `Linux` where the file has none, `Unknown` where there is no file.
+fn os_image(root: &Path) -> String {
+    let mut files = ["etc/os-release", "usr/lib/os-release"].iter();
+    let Some(content) = files.find_map(|path| fs::read_to_string(root.join(path)).ok()) else {
+        return "Unknown".to_owned();
+    };
+    let name = content.lines().find_map(|line| line.trim().strip_prefix("PRETTY_NAME="));
+    name.map_or_else(|| "Linux".to_owned(), |value| value.trim().trim_matches(['"', '\'']).to_owned())
+}
+
+fn max_pids(root: &Path) -> u64 {
+    let files = ["proc/sys/kernel/pid_max", "proc/sys/kernel/threads-max"];
+    let read = |path: &&str| fs::read_to_string(root.join(path)).ok()?.trim().parse().ok();
+    files.iter().filter_map(read).min().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().expect("a directory");
+        for (path, content) in files {
+            let path = directory.path().join(path);
+            fs::create_dir_all(path.parent().expect("below the directory")).expect("creatable");
+            fs::write(path, content).expect("writable");
+        }
+        directory
+    }
+
+    const BASIC: [(&str, &str); 3] = [
+        ("proc/meminfo", "MemTotal:       24684084 kB\nMemFree: 1 kB\nSwapTotal:           8 kB\n"),
+        ("sys/devices/system/cpu/online", "0-2,5\n"),
+        ("proc/sys/kernel/random/boot_id", "boot-1\n"),
+    ];
+
+    fn read(more: &[(&str, &str)]) -> Result<Machine, MachineError> {
+        let files: Vec<_> = BASIC.iter().chain(more).copied().collect();
+        let root = tree(&files);
+        Machine::read(root.path(), root.path())
+    }
+
+    #[test]
+    fn the_machine_is_measured() {
+        let machine = read(&[
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "3\n"),
+            ("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "0\n"),
+            ("etc/machine-id", "\n"),
+            ("var/lib/dbus/machine-id", "abc\n"),
+            ("etc/os-release", "ID=x\nPRETTY_NAME=\"Some Linux 1\"\n"),
+            ("proc/sys/kernel/pid_max", "4194304\n"),
+            ("proc/sys/kernel/threads-max", "1000\n"),
+            ("sys/kernel/security/apparmor/profiles", ""),
+            ("sys/module/apparmor/parameters/enabled", "Y\n"),
+        ])
+        .expect("complete");
+        assert_eq!((machine.cpus.len(), machine.memory, machine.swap), (4, 24_684_084 * 1024, 8192));
+        assert_eq!(machine.hugepages, [(2 << 20, 6 << 20), (1 << 30, 0)].into());
+        assert_eq!((machine.machine_id.as_str(), machine.boot_id.as_str()), ("abc", "boot-1"));
+        assert_eq!((machine.os_image.as_str(), machine.max_pids), ("Some Linux 1", 1000));
+        assert!(machine.apparmor_enabled && machine.root_filesystem.is_some_and(|size| size > 0));
+        assert!(!machine.hostname.is_empty() && machine.kernel_version.is_some());
+    }
+
+    #[test]
+    fn what_is_missing_is_absent_or_named() {
+        let machine = read(&[]).expect("complete");
+        assert_eq!((machine.hugepages.len(), machine.apparmor_enabled), (0, false));
+        assert_eq!((machine.os_image.as_str(), machine.machine_id.as_str()), ("Unknown", ""));
+        let empty = tree(&[]);
+        let error = Machine::read(empty.path(), empty.path()).expect_err("nothing there").to_string();
+        assert!(error.starts_with("cannot learn the machine's memory from"), "{error}");
+        let root = tree(&[BASIC[0], BASIC[2], ("proc/cpuinfo", "processor\t: 0\nmodel name\t: x\nprocessor\t: 1\n")]);
+        assert_eq!(Machine::read(root.path(), root.path()).expect("complete").cpus.to_string(), "0-1");
+    }
+
+    #[test]
+    fn releases_tell_versions() {
+        for (release, version) in [
+            ("6.8.0-45-generic", Some((6, 8))),
+            ("4.15.0", Some((4, 15))),
+            ("5.10-rc1", Some((5, 10))),
+            ("6", None),
+            ("x.y", None),
+        ] {
+            assert_eq!(kernel_version(release), version, "{release}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! What of the machine is kept from pods. Pure. Behaviour: spec 01 §14, 05 §3.2, 06a §8.1.
+
+use std::collections::BTreeMap;
+
+use super::CpuSet;
+use crate::pod::{
+    quantity::{Amount, Format, QuantityError},
+    resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, add, amount_of},
+};
+
+/// The `pid` resource, which only reservations know.
+pub const PID: &str = "pid";
+
+/// Reservations or thresholds that cannot be used; the agent does not start.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ReservedError {
+    /// A value of `kubeReserved` or `systemReserved`.
+    #[error("--{flag} value failed to parse: {cause}")]
+    List {
+        /// `kube-reserved` or `system-reserved`.
+        flag: &'static str,
+        /// What is wrong.
+        cause: ItemError,
+    },
+    /// `reservedSystemCPUs` is no set of CPUs.
+    #[error("unable to parse reserved-cpus list: {0}")]
+    Cpus(#[from] super::cpus::CpuSetError),
+    /// `reservedSystemCPUs` names CPUs that are not there.
+    #[error("reserved-cpus: {reserved} is not a subset of online-cpus: {online}")]
+    NotOnline {
+        /// What is configured.
+        reserved: CpuSet,
+        /// What there is.
+        online: CpuSet,
+    },
+    /// A hard eviction threshold.
+    #[error("{0}")]
+    Threshold(String),
+    /// More is kept than there is.
+    #[error("invalid Node Allocatable configuration. {0}")]
+    TooMuch(String),
+}
+
+/// What is wrong with one reserved resource.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ItemError {
+    /// It cannot be reserved.
+    #[error("cannot reserve {0:?} resource")]
+    Unknown(String),
+    /// Its quantity cannot be read.
+    #[error("failed to parse quantity {quantity:?} for {resource:?} resource: {cause}")]
+    Quantity {
+        /// The resource.
+        resource: String,
+        /// The quantity.
+        quantity: String,
+        /// Why.
+        cause: QuantityError,
+    },
+    /// Its quantity is below zero.
+    #[error("resource quantity for {resource:?} cannot be negative: {quantity}")]
+    Negative {
+        /// The resource.
+        resource: String,
+        /// The quantity.
+        quantity: String,
+    },
+}
+
+/// Reads `kubeReserved` or `systemReserved`; `flag` names it in errors.
+///
+/// # Errors
+/// The first item that cannot be reserved.
+pub fn parse(flag: &'static str, list: &BTreeMap<String, String>) -> Result<Amounts, ReservedError> {
+    let mut reserved = Amounts::new();
+    for (resource, quantity) in list {
+        let error = |cause| ReservedError::List { flag, cause };
+        if !matches!(resource.as_str(), CPU | MEMORY | EPHEMERAL_STORAGE | PID) {
+            return Err(error(ItemError::Unknown(resource.clone())));
+        }
+        let (resource, quantity) = (resource.clone(), quantity.clone());
+        match Amount::parse(&quantity) {
+            Ok(amount) if amount.is_negative() => return Err(error(ItemError::Negative { resource, quantity })),
+            Ok(amount) => reserved.insert(resource, amount),
+            Err(cause) => return Err(error(ItemError::Quantity { resource, quantity, cause })),
+        };
+    }
+    Ok(reserved)
+}
+
+/// What is configured to be kept, as it was written.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ReservedConfig {
+    /// `kubeReserved`.
+    pub kube: BTreeMap<String, String>,
+    /// `systemReserved`.
+    pub system: BTreeMap<String, String>,
+    /// `reservedSystemCPUs`; replaces cpu in both lists where set.
+    pub cpus: String,
+    /// `evictionHard`.
+    pub eviction_hard: BTreeMap<String, String>,
+}
+
+/// What is kept, parsed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Reserved {
+    /// For the agent and the runtime.
+    pub kube: Amounts,
+    /// For everything else.
+    pub system: Amounts,
+    /// Hard eviction: memory and ephemeral storage that is never handed out.
+    pub eviction: Amounts,
+}
+
+impl Reserved {
+    /// Reads and checks the configuration against the machine.
+    ///
+    /// # Errors
+    /// The first part that cannot be read, or that asks for more than there is.
+    pub fn new(config: &ReservedConfig, online: &CpuSet, capacity: &Amounts) -> Result<Self, ReservedError> {
+        let mut kube = parse("kube-reserved", &config.kube)?;
+        let mut system = parse("system-reserved", &config.system)?;
+        if !config.cpus.is_empty() {
+            let reserved = CpuSet::parse(&config.cpus)?;
+            if !reserved.is_subset(online) {
+                return Err(ReservedError::NotOnline { reserved, online: online.clone() });
+            }
+            kube.remove(CPU);
+            let count = i64::try_from(reserved.len()).unwrap_or(i64::MAX);
+            system.insert(CPU.to_owned(), Amount::from_value(count, Format::DecimalSi));
+        }
+        let reserved = Self { kube, system, eviction: eviction(&config.eviction_hard, capacity)? };
+        reserved.check(capacity)?;
+        Ok(reserved)
+    }
+
+    /// Everything together, as the scheduler subtracts it.
+    pub fn total(&self) -> Amounts {
+        let mut total = self.kube.clone();
+        add(&mut total, &self.system);
+        add(&mut total, &self.eviction);
+        total.retain(|_, amount| !amount.is_zero());
+        total
+    }
+
+    fn check(&self, capacity: &Amounts) -> Result<(), ReservedError> {
+        let total = self.total();
+        let short = total.iter().filter_map(|(name, kept)| {
+            let has = capacity.get(name).filter(|has| *has < kept)?;
+            let (kept, has) = (kept.canonical(), has.canonical());
+            Some(format!(
+                "Resource {name:?} has a reservation of {kept} but capacity of {has}. Expected capacity >= reservation."
+            ))
+        });
+        let text = short.collect::<Vec<_>>().join(" ");
+        if text.is_empty() { Ok(()) } else { Err(ReservedError::TooMuch(text)) }
+    }
+}
+
+/// What hard thresholds keep: of memory and of the root directory's file system.
+fn eviction(hard: &BTreeMap<String, String>, capacity: &Amounts) -> Result<Amounts, ReservedError> {
+    let mut kept = Amounts::new();
+    for (signal, resource) in [("memory.available", MEMORY), ("nodefs.available", EPHEMERAL_STORAGE)] {
+        let Some(text) = hard.get(signal) else { continue };
+        if let Some(amount) = threshold(signal, text.trim(), amount_of(capacity, resource))? {
+            kept.insert(resource.to_owned(), amount);
+        }
+    }
+    Ok(kept)
+}
+
+/// The amount of a threshold; `None` where the text switches it off.
+fn threshold(signal: &str, text: &str, capacity: Amount) -> Result<Option<Amount>, ReservedError> {
+    if matches!(text, "0%" | "100%") {
+        return Ok(None);
+    }
+    let error = |text: String| Err(ReservedError::Threshold(text));
+    if let Some(number) = text.strip_suffix('%') {
+        let Ok(percent) = number.parse::<f32>() else {
+            return error(format!("eviction percentage threshold {signal} cannot be parsed: {text}"));
+        };
+        if percent.is_nan() || percent < 0.0 {
+            return error(format!("eviction percentage threshold {signal} must be >= 0%: {text}"));
+        }
+        if percent > 100.0 {
+            return error(format!("eviction percentage threshold {signal} must be <= 100%: {text}"));
+        }
+        // Single precision first, as the reference does: it shows in what nodes report.
+        let bytes = capacity.value() as f64 * f64::from(percent / 100.0);
+        return Ok(Some(Amount::from_value(bytes as i64, Format::BinarySi)));
+    }
+    match Amount::parse(text) {
+        Err(cause) => error(cause.to_string()),
+        Ok(amount) if amount.is_zero() || amount.is_negative() => {
+            error(format!("eviction threshold {signal} must be positive: {}", amount.canonical()))
+        }
+        Ok(amount) => Ok(Some(amount)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    }
+
+    fn capacity() -> Amounts {
+        list(&[("cpu", "4"), ("memory", "41218252Ki"), ("ephemeral-storage", "100Gi")])
+            .into_iter()
+            .map(|(k, v)| (k, Amount::parse(&v).expect("a quantity")))
+            .collect()
+    }
+
+    fn total(config: &ReservedConfig) -> Result<String, String> {
+        let online = CpuSet::parse("0-3").expect("a set");
+        let reserved = Reserved::new(config, &online, &capacity()).map_err(|e| e.to_string())?;
+        Ok(reserved.total().iter().map(|(k, v)| format!("{k}={} ", v.canonical())).collect())
+    }
+
+    #[test]
+    fn reservations_add_up() {
+        let config = ReservedConfig {
+            kube: list(&[("cpu", "100m"), ("memory", "1Gi"), ("pid", "0")]),
+            system: list(&[("cpu", "400m"), ("ephemeral-storage", "1Gi")]),
+            eviction_hard: list(&[("memory.available", "100Mi"), ("nodefs.available", "0%"), ("pid.available", "10%")]),
+            ..ReservedConfig::default()
+        };
+        assert_eq!(total(&config).as_deref(), Ok("cpu=500m ephemeral-storage=1Gi memory=1124Mi "));
+        let config = ReservedConfig { cpus: "0-1".to_owned(), ..config };
+        assert_eq!(total(&config).as_deref(), Ok("cpu=2 ephemeral-storage=1Gi memory=1124Mi "));
+    }
+
+    #[test]
+    fn percentages_are_single_precision() {
+        let config =
+            ReservedConfig { eviction_hard: list(&[("memory.available", "10%")]), ..ReservedConfig::default() };
+        assert_eq!(total(&config).as_deref(), Ok("memory=4220749067 "));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let kube = |k: &str, v: &str| ReservedConfig { kube: list(&[(k, v)]), ..ReservedConfig::default() };
+        let system = |k: &str, v: &str| ReservedConfig { system: list(&[(k, v)]), ..ReservedConfig::default() };
+        let cpus = |text: &str| ReservedConfig { cpus: text.to_owned(), ..ReservedConfig::default() };
+        let hard =
+            |v: &str| ReservedConfig { eviction_hard: list(&[("memory.available", v)]), ..ReservedConfig::default() };
+        for (config, text) in [
+            // AC-01-39
+            (kube("gpu", "1"), r#"--kube-reserved value failed to parse: cannot reserve "gpu" resource"#),
+            (
+                system("cpu", "1x"),
+                r#"--system-reserved value failed to parse: failed to parse quantity "1x" for "cpu" resource: unable to parse quantity's suffix"#,
+            ),
+            (
+                kube("cpu", "-1"),
+                r#"--kube-reserved value failed to parse: resource quantity for "cpu" cannot be negative: -1"#,
+            ),
+            (cpus("2-5"), "reserved-cpus: 2-5 is not a subset of online-cpus: 0-3"),
+            (
+                kube("cpu", "5"),
+                r#"invalid Node Allocatable configuration. Resource "cpu" has a reservation of 5 but capacity of 4. Expected capacity >= reservation."#,
+            ),
+            (hard("0"), "eviction threshold memory.available must be positive: 0"),
+            (hard("-1%"), "eviction percentage threshold memory.available must be >= 0%: -1%"),
+            (hard("NaN%"), "eviction percentage threshold memory.available must be >= 0%: NaN%"),
+            (hard("101%"), "eviction percentage threshold memory.available must be <= 100%: 101%"),
+        ] {
+            assert_eq!(total(&config).expect_err(text), text);
+        }
+    }
+}
