@@ -62,3 +62,11 @@ pub fn connect(config: &CriConfig, registry: &Registry) -> Result<Connection, En
         image_place,
     })
 }
+
+impl Connection {
+    /// Another channel to the runtime's socket, for services beside the CRI (containerd's own
+    /// events). Connects when it is first used, and again when it must.
+    pub fn runtime_channel(&self) -> tonic::transport::Channel {
+        channel(self.runtime_place.socket.clone())
+    }
+}

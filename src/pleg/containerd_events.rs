@@ -72,7 +72,7 @@ fn hint(envelope: &Envelope) -> Option<Hint> {
             if exit.id != exit.container_id {
                 return None;
             }
-            (exit.container_id, Expect::Stopped)
+            (exit.container_id, Expect::Stopping)
         }
         "/tasks/delete" => (OnlyId::decode(body).ok()?.container_id, Expect::Stopped),
         "/containers/create" | "/tasks/start" => (OnlyId::decode(body).ok()?.container_id, Expect::Started),
@@ -106,7 +106,7 @@ mod tests {
         let found = hint(&envelope("/tasks/exit", exit("c1", "c1"))).expect("a hint");
         assert_eq!(
             (found.object.as_str(), found.expect, found.created_at),
-            ("c1", Expect::Stopped, Some(1_000_000_005))
+            ("c1", Expect::Stopping, Some(1_000_000_005))
         );
         assert_eq!(hint(&envelope("/tasks/exit", exit("c1", "exec-7"))), None);
     }

@@ -1,8 +1,8 @@
 //! What an event promised, and whether a look shows it yet. Pure.
 //!
-//! containerd publishes a task's exit before its CRI part has noted it, so the look that follows
-//! at once may still see a running container. Such a look is repeated a few times, 20 ms doubling;
-//! after that the list is trusted.
+//! containerd publishes the end of a task a moment before its CRI part has noted it, so the look
+//! that follows at once may still see a running container. Such a look is repeated a few times,
+//! from 2 ms on, doubling every other time; after that the list is trusted.
 
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ pub enum Expect {
     Anything,
     /// It was created or started. Not urgent: who started it asks for a look when it is done.
     Started,
+    /// Its process ended, and the runtime is clearing up after it: a hint that it stopped follows.
+    Stopping,
     /// It ended.
     Stopped,
     /// It was removed.
@@ -34,21 +36,28 @@ struct Open {
     attempts: u32,
 }
 
-const FIRST: Duration = Duration::from_millis(20);
-const ATTEMPTS: u32 = 6;
+const FIRST: Duration = Duration::from_millis(2);
+const ATTEMPTS: u32 = 14;
 /// A pod with more open ones than this is left to the list.
 const LIMIT: usize = 64;
 
 impl Expectations {
     /// Notes what was promised.
     pub fn add(&mut self, object: &str, expect: Expect) {
-        if !matches!(expect, Expect::Stopped | Expect::Gone) {
-            return;
-        }
+        let expect = match expect {
+            Expect::Stopping | Expect::Stopped => Expect::Stopped,
+            Expect::Gone => Expect::Gone,
+            Expect::Anything | Expect::Started => return,
+        };
         self.open.retain(|o| o.object != object);
         if self.open.len() < LIMIT {
             self.open.push(Open { object: object.to_owned(), expect, attempts: 0 });
         }
+    }
+
+    /// Whether nothing is open.
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
     }
 
     /// Drops what a look shows to be true; the delay after which to look again for the rest,
@@ -59,7 +68,7 @@ impl Expectations {
             o.attempts <= ATTEMPTS && !holds(pod, &o.object, o.expect)
         });
         let least = self.open.iter().map(|o| o.attempts).min()?;
-        Some(FIRST * 2_u32.saturating_pow(least.saturating_sub(1)))
+        Some(FIRST * 2_u32.saturating_pow(least.saturating_sub(1) / 2))
     }
 }
 
@@ -83,8 +92,8 @@ mod tests {
         open.add("c2", Expect::Started);
         let running = pod([container("c1", "main", ContainerState::Running)]);
         let ms = Duration::from_millis;
-        assert_eq!(open.check(&running), Some(ms(20)));
-        assert_eq!(open.check(&running), Some(ms(40)));
+        assert_eq!(open.check(&running), Some(ms(2)));
+        assert_eq!(open.check(&running), Some(ms(2)));
         assert_eq!(open.check(&pod([container("c1", "main", ContainerState::Exited)])), None);
         assert_eq!(open.check(&running), None, "forgotten once it showed");
     }
@@ -96,7 +105,7 @@ mod tests {
         let exited = pod([container("c1", "main", ContainerState::Exited)]);
         let delays: Vec<_> = std::iter::from_fn(|| open.check(&exited)).collect();
         assert_eq!(delays.len(), ATTEMPTS as usize);
-        assert_eq!(delays.last(), Some(&Duration::from_millis(640)));
+        assert_eq!(delays.last(), Some(&Duration::from_millis(128)));
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub(super) type Waiter = oneshot::Sender<Result<RuntimePods, String>>;
 
 /// How long hints about unknown or just started objects wait for a look that tells of them anyway.
 const SUSPICION: Duration = Duration::from_millis(200);
+/// How long a runtime that clears up after a container may take before it is asked.
+const CLEARING_UP: Duration = Duration::from_millis(100);
 /// More suspects than this are left to the list.
 const SUSPECTS: usize = 1024;
 
@@ -168,7 +170,7 @@ impl Owner {
     fn tick(&mut self, now: Instant) {
         while self.again.first().is_some_and(|(at, _)| *at <= now) {
             let Some((_, uid)) = self.again.pop_first() else { break };
-            if self.records.contains_key(&uid) {
+            if self.records.get(&uid).is_some_and(|r| r.failures > 0 || !r.promised.is_empty()) {
                 self.tools.store.mark(&uid, Mark::Changed);
             }
         }
@@ -417,7 +419,11 @@ impl Owner {
                 }
                 let record = self.records.entry(uid.clone()).or_default();
                 record.promised.add(&hint.object, hint.expect);
-                self.tools.store.mark(&uid, Mark::Changed);
+                if hint.expect == Expect::Stopping {
+                    self.again.insert((Instant::now() + CLEARING_UP, uid));
+                } else {
+                    self.tools.store.mark(&uid, Mark::Changed);
+                }
             }
             pod if self.suspects.len() < SUSPECTS => {
                 self.suspects.insert(hint.object, pod);

@@ -22,7 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::kit::{clock::TokioClock, scripted::ScriptedCri};
 
 /// Shows the runtime's own message.
-struct NoMessages;
+pub struct NoMessages;
 
 #[async_trait]
 impl TerminationMessages for NoMessages {
@@ -67,7 +67,8 @@ pub fn who(name: &str) -> PodRef {
     PodRef { uid: format!("uid-{name}").into(), name: name.into(), namespace: "default".into() }
 }
 
-fn labels(name: &str) -> HashMap<String, String> {
+/// The labels of all that belongs to a pod.
+pub fn labels(name: &str) -> HashMap<String, String> {
     [("uid", format!("uid-{name}")), ("name", name.to_owned()), ("namespace", "default".to_owned())]
         .map(|(key, value)| (format!("io.kubernetes.pod.{key}"), value))
         .into()

@@ -5,6 +5,7 @@ mod kit;
 
 mod house;
 mod races;
+mod real;
 
 use std::{sync::Arc, time::Duration};
 
