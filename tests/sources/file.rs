@@ -127,6 +127,7 @@ async fn the_watch_sees_what_happens_in_the_directory() {
     put(at, "b.yaml", manifest("b"));
     assert_eq!(house.told().await, "Add b-node-a");
     place(at, "a.yaml", &(manifest("a") + "  restartPolicy: Never\n"));
+    // AC-02a-16 begins here: the old UID goes before the new one comes.
     assert_eq!(house.told().await, "Remove a-node-a", "another content is another UID");
     assert_eq!(house.told().await, "Add a-node-a");
     // The reference ignores all of these; the next thing that counts shows that nothing came of them.
