@@ -1,13 +1,16 @@
 //! What is counted: the registry, and every family's name, labels and buckets in one place.
 //!
 //! A family file declares a struct of handles and builds it from a [`Registry`]; whoever counts
-//! holds the handles. Names, labels and buckets: spec 08.
+//! holds the handles. [`exposition`] writes them for scrapers. Names, labels and buckets: spec 08.
 
 mod admission;
 mod allocation;
+pub mod encode;
 mod engine;
+pub mod exposition;
 mod images;
 mod pleg;
+mod protobuf;
 mod registry;
 mod runtime;
 mod runtime_operations;

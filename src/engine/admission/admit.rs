@@ -35,6 +35,8 @@ pub struct AdmissionRules {
     pub apparmor_enabled: bool,
     /// Gate `PodLevelResources`.
     pub pod_level_resources: bool,
+    /// Gate `NodeDeclaredFeatures`.
+    pub node_declared_features: bool,
     /// When a resize can never be granted.
     pub resize: ResizeRules,
 }

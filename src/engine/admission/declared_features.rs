@@ -11,6 +11,9 @@ const POD_LEVEL_RESIZE: &str = "InPlacePodLevelResourcesVerticalScaling";
 const INIT_RESIZE: &str = "InPlacePodVerticalScalingInitContainers";
 
 pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refusal> {
+    if !input.rules.node_declared_features {
+        return Ok(());
+    }
     match missing(&needed(input.pod), &input.node.declared_features) {
         None => Ok(()),
         Some(message) => Err(Refusal::new("PodFeatureUnsupported", message)),

@@ -40,7 +40,7 @@ fn node() -> NodeFacts {
 
 fn rules() -> AdmissionRules {
     let sysctls = Allowlist::new(Some((6, 1)), &[]).expect("no patterns");
-    AdmissionRules { sysctls, pod_level_resources: true, ..AdmissionRules::default() }
+    AdmissionRules { sysctls, pod_level_resources: true, node_declared_features: true, ..AdmissionRules::default() }
 }
 
 struct Case {
