@@ -26,9 +26,9 @@ use super::{
     gc_rank::{Demand, GcPolicy, ImageUse, Room, demand, human, removable, too_old},
     policy::aggregate,
     records::Records,
-    text::short,
 };
 use crate::{
+    config::GoDuration,
     cri::{ImageService, RuntimeService},
     engine::ports::{Clock, Event, EventSink},
     metrics::{CollectReason, Images},
@@ -235,7 +235,7 @@ impl Collector {
         if done.errors.is_empty() {
             return Ok(done.removed);
         }
-        let age = short(self.policy.maximum_age);
+        let age = GoDuration::from_nanos(i64::try_from(self.policy.maximum_age.as_nanos()).unwrap_or(i64::MAX));
         let errors = aggregate(&done.errors);
         Err(GcError(format!("wanted to free images older than {age}, encountered errors in image deletion: {errors}")))
     }

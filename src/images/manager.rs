@@ -5,6 +5,7 @@ use std::{
     io,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -18,17 +19,17 @@ use tracing::{debug, warn};
 
 use super::{
     backoff::{Backoff, Failure, Key},
-    credentials::{Credential, Credentials, DockerFolders, docker::DockerConfigError},
+    credentials::{Credential, Credentials, DockerFolders, PluginConfigError, PluginFlags, docker::DockerConfigError},
     gc::{Collector, CollectorDeps, CollectorHandle, GcError, RoomOf},
     gc_rank::GcPolicy,
     policy::{self, Presence, Step, Verification},
     puller::{Parallelism, PullFailure, PullRequest, Puller, Seat},
     records::Records,
     reference::{Reference, with_default_tag},
-    text::short,
     verify::{self, CheckResult, First, Known, VerificationPolicy},
 };
 use crate::{
+    config::{GoDuration, text::quote},
     cri::{CriError, ImageService, RuntimeService},
     engine::ports::{
         Clock, EnsureImage, Event, EventSink, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret,
@@ -59,6 +60,8 @@ pub struct ImagesConfig {
     pub handler_in_calls: bool,
     /// Where the node's docker configuration is looked for.
     pub docker: DockerFolders,
+    /// Exec plugins; `None` without.
+    pub plugins: Option<PluginFlags>,
     /// Garbage collection.
     pub gc: GcPolicy,
 }
@@ -104,6 +107,9 @@ pub enum ImagesError {
         /// Why.
         source: io::Error,
     },
+    /// The configuration of credential plugins cannot be used.
+    #[error("failed to register CRI image credential providers: {0}")]
+    Plugins(#[from] PluginConfigError),
     /// The images cannot be listed, so that pulls that were cut short cannot be told.
     #[error("failed to list images: {0}")]
     List(CriError),
@@ -146,6 +152,7 @@ impl Manager {
     /// # Errors
     /// Where the records cannot be opened or the images cannot be listed.
     pub async fn new(deps: ImagesDeps, config: ImagesConfig) -> Result<Arc<Self>, ImagesError> {
+        let credentials = Credentials::open(config.docker.clone(), config.plugins.clone(), &deps.registry).await?;
         let metrics = Arc::new(Metrics::new(&deps.registry));
         let records = match config.verification {
             Some(_) => Some(open_records(&deps, &config, &metrics).await?),
@@ -175,7 +182,7 @@ impl Manager {
             clock: deps.clock,
             metrics,
             on_pull: deps.on_pull,
-            credentials: Credentials::new(config.docker.clone()),
+            credentials,
             config,
             records,
             puller,
@@ -239,11 +246,12 @@ impl Manager {
         told.pull = step.label();
         match (step, image) {
             (Step::Use { words }, Some(image)) => {
-                self.normal(request, "Pulled", format!("Container image {:?} {words}", request.image));
+                self.normal(request, "Pulled", format!("Container image {} {words}", quote(&request.image)));
                 Ok(self.usable(image.id.clone(), &image))
             }
             (Step::Refuse, _) => {
-                let message = format!("Container image {:?} is not present with pull policy of Never", request.image);
+                let message =
+                    format!("Container image {} is not present with pull policy of Never", quote(&request.image));
                 self.warning(request, "ErrImageNeverPull", message.clone());
                 Err(ImageError { reason: "ErrImageNeverPull", message, retry_at: None })
             }
@@ -252,10 +260,10 @@ impl Manager {
     }
 
     fn parse<'a>(&self, request: &'a EnsureImage) -> Result<Asked<'a>, ImageError> {
-        let image = &request.image;
+        let (image, name) = (&request.image, quote(&request.image));
         let (tagged, reference) = with_default_tag(image).map_err(|error| {
             let message =
-                format!("Failed to apply default image tag {image:?}: couldn't parse image name {image:?}: {error}");
+                format!("Failed to apply default image tag {name}: couldn't parse image name {name}: {error}");
             self.warning(request, "InspectFailed", message.clone());
             ImageError { reason: "InvalidImageName", message, retry_at: None }
         })?;
@@ -271,7 +279,7 @@ impl Manager {
     async fn look(&self, asked: &Asked<'_>) -> Result<Option<cri::Image>, ImageError> {
         asked.request.stage.set(format!("ImageStatus {}", asked.request.image));
         self.images.image_status(asked.spec.clone()).await.map_err(|error| {
-            let message = format!("Failed to inspect image {:?}: {error}", asked.request.image);
+            let message = format!("Failed to inspect image {}: {error}", quote(&asked.request.image));
             self.warning(asked.request, "InspectFailed", message.clone());
             ImageError { reason: "ImageInspectError", message, retry_at: None }
         })
@@ -291,7 +299,7 @@ impl Manager {
     async fn find_credentials(&self, asked: &Asked<'_>) -> Result<Arc<[Credential]>, ImageError> {
         let find = || {
             asked.request.stage.set(format!("credentials for {}", asked.request.image));
-            self.credentials.find(&asked.reference.repository, &asked.request.secrets)
+            self.credentials.find(&asked.request.pod, &asked.reference.repository, &asked.request.secrets)
         };
         let found = asked.credentials.get_or_init(find).await.clone();
         found.map_err(|error| ImageError { reason: "ErrImagePull", message: error.to_string(), retry_at: None })
@@ -349,7 +357,7 @@ impl Manager {
         self.check_backoff(request, &key, &secrets)?;
         let credentials = self.find_credentials(asked).await?;
         self.backoff.lock().unwrap_or_else(PoisonError::into_inner).began(&key);
-        self.normal(request, "Pulling", format!("Pulling image {:?}", request.image));
+        self.normal(request, "Pulling", format!("Pulling image {}", quote(&request.image)));
         (self.on_pull)(request.pod.uid(), PullMoment::Began);
         let _ended = Ended(self, request.pod.uid());
         request.stage.set(format!("image {}", request.image));
@@ -371,10 +379,10 @@ impl Manager {
                     self.metrics.pulled(waited, size);
                 }
                 let message = format!(
-                    "Successfully pulled image {:?} in {} ({} including waiting). Image size: {size} bytes.",
-                    request.image,
-                    short(pulled.took.min(waited)),
-                    short(waited)
+                    "Successfully pulled image {} in {} ({} including waiting). Image size: {size} bytes.",
+                    quote(&request.image),
+                    millis(pulled.took.min(waited)),
+                    millis(waited)
                 );
                 self.normal(request, "Pulled", message);
                 self.inspected(request, pulled.image_ref, image)
@@ -396,7 +404,7 @@ impl Manager {
             Ok(None) => "it is gone right after it was pulled".to_owned(),
             Err(error) => error.to_string(),
         };
-        let message = format!("Failed to inspect image {:?}: {problem}", request.image);
+        let message = format!("Failed to inspect image {}: {problem}", quote(&request.image));
         self.warning(request, "InspectFailed", message.clone());
         Err(ImageError { reason: "ImageInspectError", message, retry_at: None })
     }
@@ -405,7 +413,7 @@ impl Manager {
         let now = Instant::now().into_std();
         let held = self.backoff.lock().unwrap_or_else(PoisonError::into_inner).held(key, secrets, now);
         let Some(held) = held else { return Ok(()) };
-        let mut message = format!("Back-off pulling image {:?}", request.image);
+        let mut message = format!("Back-off pulling image {}", quote(&request.image));
         self.normal(request, "BackOff", message.clone());
         if let Some(previous) = held.previous {
             message = format!("{message}: {}: {}", previous.reason, previous.message);
@@ -414,15 +422,15 @@ impl Manager {
     }
 
     fn pull_failed(&self, request: &EnsureImage, key: Key, secrets: [u8; 32], failure: PullFailure) -> ImageError {
-        let image = &request.image;
+        let (image, name) = (&request.image, quote(&request.image));
         let (reason, message) = match failure {
             PullFailure::Intent(error) => {
-                let message = format!("Failed to record image pull intent for container image {image:?}: {error}");
+                let message = format!("Failed to record image pull intent for container image {name}: {error}");
                 warn!(image = %image, err = %error, "Failed to record an image pull intent");
                 return ImageError { reason: "ErrImagePull", message, retry_at: None };
             }
             PullFailure::Call(error) => {
-                self.warning(request, "Failed", format!("Failed to pull image {image:?}: {error}"));
+                self.warning(request, "Failed", format!("Failed to pull image {name}: {error}"));
                 policy::pull_failure(image, &error)
             }
         };
@@ -459,6 +467,11 @@ async fn open_records(
     let images = deps.images.list_images().await.map_err(ImagesError::List)?;
     records.recover(images).await.map_err(failed)?;
     Ok(records)
+}
+
+/// Cut to milliseconds, in Go's short form.
+fn millis(duration: Duration) -> GoDuration {
+    GoDuration::from_millis(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX))
 }
 
 /// Tells whether a pod's secrets are the same as at its last attempt.

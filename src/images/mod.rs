@@ -17,10 +17,9 @@ mod record;
 mod records;
 mod reference;
 mod store;
-mod text;
 mod verify;
 
-pub use credentials::DockerFolders;
+pub use credentials::{DockerFolders, PluginConfigError, PluginFlags};
 pub use gc::{GcError, RoomOf, statvfs_room};
 pub use gc_rank::{GcPolicy, Room};
 pub use manager::{ImagesConfig, ImagesDeps, ImagesError, Manager, OnPull, PullMoment};

@@ -4,6 +4,7 @@
 mod kit;
 
 mod collect;
+mod plugins;
 mod pull;
 mod records;
 mod room;

@@ -14,7 +14,8 @@ use berth::{
         PullSecret, ResolvedImage, Stage,
     },
     images::{
-        DockerFolders, GcPolicy, ImagesConfig, ImagesDeps, Manager, Parallelism, PullMoment, Room, VerificationPolicy,
+        DockerFolders, GcPolicy, ImagesConfig, ImagesDeps, Manager, Parallelism, PluginFlags, PullMoment, Room,
+        VerificationPolicy,
     },
     metrics::Registry,
     pod::Pod,
@@ -55,6 +56,7 @@ pub struct Choice {
     pub qps: (u32, u32),
     pub verification: Option<VerificationPolicy>,
     pub gc: GcPolicy,
+    pub plugins: Option<PluginFlags>,
 }
 
 impl Default for Choice {
@@ -64,6 +66,7 @@ impl Default for Choice {
             qps: (5, 10),
             verification: Some(VerificationPolicy::default()),
             gc: GcPolicy::default(),
+            plugins: None,
         }
     }
 }
@@ -106,6 +109,7 @@ impl ImagesRoom {
             verification: choice.verification,
             handler_in_calls: false,
             docker: DockerFolders { root: dir.path().to_path_buf(), working: None, home: None },
+            plugins: choice.plugins,
             gc: choice.gc,
         };
         let manager = Manager::new(deps, config).await.expect("opens");

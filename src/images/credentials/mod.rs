@@ -7,6 +7,11 @@ pub mod docker;
 pub mod glob;
 pub mod hash;
 mod node;
+mod plugin;
+mod plugin_answer;
+mod plugin_cache;
+mod plugin_config;
+mod plugins;
 mod secrets;
 
 use std::sync::Arc;
@@ -15,9 +20,12 @@ use docker::{DockerConfigError, Keyring, Login};
 use hash::credential_hash;
 pub use node::DockerFolders;
 use node::NodeLogins;
+pub use plugin_config::PluginConfigError;
+pub use plugins::PluginFlags;
+use plugins::Plugins;
 
 use super::record::{AccountRecord, Proof, SecretRecord};
-use crate::{engine::ports::PullSecret, proto::cri};
+use crate::{engine::ports::PullSecret, metrics::Registry, pod::Pod, proto::cri};
 
 /// Where a login came from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,24 +82,39 @@ impl Credential {
 /// Everything that knows logins.
 pub struct Credentials {
     node: NodeLogins,
+    plugins: Plugins,
 }
 
 impl Credentials {
-    /// Reads nothing yet.
-    pub fn new(folders: DockerFolders) -> Self {
-        Self { node: NodeLogins::new(folders) }
+    /// Reads the configuration of plugins, and nothing else yet.
+    ///
+    /// # Errors
+    /// Where that configuration cannot be used.
+    pub async fn open(
+        folders: DockerFolders,
+        plugins: Option<PluginFlags>,
+        registry: &Registry,
+    ) -> Result<Self, PluginConfigError> {
+        Ok(Self { node: NodeLogins::new(folders), plugins: Plugins::open(plugins, registry).await? })
     }
 
-    /// The logins to try for a normalised repository, in order: the pod's secrets, then the
-    /// node's configuration.
+    /// The logins to try for a normalised repository, in order: the pod's secrets, the node's
+    /// configuration, plugins.
     ///
     /// # Errors
     /// Where a secret is malformed.
-    pub async fn find(&self, repository: &str, secrets: &[PullSecret]) -> Result<Arc<[Credential]>, DockerConfigError> {
+    pub async fn find(
+        &self,
+        pod: &Pod,
+        repository: &str,
+        secrets: &[PullSecret],
+    ) -> Result<Arc<[Credential]>, DockerConfigError> {
         let mut found = secrets::keyring(secrets)?.find(repository);
         let mut node = Keyring::default();
         node.add(&*self.node.get().await, &Source::Node);
         found.extend(node.find(repository));
+        let account = pod.spec().service_account_name.as_deref().filter(|name| !name.is_empty());
+        found.extend(self.plugins.find(repository, account).await.into_iter().map(|login| (login, Source::Node)));
         Ok(found.into_iter().map(|(login, source)| Credential { login, source }).collect())
     }
 }

@@ -1,0 +1,73 @@
+//! Runs one credential plugin: a process that is asked on stdin and answers on stdout, for a
+//! minute at most (spec 03b §2.3).
+
+use std::{path::PathBuf, process::Stdio, time::Duration};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    process::Command,
+    time::timeout,
+};
+use tracing::debug;
+
+use super::plugin_config::Provider;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// What is read of an answer, in bytes: many logins fit, a runaway does not.
+const MOST: u64 = 1 << 20;
+/// What is logged of its complaints, in bytes.
+const SHOWN: usize = 1 << 10;
+
+/// Why a process gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// It could not be started or talked to.
+    #[error("error execing credential provider plugin: {0}")]
+    Io(#[from] std::io::Error),
+    /// It ended with a failure.
+    #[error("error execing credential provider plugin: {0}")]
+    Failed(std::process::ExitStatus),
+    /// It took too long.
+    #[error("error execing credential provider plugin: no answer within {LIMIT:?}")]
+    TimedOut,
+}
+
+/// Runs the plugin and returns what it printed. Dropping the future kills it.
+///
+/// # Errors
+/// Where the process fails or takes more than a minute.
+pub async fn run(binary: &PathBuf, provider: &Provider, request: &[u8]) -> Result<Vec<u8>, RunError> {
+    timeout(LIMIT, talk(binary, provider, request)).await.map_err(|_| RunError::TimedOut)?
+}
+
+async fn talk(binary: &PathBuf, provider: &Provider, request: &[u8]) -> Result<Vec<u8>, RunError> {
+    let mut child = Command::new(binary)
+        .args(&provider.args)
+        .envs(provider.env.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let missing = || std::io::Error::other("a pipe is missing");
+    let mut stdin = child.stdin.take().ok_or_else(missing)?;
+    let stdout = child.stdout.take().ok_or_else(missing)?;
+    let stderr = child.stderr.take().ok_or_else(missing)?;
+    let (mut answer, mut complaint) = (Vec::new(), Vec::new());
+    let asked = async {
+        // one that does not care for the question may have closed its end; its answer counts
+        let _ = stdin.write_all(request).await;
+        drop(stdin);
+    };
+    let (mut stdout, mut stderr) = (stdout.take(MOST), stderr.take(MOST));
+    let ((), heard, complained) =
+        tokio::join!(asked, stdout.read_to_end(&mut answer), stderr.read_to_end(&mut complaint));
+    heard?;
+    complained?;
+    let status = child.wait().await?;
+    if !complaint.is_empty() {
+        complaint.truncate(SHOWN);
+        debug!(plugin = %provider.name, stderr = %String::from_utf8_lossy(&complaint), "Credential provider plugin complained");
+    }
+    if status.success() { Ok(answer) } else { Err(RunError::Failed(status)) }
+}

@@ -1,0 +1,281 @@
+//! The configured credential plugins: which one is asked, what it said before, and one process
+//! per image at a time (spec 03b §2.3).
+//!
+//! Plugins that want a service account's token need an API server; without one they are asked
+//! only for pods that have no account, and only if they allow for that.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared, WeakShared, join_all},
+};
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::{
+    docker::{DockerConfig, Keyring, Login},
+    glob::matches,
+    hash::hex,
+    plugin::run,
+    plugin_answer::{parse, request},
+    plugin_cache::Cache,
+    plugin_config::{PluginConfigError, Provider, load},
+};
+use crate::{
+    config::text::quote,
+    metrics::{CredentialPlugins, Registry},
+};
+
+/// `--image-credential-provider-config` and `--image-credential-provider-bin-dir`.
+#[derive(Clone, Debug, Default)]
+pub struct PluginFlags {
+    /// A file, or a directory of files.
+    pub config: PathBuf,
+    /// Where the binaries are.
+    pub bin_dir: PathBuf,
+}
+
+type Flight = Shared<BoxFuture<'static, Arc<DockerConfig>>>;
+
+struct Plugin {
+    provider: Arc<Provider>,
+    binary: Arc<PathBuf>,
+    cache: Arc<Mutex<Cache>>,
+    flights: Mutex<HashMap<String, WeakShared<BoxFuture<'static, Arc<DockerConfig>>>>>,
+}
+
+/// All plugins, in the order they were configured.
+#[derive(Default)]
+pub struct Plugins {
+    list: Vec<Plugin>,
+    metrics: Option<Arc<CredentialPlugins>>,
+}
+
+impl Plugins {
+    /// Reads the configuration; none without flags.
+    ///
+    /// # Errors
+    /// Anything that is wrong with it ends the process at start.
+    pub async fn open(flags: Option<PluginFlags>, registry: &Registry) -> Result<Self, PluginConfigError> {
+        let Some(flags) = flags else { return Ok(Self::default()) };
+        let reading = tokio::task::spawn_blocking(move || read(&flags));
+        let (providers, hash) = reading.await.map_err(|e| PluginConfigError(e.to_string()))??;
+        let list = providers
+            .into_iter()
+            .map(|(provider, binary)| Plugin {
+                provider: Arc::new(provider),
+                binary: Arc::new(binary),
+                cache: Arc::default(),
+                flights: Mutex::default(),
+            })
+            .collect();
+        Ok(Self { list, metrics: Some(Arc::new(CredentialPlugins::new(registry, &hash))) })
+    }
+
+    /// Logins for a normalised repository, for a pod with that service account. What a plugin
+    /// gets wrong is logged and gives no logins.
+    pub async fn find(&self, image: &str, account: Option<&str>) -> Vec<Login> {
+        let Some(metrics) = &self.metrics else { return Vec::new() };
+        let asked = self.list.iter().filter(|plugin| plugin.is_for(image, account));
+        let answers = join_all(asked.map(|plugin| plugin.ask(image, metrics))).await;
+        let mut keyring = Keyring::default();
+        answers.iter().for_each(|logins| keyring.add(logins, &()));
+        keyring.find(image).into_iter().map(|(login, ())| login).collect()
+    }
+}
+
+impl Plugin {
+    fn is_for(&self, image: &str, account: Option<&str>) -> bool {
+        if !self.provider.match_images.iter().any(|pattern| matches(pattern, image)) {
+            return false;
+        }
+        match (&self.provider.token, account) {
+            (None, _) => true,
+            (Some(token), None) => !token.requires_account(),
+            (Some(_), Some(account)) => {
+                let plugin = &self.provider.name;
+                warn!(plugin = %plugin, serviceAccount = account, "Service account tokens for image pulls need an API server");
+                false
+            }
+        }
+    }
+
+    async fn ask(&self, image: &str, metrics: &Arc<CredentialPlugins>) -> Arc<DockerConfig> {
+        let now = Instant::now().into_std();
+        let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(image, now);
+        match known {
+            Some(logins) => logins,
+            None => self.board(image, metrics).await,
+        }
+    }
+
+    /// Joins a process that is asked about the same image, or starts one.
+    fn board(&self, image: &str, metrics: &Arc<CredentialPlugins>) -> Flight {
+        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        flights.retain(|_, weak| weak.upgrade().is_some_and(|flight| flight.peek().is_none()));
+        if let Some(flight) = flights.get(image).and_then(WeakShared::upgrade) {
+            return flight;
+        }
+        let (provider, binary, cache) = (self.provider.clone(), self.binary.clone(), self.cache.clone());
+        let (name, metrics) = (image.to_owned(), metrics.clone());
+        let flight = async move { exec(&provider, &binary, &cache, &name, &metrics).await }.boxed().shared();
+        if let Some(weak) = flight.downgrade() {
+            flights.insert(image.to_owned(), weak);
+        }
+        flight
+    }
+}
+
+async fn exec(
+    provider: &Provider,
+    binary: &PathBuf,
+    cache: &Mutex<Cache>,
+    image: &str,
+    metrics: &CredentialPlugins,
+) -> Arc<DockerConfig> {
+    let began = Instant::now();
+    let printed = run(binary, provider, &request(&provider.api_version, image)).await;
+    metrics.ran(&provider.name, began.elapsed(), printed.is_err());
+    let printed = match printed {
+        Ok(printed) => printed,
+        Err(error) => {
+            warn!(plugin = %provider.name, image, err = %error, "Failed getting credential from external registry credential provider");
+            return Arc::default();
+        }
+    };
+    match parse(&provider.api_version, &printed) {
+        Err(error) => {
+            warn!(plugin = %provider.name, image, err = %error, "Failed getting credential from external registry credential provider");
+            Arc::default()
+        }
+        Ok(answer) => {
+            let logins = Arc::new(answer.logins);
+            let keep = answer.keep.unwrap_or(provider.default_cache);
+            let now = Instant::now().into_std();
+            cache.lock().unwrap_or_else(PoisonError::into_inner).put(answer.scope, image, logins.clone(), keep, now);
+            logins
+        }
+    }
+}
+
+/// Plugins with their binaries, and the hash of the configuration.
+type Configured = (Vec<(Provider, PathBuf)>, String);
+
+fn read(flags: &PluginFlags) -> Result<Configured, PluginConfigError> {
+    if flags.config.as_os_str().is_empty() || flags.bin_dir.as_os_str().is_empty() {
+        let text = "both --image-credential-provider-config and --image-credential-provider-bin-dir must be set";
+        return Err(PluginConfigError(text.to_owned()));
+    }
+    let files = files(&flags.config)?;
+    let mut hasher = Sha256::new();
+    let mut texts = Vec::new();
+    for path in files {
+        let data = fs::read(&path).map_err(|e| {
+            PluginConfigError(format!(
+                "unable to read external registry credential provider configuration from {}: {e}",
+                quote(&path.display().to_string())
+            ))
+        })?;
+        hasher.update(u64::try_from(data.len()).unwrap_or(u64::MAX).to_be_bytes());
+        hasher.update(&data);
+        let text = String::from_utf8(data).map_err(|_| PluginConfigError(format!("{} is no text", path.display())))?;
+        info!(path = %path.display(), "Credential provider configuration read");
+        texts.push(text);
+    }
+    let providers = load(&texts)?;
+    if !flags.bin_dir.is_dir() {
+        return Err(PluginConfigError(format!("plugin binary directory {} did not exist", flags.bin_dir.display())));
+    }
+    let with_binary = |provider: Provider| {
+        let binary = flags.bin_dir.join(&provider.name);
+        if binary.exists() {
+            return Ok((provider, binary));
+        }
+        Err(PluginConfigError(format!("plugin binary executable {} did not exist", binary.display())))
+    };
+    let configured: Result<Vec<_>, _> = providers.into_iter().map(with_binary).collect();
+    Ok((configured?, format!("sha256:{}", hex(&hasher.finalize()))))
+}
+
+/// The file itself, or the configuration files of a directory in the order of their names.
+fn files(path: &Path) -> Result<Vec<PathBuf>, PluginConfigError> {
+    let shown = quote(&path.display().to_string());
+    let failed = |e: io::Error| PluginConfigError(format!("failed to access path {shown}: {e}"));
+    if !fs::metadata(path).map_err(failed)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let path = entry.path();
+        let known = path.extension().is_some_and(|e| ["json", "yaml", "yml"].iter().any(|known| e == *known));
+        if known && entry.file_type().map_err(failed)?.is_file() {
+            found.push(path);
+        }
+    }
+    found.sort();
+    if found.is_empty() {
+        return Err(PluginConfigError(format!("no configuration files found in directory {shown}")));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(config: &Path, bin_dir: &Path) -> String {
+        let flags = PluginFlags { config: config.to_owned(), bin_dir: bin_dir.to_owned() };
+        read(&flags).err().map(|e| e.to_string()).unwrap_or_default()
+    }
+
+    fn config(name: &str) -> String {
+        format!(
+            "{{\"kind\":\"CredentialProviderConfig\",\"apiVersion\":\"kubelet.config.k8s.io/v1\",\"providers\":[{{\
+             \"name\":\"{name}\",\"matchImages\":[\"r.io\"],\"defaultCacheDuration\":\"1m\",\
+             \"apiVersion\":\"credentialprovider.kubelet.k8s.io/v1\"}}]}}"
+        )
+    }
+
+    #[test]
+    fn what_stops_the_start() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (configs, bin) = (dir.path().join("configs"), dir.path().join("bin"));
+        fs::create_dir(&configs).expect("made");
+        assert!(refused(&configs, Path::new("")).starts_with("both --image-credential-provider-config"));
+        let none = format!("no configuration files found in directory \"{}\"", configs.display());
+        assert_eq!(refused(&configs, &bin), none);
+        fs::write(configs.join("notes.txt"), "junk").expect("written");
+        fs::write(configs.join("b.json"), config("one")).expect("written");
+        let no_folder = format!("plugin binary directory {} did not exist", bin.display());
+        assert_eq!(refused(&configs, &bin), no_folder);
+        fs::create_dir(&bin).expect("made");
+        let no_binary = format!("plugin binary executable {} did not exist", bin.join("one").display());
+        assert_eq!(refused(&configs, &bin), no_binary);
+        fs::write(bin.join("one"), "").expect("written");
+        assert_eq!(refused(&configs, &bin), "");
+        fs::write(configs.join("a.yaml"), config("one")).expect("written");
+        assert_eq!(refused(&configs, &bin), "duplicate provider name \"one\" found in configuration file(s)");
+    }
+
+    #[test]
+    fn the_hash_covers_lengths_and_bytes() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("c.json");
+        fs::write(&file, config("one")).expect("written");
+        fs::write(dir.path().join("one"), "").expect("written");
+        let flags = PluginFlags { config: file, bin_dir: dir.path().to_owned() };
+        let (_, hash) = read(&flags).expect("valid");
+        let text = config("one");
+        let mut input = u64::try_from(text.len()).expect("small").to_be_bytes().to_vec();
+        input.extend_from_slice(text.as_bytes());
+        assert_eq!(hash, format!("sha256:{}", hex(&Sha256::digest(&input))));
+    }
+}
