@@ -237,6 +237,13 @@ mod tests {
     }
 
     #[test]
+    fn a_real_kernel_is_understood() {
+        let machine = Machine::read(Path::new("/"), Path::new("/")).expect("this runs on Linux");
+        assert!(!machine.cpus.is_empty() && machine.memory > 0 && machine.max_pids > 0, "{machine:?}");
+        assert!(machine.kernel_version.is_some() && machine.root_filesystem.is_some(), "{machine:?}");
+    }
+
+    #[test]
     fn releases_tell_versions() {
         for (release, version) in [
             ("6.8.0-45-generic", Some((6, 8))),
