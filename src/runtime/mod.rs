@@ -30,6 +30,7 @@ mod init;
 mod kill;
 mod manager;
 pub mod prepare;
+pub mod preparer;
 pub mod request;
 pub mod resize;
 mod start;

@@ -43,6 +43,22 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
+/// Like [`replace`] but without syncing: for what is written again after a crash anyway.
+///
+/// # Errors
+/// Whatever writing or renaming says; the old content is in place then.
+pub fn replace_unsynced(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (temporary, mut file) = create_temporary(directory)?;
+    let written = file.write_all(content).and_then(|()| file.set_permissions(Permissions::from_mode(mode)));
+    if let Err(e) = written.and_then(|()| fs::rename(&temporary, path)) {
+        // The write failed and that is what is told; a leftover is ignored by whoever lists.
+        let _ = fs::remove_file(&temporary);
+        return Err(e);
+    }
+    Ok(())
+}
+
 fn create_temporary(directory: &Path) -> io::Result<(PathBuf, File)> {
     for _ in 0..ATTEMPTS {
         let path = directory.join(format!(".{:08x}", rand::random::<u32>()));

@@ -1,4 +1,6 @@
 //! The kernel: the only room with `unsafe`.
 
 pub mod atomic_file;
+pub mod machine;
 pub mod mount_table;
+pub mod sub_path;

@@ -15,6 +15,7 @@ mod resources;
 mod runtime;
 mod stage;
 mod state_file;
+mod user_namespaces;
 mod volumes;
 
 pub use clock::{Clock, SystemClock};
@@ -31,4 +32,5 @@ pub use runtime::{
 };
 pub use stage::{Stage, StageView};
 pub use state_file::StateFile;
+pub use user_namespaces::{IdRange, UserNamespaces};
 pub use volumes::{MountedVolume, MountedVolumes, VolumeError, VolumeManager};

@@ -1,0 +1,385 @@
+//! Gathers what a sandbox or container needs and has its configuration built.
+//!
+//! ```text
+//!  pod, volumes, image ─┐                         ┌─► environment (objects, env files)
+//!  node, runtime facts ─┼─► Preparer ─► decide ──►┼─► user namespace
+//!  resource tuning ─────┘   (request/, pure)      └─► files (logs, hosts, termination, sub-paths)
+//! ```
+//!
+//! Owns no state: everything is read when it is needed. File work runs on the blocking pool, one
+//! job per container, and every wait has a deadline. Behaviour: spec 03a §5-6.
+
+mod environment;
+mod files;
+
+use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use tracing::warn;
+
+use self::files::{ContainerFiles, HostsFile};
+use super::{
+    prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
+    request::{
+        container::{self, ContainerParts},
+        dns::{self, DnsSettings, HostDns},
+        hosts,
+        mounts::{self, MountInputs, PlannedMount, Volume},
+        resources::{self, Cpus, Machine},
+        sandbox::{self, SandboxParts},
+        security::{self, ImageAccount, SecurityInputs},
+        userns::{self, HostIds},
+    },
+};
+use crate::{
+    engine::ports::{
+        ContainerTuning, Event, EventSink, HandlerFeatures, ImageUser, NodeFacts, ObjectSource, ResourceManager,
+        RuntimeState, UserNamespaces,
+    },
+    pod::{
+        ContainerKind, Pod, api, expand::Variables, fieldpath::Whereabouts, hostname::HostName,
+        observed::ObservedContainer,
+    },
+    proto::cri,
+};
+
+/// Longest wait for local files, objects and ids. Objects wait for their watch to catch up.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Settings of the request side.
+#[derive(Clone, Debug)]
+pub struct PreparerConfig {
+    /// `--root-dir`.
+    pub root_dir: PathBuf,
+    /// `podLogsDir`.
+    pub pod_logs_dir: PathBuf,
+    /// `resolvConf`; `None` for `""`.
+    pub resolv_conf: Option<PathBuf>,
+    /// The node's hosts file: `/etc/hosts`.
+    pub node_hosts_file: PathBuf,
+    /// `clusterDNS`.
+    pub cluster_dns: Vec<String>,
+    /// `clusterDomain`, `""` for none.
+    pub cluster_domain: String,
+    /// Name of this node.
+    pub node_name: String,
+    /// `seccompDefault`.
+    pub seccomp_default: bool,
+    /// Gate ContainerStopSignals.
+    pub stop_signals: bool,
+    /// Whether SELinux is enabled: `sys::machine::selinux_enabled`.
+    pub selinux: bool,
+    /// Masked besides the fixed paths: `sys::machine::thermal_throttle_paths`.
+    pub machine_masked: Vec<String>,
+    /// What resource values depend on.
+    pub machine: Machine,
+}
+
+/// The players the request side calls.
+pub struct PreparerDeps {
+    /// ConfigMaps, Secrets, Services.
+    pub objects: Arc<dyn ObjectSource>,
+    /// Devices, CPU sets.
+    pub resources: Arc<dyn ResourceManager>,
+    /// Host ids.
+    pub user_namespaces: Arc<dyn UserNamespaces>,
+    /// Takes events.
+    pub events: Arc<dyn EventSink>,
+    /// Facts of the node.
+    pub node: watch::Receiver<Arc<NodeFacts>>,
+    /// What the runtime says of itself.
+    pub runtime: watch::Receiver<Arc<RuntimeState>>,
+}
+
+/// Prepares sandboxes and containers: the real player of [`Prepare`].
+pub struct Preparer {
+    config: PreparerConfig,
+    deps: PreparerDeps,
+}
+
+impl Preparer {
+    /// Puts it together; reads nothing yet.
+    pub fn new(config: PreparerConfig, deps: PreparerDeps) -> Self {
+        Self { config, deps }
+    }
+
+    /// Checks the node's resolv.conf once: events `CheckLimitsForResolvConf` on the node.
+    pub async fn check_resolv_conf(&self) {
+        let Some(path) = self.config.resolv_conf.as_ref() else { return };
+        let complaints = match self.host_dns().await {
+            Ok(host) => {
+                dns::check_host_file(&path.to_string_lossy(), &host.unwrap_or_default(), &self.config.cluster_domain)
+            }
+            Err(e) => vec![e.0],
+        };
+        for message in complaints {
+            self.deps.events.record(Event::node_warning("CheckLimitsForResolvConf", message));
+        }
+    }
+
+    async fn host_dns(&self) -> Result<Option<HostDns>, PrepareError> {
+        let Some(path) = self.config.resolv_conf.clone() else { return Ok(None) };
+        let text = blocking("resolv.conf", move || files::read_limited(&path, dns::MAX_FILE)).await?;
+        dns::parse(&String::from_utf8_lossy(&text)).map(Some).map_err(text_of)
+    }
+
+    async fn pod_dns(&self, pod: &Pod) -> Result<cri::DnsConfig, PrepareError> {
+        let host = if dns::needs_host_file(pod) { self.host_dns().await? } else { None };
+        let loopback = |ip: &IpAddr| if ip.is_ipv6() { "::1" } else { "127.0.0.1" }.to_owned();
+        let settings = DnsSettings {
+            cluster_dns: self.config.cluster_dns.clone(),
+            cluster_domain: self.config.cluster_domain.clone(),
+            loopback: self.deps.node.borrow().host_ips.iter().map(loopback).collect(),
+        };
+        let made = dns::of_pod(pod, &settings, host.as_ref());
+        for warning in made.warnings {
+            self.deps.events.record(Event::warning(pod.id(), warning.reason, warning.message));
+            if let Some(message) = warning.on_node {
+                self.deps.events.record(Event::node_warning(warning.reason, message));
+            }
+        }
+        Ok(made.config)
+    }
+
+    /// The pod's host ids; `None` for the node's user namespace.
+    async fn host_ids(&self, pod: &Pod, handler: &str) -> Result<Option<HostIds>, PrepareError> {
+        let supported = self.features(handler).user_namespaces;
+        userns::check_support(pod, handler, supported).map_err(text_of)?;
+        if !userns::is_wanted(pod) {
+            return Ok(None);
+        }
+        let assigned = within("user namespace", self.deps.user_namespaces.assign(pod.uid())).await?;
+        let range = assigned.map_err(|e| PrepareError(format!("user namespace: {e}")))?;
+        Ok(Some(HostIds { first: range.first, length: range.length }))
+    }
+
+    fn features(&self, handler: &str) -> HandlerFeatures {
+        self.deps.runtime.borrow().handlers.get(handler).copied().unwrap_or_default()
+    }
+
+    fn pod_directory(&self, pod: &Pod) -> Result<PathBuf, PrepareError> {
+        Ok(self.config.root_dir.join("pods").join(file_name(pod.uid().as_str())?))
+    }
+
+    fn log_directory(&self, pod: &Pod) -> Result<PathBuf, PrepareError> {
+        Ok(self.config.pod_logs_dir.join(file_name(&container::pod_log_directory(pod))?))
+    }
+
+    fn security(
+        &self,
+        request: &ContainerRequest<'_>,
+        ids: Option<HostIds>,
+    ) -> Result<cri::LinuxContainerSecurityContext, PrepareError> {
+        let image = match &request.image.user {
+            ImageUser::Uid(uid) => ImageAccount::Uid(*uid),
+            ImageUser::Name(name) => ImageAccount::Name(name),
+            ImageUser::Unset => ImageAccount::Uid(0),
+        };
+        let inputs = SecurityInputs {
+            image,
+            seccomp_root: &self.config.root_dir.join("seccomp"),
+            seccomp_default: self.config.seccomp_default,
+            volume_groups: &[],
+            machine_masked: &self.config.machine_masked,
+            namespaces: security::namespaces(request.pod, request.target, userns::options(ids)),
+        };
+        security::of_container(request.pod, request.container, inputs).map_err(text_of)
+    }
+
+    fn planned_mounts(
+        &self,
+        request: &ContainerRequest<'_>,
+        env: &Variables<'_>,
+        id_mappings: &[cri::IdMapping],
+    ) -> Result<Vec<PlannedMount>, PrepareError> {
+        let inputs = MountInputs {
+            volume: &|name| {
+                let volume = request.volumes.by_name.get(name)?;
+                Some(Volume {
+                    host_path: volume.host_path.as_deref(),
+                    read_only: volume.read_only,
+                    relabel: volume.relabel,
+                    sub_path_mode: volume.sub_path_mode,
+                })
+            },
+            env,
+            recursive_read_only: self.features(request.handler).recursive_read_only_mounts,
+            selinux: self.config.selinux,
+            id_mappings,
+        };
+        mounts::plan(request.container, &inputs).map_err(text_of)
+    }
+
+    /// The content of the hosts file, where the container gets one.
+    fn hosts_file(&self, pod: &Pod, container: &api::Container, ips: &[IpAddr]) -> Result<HostsFile, PrepareError> {
+        if !hosts::is_wanted(pod.is_host_network(), ips, container) {
+            return Ok(HostsFile::None);
+        }
+        let aliases = pod.spec().host_aliases.clone().unwrap_or_default();
+        if pod.is_host_network() {
+            return Ok(HostsFile::Node { file: self.config.node_hosts_file.clone(), aliases });
+        }
+        let name = HostName::of(pod, &self.config.cluster_domain).map_err(text_of)?;
+        Ok(HostsFile::Pod(hosts::of_pod(&name, ips, &aliases)))
+    }
+
+    async fn mounts(
+        &self,
+        request: &ContainerRequest<'_>,
+        planned: Vec<PlannedMount>,
+        ips: &[IpAddr],
+        id_mappings: Vec<cri::IdMapping>,
+    ) -> Result<Vec<cri::Mount>, PrepareError> {
+        let (pod, container) = (request.pod, request.container);
+        let log_directory = self.log_directory(pod)?.join(file_name(&container.name)?);
+        let job = ContainerFiles {
+            container: container.name.clone(),
+            pod_directory: self.pod_directory(pod)?,
+            log_directory,
+            planned,
+            hosts: self.hosts_file(pod, container, ips)?,
+            message_path: container.termination_message_path.clone().unwrap_or_default(),
+            selinux: self.config.selinux,
+            id_mappings,
+        };
+        blocking("files of the container", move || job.make()).await
+    }
+
+    fn tuning(&self, pod: &Pod, kind: ContainerKind, container: &str) -> Result<ContainerTuning, PrepareError> {
+        self.deps.resources.tuning(pod, kind, container).map_err(text_of)
+    }
+}
+
+#[async_trait]
+impl Prepare for Preparer {
+    async fn sandbox(&self, request: SandboxRequest<'_>) -> Result<cri::PodSandboxConfig, PrepareError> {
+        let pod = request.pod;
+        let ids = self.host_ids(pod, request.handler).await?;
+        let dns = self.pod_dns(pod).await?;
+        let log_directory = self.log_directory(pod)?;
+        let PodLinuxResources { resources, overhead } = self.pod_resources(pod);
+        let config = sandbox::config(SandboxParts {
+            pod,
+            attempt: request.attempt,
+            cluster_domain: &self.config.cluster_domain,
+            log_directory: &log_directory,
+            dns,
+            cgroup_parent: request.cgroup_parent,
+            userns: userns::options(ids),
+            volume_groups: &[],
+            resources,
+            overhead,
+        })
+        .map_err(text_of)?;
+        blocking("pod log directory", move || files::make_log_directory(&log_directory)).await?;
+        Ok(config)
+    }
+
+    async fn container(&self, request: ContainerRequest<'_>) -> Result<cri::ContainerConfig, PrepareError> {
+        let (pod, container) = (request.pod, request.container);
+        let tuning = self.tuning(pod, request.kind, &container.name)?;
+        let ids = self.host_ids(pod, request.handler).await?;
+        let security = self.security(&request, ids)?;
+        let facts = self.deps.node.borrow().clone();
+        let ips = pod_ips(pod, request.pod_ips, &facts.host_ips);
+        let at = Whereabouts { node_name: &self.config.node_name, host_ips: &facts.host_ips, pod_ips: &ips };
+        let env = self.environment(&request, &tuning.envs, at, &facts.allocatable).await?;
+        let variables = Variables::new(env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        let id_mappings = userns::mappings(ids);
+        let planned = self.planned_mounts(&request, &variables, &id_mappings)?;
+        let mut resources = resources::of_container(pod, container, cpus(&tuning), &self.config.machine);
+        resources.cpuset_cpus.clone_from(&tuning.cpuset_cpus);
+        resources.cpuset_mems.clone_from(&tuning.cpuset_mems);
+        let mut mounts = tuning.mounts;
+        mounts.extend(self.mounts(&request, planned, &ips, id_mappings).await?);
+        Ok(container::config(ContainerParts {
+            pod,
+            container,
+            restart_count: request.restart_count,
+            image: &request.image.reference,
+            env: &env,
+            annotations: &tuning.annotations,
+            mounts,
+            devices: tuning.devices,
+            cdi_devices: tuning.cdi_devices,
+            resources,
+            security,
+            stop_signals: self.config.stop_signals,
+        }))
+    }
+
+    async fn restart_count(&self, pod: &Pod, container: &str, newest: Option<&ObservedContainer>) -> u32 {
+        if let Some(newest) = newest {
+            return u32::try_from(newest.restart_count).unwrap_or(0).saturating_add(1);
+        }
+        let listed = match (self.log_directory(pod), file_name(container)) {
+            (Ok(directory), Ok(name)) => {
+                let directory = directory.join(name);
+                blocking("container log directory", move || files::file_names(&directory)).await
+            }
+            (Err(e), _) | (_, Err(e)) => Err(e),
+        };
+        match listed {
+            Ok(names) => container::restart_count_of_logs(names.iter().map(String::as_str)),
+            Err(e) => {
+                // A count that is too low only reuses a log file; the container must start.
+                warn!(pod = %pod.id(), containerName = container, err = %e, "Restart count unknown, taken as 0");
+                0
+            }
+        }
+    }
+
+    fn container_resources(&self, pod: &Pod, container: &api::Container) -> cri::LinuxContainerResources {
+        let kind = pod.container(&container.name).map_or(ContainerKind::Ephemeral, |(kind, _)| kind);
+        let tuning = self.tuning(pod, kind, &container.name).unwrap_or_default();
+        resources::of_container(pod, container, cpus(&tuning), &self.config.machine)
+    }
+
+    fn pod_resources(&self, pod: &Pod) -> PodLinuxResources {
+        PodLinuxResources {
+            resources: resources::of_pod(pod, &self.config.machine),
+            overhead: resources::of_overhead(pod, &self.config.machine),
+        }
+    }
+}
+
+fn cpus(tuning: &ContainerTuning) -> Cpus {
+    if tuning.exclusive_cpus { Cpus::Exclusive } else { Cpus::Shared }
+}
+
+/// The addresses a container sees: the node's for host network, else the first of the node's
+/// preferred family and the first of the other (spec 02b §6.1).
+fn pod_ips(pod: &Pod, reported: &[IpAddr], host: &[IpAddr]) -> Vec<IpAddr> {
+    if pod.is_host_network() && reported.is_empty() {
+        return host.to_vec();
+    }
+    let prefer_v6 = host.first().is_some_and(IpAddr::is_ipv6);
+    let first_of = |v6: bool| reported.iter().copied().find(move |ip| ip.is_ipv6() == v6);
+    first_of(prefer_v6).into_iter().chain(first_of(!prefer_v6)).collect()
+}
+
+/// A foreign text as one component of a path.
+fn file_name(text: &str) -> Result<&str, PrepareError> {
+    if matches!(text, "" | "." | "..") || text.contains(['/', '\0']) {
+        return Err(PrepareError(format!("{text:?} cannot be the name of a file or directory")));
+    }
+    Ok(text)
+}
+
+fn text_of(error: impl std::fmt::Display) -> PrepareError {
+    PrepareError(error.to_string())
+}
+
+async fn within<T>(what: &str, wait: impl Future<Output = T>) -> Result<T, PrepareError> {
+    tokio::time::timeout(LIMIT, wait).await.map_err(|_| PrepareError(format!("{what}: no answer within {LIMIT:?}")))
+}
+
+/// Runs file work on the blocking pool; a job that hangs is left behind and named.
+async fn blocking<T: Send + 'static>(
+    what: &str,
+    job: impl FnOnce() -> Result<T, PrepareError> + Send + 'static,
+) -> Result<T, PrepareError> {
+    let done = within(what, tokio::task::spawn_blocking(job)).await?;
+    done.map_err(|e| PrepareError(format!("{what}: {e}")))?
+}

@@ -1,0 +1,191 @@
+//! The files around a container: log directory, sub-paths, hosts file, termination message.
+//! Blocking: runs on the blocking pool, all files of one container in one go.
+
+use std::{
+    fs::{self, DirBuilder, OpenOptions, Permissions},
+    io::{self, Read},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use tracing::{error, warn};
+
+use super::{PrepareError, file_name, hosts, mounts::PlannedMount};
+use crate::{
+    pod::api,
+    proto::cri,
+    sys::{atomic_file, sub_path},
+};
+
+/// Termination message files that are kept of one container: those of instances that may still
+/// be asked for, and not one for every crash.
+const KEPT_MESSAGES: usize = 8;
+/// Attempts to find an unused file name.
+const ATTEMPTS: u32 = 16;
+const NODE_HOSTS_MAX: u64 = 10 << 20;
+
+/// What becomes of `/etc/hosts`.
+pub(super) enum HostsFile {
+    /// Nothing is mounted.
+    None,
+    /// The managed file with this text.
+    Pod(String),
+    /// The node's file with aliases.
+    Node {
+        /// The node's file.
+        file: PathBuf,
+        /// `spec.hostAliases`.
+        aliases: Vec<api::HostAlias>,
+    },
+}
+
+/// The file work of one container.
+pub(super) struct ContainerFiles {
+    /// Its name.
+    pub container: String,
+    /// `<root>/pods/<uid>`.
+    pub pod_directory: PathBuf,
+    /// Where its logs go.
+    pub log_directory: PathBuf,
+    /// Its volume mounts.
+    pub planned: Vec<PlannedMount>,
+    /// `/etc/hosts`.
+    pub hosts: HostsFile,
+    /// `terminationMessagePath`; empty for none.
+    pub message_path: String,
+    /// Whether SELinux is enabled.
+    pub selinux: bool,
+    /// Of the pod's user namespace.
+    pub id_mappings: Vec<cri::IdMapping>,
+}
+
+impl ContainerFiles {
+    /// Makes all of them and returns the mounts: volumes, hosts file, termination message.
+    pub(super) fn make(mut self) -> Result<Vec<cri::Mount>, PrepareError> {
+        make_log_directory(&self.log_directory)?;
+        let planned = std::mem::take(&mut self.planned);
+        let mut mounts = planned.into_iter().map(|mount| self.volume_mount(mount)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(path) = self.write_hosts()? {
+            mounts.push(self.own_mount(hosts::PATH.to_owned(), &path));
+        }
+        if !self.message_path.is_empty() {
+            match self.termination_file() {
+                Ok(path) => mounts.push(self.own_mount(self.message_path.clone(), &path)),
+                // The container can run without; its message will be missing.
+                Err(e) => error!(containerName = %self.container, err = %e, "Error on creating termination-log file"),
+            }
+        }
+        Ok(mounts)
+    }
+
+    fn volume_mount(&self, planned: PlannedMount) -> Result<cri::Mount, PrepareError> {
+        let mut mount = planned.mount;
+        let Some(sub) = planned.sub_path else { return Ok(mount) };
+        let holder = self.pod_directory.join("volume-subpaths");
+        let index = sub.index.to_string();
+        let target = holder.join(file_name(&sub.volume)?).join(file_name(&self.container)?).join(index);
+        // Details of the host are for the log, not for the pod's owner.
+        let refused = |what: &str, e: io::Error| {
+            error!(volumeName = %sub.volume, containerName = %self.container, path = %sub.path.display(), err = %e,
+                "Sub-path cannot be used");
+            PrepareError(format!("failed to {what} for volumeMount {:?} of container {:?}", sub.volume, self.container))
+        };
+        sub_path::make_inside(&sub.volume_path, &sub.path, sub.mode)
+            .map_err(|e| refused("create subPath directory", e))?;
+        sub_path::bind_inside(&sub.volume_path, &sub.path, sub.mode, &target)
+            .map_err(|e| refused("prepare subPath", e))?;
+        mount.host_path = target.to_string_lossy().into_owned();
+        Ok(mount)
+    }
+
+    /// Writes the hosts file where its content differs, so that its inode stays while it can.
+    fn write_hosts(&self) -> Result<Option<PathBuf>, PrepareError> {
+        let content = match &self.hosts {
+            HostsFile::None => return Ok(None),
+            HostsFile::Pod(text) => text.clone().into_bytes(),
+            HostsFile::Node { file, aliases } => hosts::of_node(&read_limited(file, NODE_HOSTS_MAX)?, aliases),
+        };
+        let path = self.pod_directory.join("etc-hosts");
+        if fs::read(&path).is_ok_and(|present| present == content) {
+            return Ok(Some(path));
+        }
+        make_private_directory(&self.pod_directory)?;
+        atomic_file::replace_unsynced(&path, &content, 0o644).map_err(|e| at(&path, e))?;
+        Ok(Some(path))
+    }
+
+    fn termination_file(&self) -> Result<PathBuf, PrepareError> {
+        let directory = self.pod_directory.join("containers").join(file_name(&self.container)?);
+        make_private_directory(&directory)?;
+        drop_oldest(&directory, KEPT_MESSAGES - 1);
+        for _ in 0..ATTEMPTS {
+            let path = directory.join(format!("{:08x}", rand::random::<u32>()));
+            match OpenOptions::new().write(true).create_new(true).mode(0o666).open(&path) {
+                Ok(file) => {
+                    file.set_permissions(Permissions::from_mode(0o666)).map_err(|e| at(&path, e))?;
+                    return Ok(path);
+                }
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(at(&path, e)),
+            }
+        }
+        Err(PrepareError(format!("{}: no unused name", directory.display())))
+    }
+
+    fn own_mount(&self, container_path: String, host_path: &Path) -> cri::Mount {
+        cri::Mount {
+            container_path,
+            host_path: host_path.to_string_lossy().into_owned(),
+            selinux_relabel: self.selinux,
+            uid_mappings: self.id_mappings.clone(),
+            gid_mappings: self.id_mappings.clone(),
+            ..Default::default()
+        }
+    }
+}
+
+/// Makes a log directory that everyone may read.
+pub(super) fn make_log_directory(path: &Path) -> Result<(), PrepareError> {
+    DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(|e| at(path, e))
+}
+
+fn make_private_directory(path: &Path) -> Result<(), PrepareError> {
+    DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(|e| at(path, e))
+}
+
+/// The content of a file that must not be longer than `limit` bytes.
+pub(super) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, PrepareError> {
+    let mut content = Vec::new();
+    let file = fs::File::open(path).map_err(|e| at(path, e))?;
+    file.take(limit + 1).read_to_end(&mut content).map_err(|e| at(path, e))?;
+    if content.len() as u64 > limit {
+        return Err(PrepareError(format!("{}: longer than {limit} bytes", path.display())));
+    }
+    Ok(content)
+}
+
+/// Names of the files (not directories) in a directory; none where it does not exist.
+pub(super) fn file_names(directory: &Path) -> Result<Vec<String>, PrepareError> {
+    let list = match fs::read_dir(directory) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(|e| at(directory, e))?,
+    };
+    let files = list.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir()));
+    Ok(files.filter_map(|entry| entry.file_name().into_string().ok()).collect())
+}
+
+fn drop_oldest(directory: &Path, keep: usize) {
+    let modified = |entry: &fs::DirEntry| entry.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let mut files: Vec<_> = fs::read_dir(directory).into_iter().flatten().flatten().collect();
+    files.sort_by_key(|entry| std::cmp::Reverse(modified(entry)));
+    for old in files.into_iter().skip(keep) {
+        if let Err(e) = fs::remove_file(old.path()) {
+            warn!(path = %old.path().display(), err = %e, "Old termination message stays");
+        }
+    }
+}
+
+fn at(path: &Path, error: io::Error) -> PrepareError {
+    PrepareError(format!("{}: {error}", path.display()))
+}
