@@ -1,8 +1,68 @@
 //! What people type: one file per command.
+//!
+//! Called as `kubelet` (a link will do) we are kubelet: its flags, its texts, its exit codes. Called
+//! by any other name we are `berth` with commands of our own, of which `run` takes kubelet's flags.
 
-use std::{ffi::OsString, process::ExitCode};
+mod config;
+mod run;
+
+use std::{ffi::OsString, path::Path, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{Personality, version};
+
+/// A node agent: a drop-in for kubelet v1.36.
+#[derive(Parser, Debug)]
+#[command(name = "berth", version = version_line(), subcommand_required = true, arg_required_else_help = true)]
+struct Berth {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Run the agent; takes kubelet's flags (`berth run --help` lists them)
+    #[command(disable_help_flag = true)]
+    Run {
+        /// Flags of kubelet
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+        flags: Vec<OsString>,
+    },
+    /// Look at configuration files
+    Config {
+        #[command(subcommand)]
+        command: config::Command,
+    },
+    /// Print the version
+    Version,
+}
+
+fn version_line() -> String {
+    format!("{} (kubelet {})", version::BERTH, version::VERSION)
+}
 
 /// Runs the command that `args` (program name first) ask for.
-pub fn main(_args: impl Iterator<Item = OsString>) -> ExitCode {
-    ExitCode::FAILURE
+pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let args: Vec<OsString> = args.collect();
+    let is_kubelet = args.first().and_then(|name| Path::new(name).file_name()).is_some_and(|name| name == "kubelet");
+    if is_kubelet {
+        return run::run(Personality::Kubelet, args.get(1..).unwrap_or_default());
+    }
+    let berth = match Berth::try_parse_from(args) {
+        Ok(berth) => berth,
+        Err(told) => {
+            // Help and version are "errors" too; a closed terminal is no reason to fail otherwise.
+            let _ = told.print();
+            return ExitCode::from(u8::try_from(told.exit_code()).unwrap_or(1));
+        }
+    };
+    match berth.command {
+        Command::Run { flags } => run::run(Personality::Berth, &flags),
+        Command::Config { command } => config::run(&command),
+        Command::Version => {
+            println!("berth {}", version_line());
+            ExitCode::SUCCESS
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Why the agent cannot start: one variant per stage of spec 01 §1, with the reference's wrapper text. Pure.
 
-use super::{fields::LoggingConfiguration, gates::LockedGate};
+use super::gates::LockedGate;
 
 /// A failed start, as it is reported: the stage's text, then the cause.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -44,8 +44,6 @@ pub enum StartupError {
         errors: String,
         /// The configuration that was refused, secrets masked.
         dump: String,
-        /// How this is to be logged.
-        logging: Box<LoggingConfiguration>,
     },
     /// Stage 9: TLS options.
     #[error("failed to construct kubelet dependencies: {0}")]
@@ -53,14 +51,4 @@ pub enum StartupError {
     /// Stage 11: settings that are looked at last.
     #[error("failed to run Kubelet: {0}")]
     Run(String),
-}
-
-impl StartupError {
-    /// How the failure is to be logged, where the configuration got far enough to say so.
-    pub fn logging(&self) -> Option<&LoggingConfiguration> {
-        match self {
-            Self::Validate { logging, .. } => Some(logging),
-            _ => None,
-        }
-    }
 }

@@ -9,7 +9,7 @@ use super::{
     configz, decode, defaults, dropins,
     effective::not_yet_effective,
     errors::StartupError,
-    fields::KubeletConfiguration,
+    fields::{KubeletConfiguration, LoggingConfiguration},
     flags::{self, KubeletFlags, Parsed, Settings, VersionRequest},
     gates::FeatureGates,
     host::HostFacts,
@@ -73,6 +73,8 @@ pub struct Loading {
     pub deprecations: Vec<String>,
     /// What was noticed before a failure; on success the notices are in [`Loaded`].
     pub notices: Vec<Notice>,
+    /// How to log, as far as the configuration got to say so.
+    pub logging: LoggingConfiguration,
     /// The request, or why there is none.
     pub outcome: Result<Request, StartupError>,
 }
@@ -84,13 +86,26 @@ pub fn load(personality: Personality, args: &[OsString], host: &HostFacts) -> Lo
         Ok(parsed) => parsed,
         Err(cause) => return failed(StartupError::ParseFlag(cause)),
     };
-    let mut notices = Vec::new();
-    let outcome = resolve(&Given { personality, args, parsed: &parsed, host }, settings, &mut notices);
-    Loading { deprecations: parsed.deprecations, notices, outcome }
+    let mut told = Told::default();
+    let outcome = resolve(&Given { personality, args, parsed: &parsed, host }, settings, &mut told);
+    Loading { deprecations: parsed.deprecations, notices: told.notices, logging: told.logging, outcome }
 }
 
 fn failed(error: StartupError) -> Loading {
-    Loading { deprecations: Vec::new(), notices: Vec::new(), outcome: Err(error) }
+    let Told { notices, logging } = Told::default();
+    Loading { deprecations: Vec::new(), notices, logging, outcome: Err(error) }
+}
+
+/// What is known of the log, and what is to be written to it, so far.
+struct Told {
+    notices: Vec<Notice>,
+    logging: LoggingConfiguration,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Self { notices: Vec::new(), logging: defaults::defaults().logging }
+    }
 }
 
 /// The settings before the command line is read.
@@ -114,7 +129,7 @@ struct Given<'a> {
     host: &'a HostFacts,
 }
 
-fn resolve(given: &Given<'_>, first: Settings, notices: &mut Vec<Notice>) -> Result<Request, StartupError> {
+fn resolve(given: &Given<'_>, first: Settings, told: &mut Told) -> Result<Request, StartupError> {
     if let Some(word) = given.parsed.words.first() {
         return Err(StartupError::UnknownCommand(word.clone()));
     }
@@ -128,16 +143,19 @@ fn resolve(given: &Given<'_>, first: Settings, notices: &mut Vec<Notice>) -> Res
         VersionRequest::None => version::VERSION.to_owned(),
     };
     let mut gates = FeatureGates::new();
-    notices.extend(gates.set_from_map(&first.config.feature_gates).map_err(StartupError::InitialGates)?);
+    told.notices.extend(gates.set_from_map(&first.config.feature_gates).map_err(StartupError::InitialGates)?);
     start::node_labels(&first.flags.node_labels).map_err(StartupError::ValidateFlags)?;
     let flag_values = flags::values(&first);
-    let settings = over_files(given, first, &gates, notices)?;
-    let told = gates.set_from_map(&settings.config.feature_gates).map_err(StartupError::Gates)?;
-    notices.extend(told.into_iter().filter(|notice| !notices.contains(notice)).collect::<Vec<_>>());
-    judge(&settings, &gates, given.host, notices)?;
+    let settings = over_files(given, first, &gates, &mut told.notices)?;
+    for notice in gates.set_from_map(&settings.config.feature_gates).map_err(StartupError::Gates)? {
+        if !told.notices.contains(&notice) {
+            told.notices.push(notice);
+        }
+    }
+    judge(&settings, &gates, given.host, told)?;
     let Settings { config, flags } = settings;
-    notices.extend(not_yet_effective(&config, &flags).into_iter().map(Notice::NotYetEffective));
-    let notices = std::mem::take(notices);
+    told.notices.extend(not_yet_effective(&config, &flags).into_iter().map(Notice::NotYetEffective));
+    let notices = std::mem::take(&mut told.notices);
     Ok(Request::Run(Box::new(Loaded { config, flags, gates, flag_values, version, notices })))
 }
 
@@ -163,6 +181,11 @@ fn over_files(
             dropins::merge_directory(&config, &flags.config_dir, gates).map_err(StartupError::MergeDropins)?;
         config = merged;
         notices.extend(told);
+    }
+    if flags.strict_config
+        && let Some(cause) = notices.iter().find_map(Notice::strict_error)
+    {
+        return Err(StartupError::LoadFile { path: flags.config.clone(), cause });
     }
     let in_files = config.feature_gates.clone();
     let mut settings = Settings { config, flags: KubeletFlags::default() };
@@ -192,6 +215,31 @@ pub fn read_main(path: &str, gates: &FeatureGates) -> Result<(KubeletConfigurati
     decode::main_file(&text, &directory, gates).map_err(wrapped)
 }
 
+/// Judges a main file and its drop-ins as far as that is possible without the command line and
+/// without regard to this machine, which need not be the one the file is for.
+///
+/// # Errors
+/// The stage that fails, in the reference's words.
+pub fn check(path: &str, drop_ins: Option<&str>) -> Result<Vec<Notice>, StartupError> {
+    let host = HostFacts::default();
+    let mut gates = FeatureGates::new();
+    let failed = |cause| StartupError::LoadFile { path: path.to_owned(), cause };
+    let (mut config, mut notices) = read_main(path, &gates).map_err(failed)?;
+    if let Some(directory) = drop_ins {
+        let (merged, told) =
+            dropins::merge_directory(&config, directory, &gates).map_err(StartupError::MergeDropins)?;
+        config = merged;
+        notices.extend(told);
+    }
+    notices.extend(gates.set_from_map(&config.feature_gates).map_err(StartupError::Gates)?);
+    judge_log(&config, &gates)?;
+    notices.extend(judge_file(&config, &gates, &host)?);
+    start::reservations(&config, &host).map_err(StartupError::Run)?;
+    let flags = KubeletFlags::default();
+    notices.extend(not_yet_effective(&config, &flags).into_iter().map(Notice::NotYetEffective));
+    Ok(notices)
+}
+
 fn absolute(path: &str) -> Result<String, String> {
     if path.starts_with('/') {
         return Ok(super::text::clean_path(path));
@@ -201,23 +249,31 @@ fn absolute(path: &str) -> Result<String, String> {
 }
 
 /// Stages 7 to 11, as far as they need no machine.
-fn judge(
-    settings: &Settings,
-    gates: &FeatureGates,
-    host: &HostFacts,
-    notices: &mut Vec<Notice>,
-) -> Result<(), StartupError> {
+fn judge(settings: &Settings, gates: &FeatureGates, host: &HostFacts, told: &mut Told) -> Result<(), StartupError> {
     let Settings { config, flags } = settings;
-    let log = validate::log_settings(config, gates);
-    if !log.is_empty() {
-        return Err(StartupError::Logging(log));
-    }
-    validate::validate(config, gates, host).map_err(|errors| StartupError::Validate {
-        errors,
-        dump: configz::masked(config),
-        logging: Box::new(config.logging.clone()),
-    })?;
-    notices.extend(start::tls_options(config).map_err(StartupError::Dependencies)?);
-    notices.extend(start::run(config, flags, host).map_err(StartupError::Run)?);
+    judge_log(config, gates)?;
+    told.logging.clone_from(&config.logging);
+    told.notices.extend(judge_file(config, gates, host)?);
+    told.notices.extend(start::run(config, flags, host).map_err(StartupError::Run)?);
     Ok(())
 }
+
+/// Stage 7.
+fn judge_log(config: &KubeletConfiguration, gates: &FeatureGates) -> Result<(), StartupError> {
+    let wrong = validate::log_settings(config, gates);
+    if wrong.is_empty() { Ok(()) } else { Err(StartupError::Logging(wrong)) }
+}
+
+/// Stages 8 and 9.
+fn judge_file(
+    config: &KubeletConfiguration,
+    gates: &FeatureGates,
+    host: &HostFacts,
+) -> Result<Vec<Notice>, StartupError> {
+    validate::validate(config, gates, host)
+        .map_err(|errors| StartupError::Validate { errors, dump: configz::masked(config) })?;
+    start::tls_options(config).map_err(StartupError::Dependencies)
+}
+
+#[cfg(test)]
+mod tests;

@@ -42,5 +42,5 @@ pub use fields::KubeletConfiguration;
 pub use flags::KubeletFlags;
 pub use gates::FeatureGates;
 pub use host::HostFacts;
-pub use load::{Loaded, Loading, Personality, Request, help, load, read_main};
+pub use load::{Loaded, Loading, Personality, Request, check, help, load, read_main};
 pub use notice::Notice;

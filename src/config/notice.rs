@@ -7,6 +7,8 @@ use super::effective::NotYet;
 /// Something worth a log line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Notice {
+    /// A flag was used that should not be; the whole line.
+    DeprecatedFlag(String),
     /// A strict decoding failed, a lenient one did not (spec 01 §3.2).
     LenientDecoding {
         /// The strict error.
@@ -94,4 +96,19 @@ pub enum Notice {
     },
     /// The agent's own cgroup lies outside of `kubeReservedCgroup`.
     CgroupOutsideReservation,
+}
+
+impl Notice {
+    /// What a strict reader of the files would refuse, if this is about that.
+    pub fn strict_error(&self) -> Option<String> {
+        match self {
+            Self::LenientDecoding { error, .. } => Some(error.clone()),
+            Self::AppliedDropin { path, unknown, .. } if !unknown.is_empty() => {
+                let fields: Vec<String> =
+                    unknown.iter().map(|path| format!("unknown field {}", super::text::quote(path))).collect();
+                Some(format!("{path}: strict decoding error: {}", fields.join(", ")))
+            }
+            _ => None,
+        }
+    }
 }

@@ -5,6 +5,7 @@
 
 mod admission;
 mod allocation;
+mod build;
 pub mod encode;
 mod engine;
 pub mod exposition;
@@ -19,6 +20,7 @@ mod status;
 
 pub use admission::AdmissionMetrics;
 pub use allocation::AllocationMetrics;
+pub use build::{BuildInfo, register_build_info, register_features, register_process, start_time_seconds};
 pub use engine::{EngineMetrics, WorkingPods, static_label};
 pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
 pub use pleg::PlegMetrics;

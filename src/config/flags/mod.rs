@@ -82,6 +82,8 @@ pub struct KubeletFlags {
     pub boot_id_file: String,
     /// Files of the machine id, comma-separated.
     pub machine_id_file: String,
+    /// Whether strict errors of the files are fatal.
+    pub strict_config: bool,
     /// Flags of old that are accepted and do nothing, by name, where given.
     pub ignored: BTreeMap<&'static str, String>,
     /// Whether help was asked for.
@@ -118,6 +120,7 @@ impl Default for KubeletFlags {
             max_housekeeping_interval: GoDuration::from_secs(15),
             boot_id_file: "/proc/sys/kernel/random/boot_id".to_owned(),
             machine_id_file: "/etc/machine-id,/var/lib/dbus/machine-id".to_owned(),
+            strict_config: false,
             ignored: BTreeMap::new(),
             help: false,
             version: VersionRequest::None,

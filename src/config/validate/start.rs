@@ -118,6 +118,11 @@ pub fn run(c: &KubeletConfiguration, flags: &KubeletFlags, host: &HostFacts) -> 
             quote(&flags.cloud_provider)
         ));
     }
+    if !flags.is_standalone() && c.kube_api_qps > 0 && c.kube_api_burst == 0 {
+        return Err("failed to initialize kubelet client: burst is required to be greater than 0 when RateLimiter is \
+                    not set and QPS is set to greater than 0"
+            .to_owned());
+    }
     authentication(c, flags)?;
     reservations(c, host)?;
     eviction_graces(c)?;

@@ -1,0 +1,50 @@
+//! The JSON line: one object per record. Spec 01 §6.2.
+
+use serde_json::{Map, Number, Value as Json, json};
+
+use super::record::{Record, Severity, Value};
+
+/// The line of a record, with its newline.
+pub(super) fn line(record: &Record<'_>) -> String {
+    let mut object = Map::new();
+    let millis = record.at.as_nanosecond() as f64 / 1e6;
+    object.insert("ts".to_owned(), Number::from_f64(millis).map_or(Json::Null, Json::Number));
+    object.insert("caller".to_owned(), Json::String(format!("{}:{}", caller(record.file), record.line)));
+    object.insert("msg".to_owned(), Json::String(record.fields.message.clone()));
+    if record.severity != Severity::Error {
+        object.insert("v".to_owned(), record.level.into());
+    }
+    if let Some(error) = &record.fields.error {
+        object.insert("err".to_owned(), Json::String(error.clone()));
+    }
+    for (key, value) in &record.fields.values {
+        object.insert((*key).to_owned(), field(key, value));
+    }
+    let mut line = Json::Object(object).to_string();
+    line.push('\n');
+    line
+}
+
+/// The file with the folder it lies in.
+fn caller(file: &str) -> &str {
+    let mut slashes = file.rmatch_indices('/').map(|(at, _)| at);
+    slashes.nth(1).and_then(|at| file.get(at + 1..)).unwrap_or(file)
+}
+
+fn field(key: &str, value: &Value) -> Json {
+    match value {
+        Value::Text(text) if key == "pod" => reference(text),
+        Value::Text(text) => Json::String(text.clone()),
+        Value::Plain(plain) => serde_json::from_str(plain).unwrap_or_else(|_| Json::String(plain.clone())),
+        Value::List(items) if key == "pods" => items.iter().map(|item| reference(item)).collect(),
+        Value::List(items) => items.iter().cloned().collect(),
+    }
+}
+
+/// `namespace/name` as an object.
+fn reference(text: &str) -> Json {
+    match text.split_once('/') {
+        Some((namespace, name)) => json!({"name": name, "namespace": namespace}),
+        None => json!({"name": text}),
+    }
+}

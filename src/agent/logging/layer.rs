@@ -1,0 +1,105 @@
+//! From `tracing` events to lines on streams.
+
+use std::sync::Arc;
+
+use jiff::{Timestamp, tz::TimeZone};
+use tracing::{
+    Event, Metadata, Subscriber,
+    level_filters::LevelFilter,
+    span::{Attributes, Id, Record as Values},
+};
+use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
+
+use super::{
+    json,
+    record::{Fields, LevelOf, Record, Severity},
+    streams::Streams,
+    text,
+    verbosity::{Verbosity, implied},
+};
+
+/// How records are written down.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Format {
+    Text,
+    Json,
+}
+
+/// The layer.
+pub(super) struct Klog {
+    format: Format,
+    verbosity: Arc<Verbosity>,
+    streams: Arc<Streams>,
+    zone: TimeZone,
+    pid: u32,
+}
+
+impl Klog {
+    pub(super) fn new(format: Format, verbosity: Arc<Verbosity>, streams: Arc<Streams>) -> Self {
+        Self { format, verbosity, streams, zone: TimeZone::system(), pid: std::process::id() }
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Klog {
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(self.verbosity.ceiling())
+    }
+
+    /// What can be told from the call site alone; a record with a level of its own is looked at later.
+    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
+        if metadata.is_span() || metadata.fields().field("v").is_some() {
+            return true;
+        }
+        implied(metadata).is_none_or(|level| level <= self.verbosity.of_file(metadata.file().unwrap_or_default()))
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        let Some(implied) = implied(metadata) else { return true };
+        let mut level = LevelOf::default();
+        event.record(&mut level);
+        level.0.unwrap_or(implied) <= self.verbosity.of_file(metadata.file().unwrap_or_default())
+    }
+
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        attributes.record(&mut fields);
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().insert(fields);
+        }
+    }
+
+    fn on_record(&self, id: &Id, values: &Values<'_>, context: Context<'_, S>) {
+        if let Some(span) = context.span(id)
+            && let Some(fields) = span.extensions_mut().get_mut::<Fields>()
+        {
+            values.record(fields);
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let said = Fields::of(event);
+        let mut fields = Fields { message: said.message, error: said.error, level: said.level, values: Vec::new() };
+        for span in context.event_scope(event).into_iter().flat_map(|scope| scope.from_root()) {
+            if let Some(known) = span.extensions().get::<Fields>() {
+                known.values.iter().for_each(|(key, value)| fields.add(key, value.clone()));
+            }
+        }
+        said.values.into_iter().for_each(|(key, value)| fields.add(key, value));
+        let metadata = event.metadata();
+        let severity = Severity::of(*metadata.level());
+        let record = Record {
+            severity,
+            at: Timestamp::now(),
+            file: metadata.file().unwrap_or("???"),
+            line: metadata.line().unwrap_or(0),
+            level: fields.level.or_else(|| implied(metadata)).unwrap_or(0),
+            fields,
+        };
+        let line = match self.format {
+            Format::Text => text::line(&record, &self.zone, self.pid),
+            Format::Json => json::line(&record),
+        };
+        self.streams.write(severity == Severity::Error, &line);
+    }
+}

@@ -1,0 +1,156 @@
+//! One log record: what an event and its spans say, before it has a format.
+
+use std::fmt::{Debug, Write as _};
+
+use tracing::{
+    Event, Level,
+    field::{Field, Visit},
+};
+
+/// How bad it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Severity {
+    Info,
+    Warning,
+    Error,
+}
+
+impl Severity {
+    pub(super) fn of(level: Level) -> Self {
+        match level {
+            Level::ERROR => Self::Error,
+            Level::WARN => Self::Warning,
+            _ => Self::Info,
+        }
+    }
+}
+
+/// The value of a field.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Value {
+    /// A string, an error, or what prints as one.
+    Text(String),
+    /// A number or boolean, as JSON.
+    Plain(String),
+    /// A list of strings.
+    List(Vec<String>),
+}
+
+/// What an event or a span says.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct Fields {
+    pub(super) message: String,
+    pub(super) error: Option<String>,
+    pub(super) level: Option<u32>,
+    pub(super) values: Vec<(&'static str, Value)>,
+}
+
+impl Fields {
+    pub(super) fn of(event: &Event<'_>) -> Self {
+        let mut fields = Self::default();
+        event.record(&mut fields);
+        fields
+    }
+
+    /// Adds a value; of two with one key the later stands, and stands at its own place.
+    pub(super) fn add(&mut self, key: &'static str, value: Value) {
+        if let Some(at) = self.values.iter().position(|(known, _)| *known == key) {
+            if self.values.get(at).is_some_and(|(_, known)| *known == value) {
+                return;
+            }
+            self.values.remove(at);
+        }
+        self.values.push((key, value));
+    }
+
+    fn text(&mut self, field: &Field, text: String) {
+        match field.name() {
+            "message" => self.message = text,
+            "err" | "error" => self.error = Some(text),
+            name => self.add(name.strip_prefix("r#").unwrap_or(name), Value::Text(text)),
+        }
+    }
+
+    fn plain(&mut self, field: &Field, value: impl ToString) {
+        self.add(field.name(), Value::Plain(value.to_string()));
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let mut text = String::new();
+        // Writing to a string fails only if the value's own Debug does; what it wrote so far is kept.
+        let _ = write!(text, "{value:?}");
+        match serde_json::from_str::<Vec<String>>(&text) {
+            Ok(list) if text.starts_with('[') => self.add(field.name(), Value::List(list)),
+            _ => self.text(field, text),
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.text(field, value.to_owned());
+    }
+
+    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+        self.text(field, value.to_string());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if field.name() == "v" {
+            self.level = Some(u32::try_from(value).unwrap_or(u32::MAX));
+        } else {
+            self.plain(field, value);
+        }
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        if field.name() == "v" {
+            self.level = Some(u32::try_from(value).unwrap_or(0));
+        } else {
+            self.plain(field, value);
+        }
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        match serde_json::Number::from_f64(value) {
+            Some(_) => self.plain(field, value),
+            None => self.text(field, value.to_string()),
+        }
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.plain(field, value);
+    }
+}
+
+/// Only the level of an event, without looking at the rest.
+#[derive(Default)]
+pub(super) struct LevelOf(pub(super) Option<u32>);
+
+impl Visit for LevelOf {
+    fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if field.name() == "v" {
+            self.0 = Some(u32::try_from(value).unwrap_or(u32::MAX));
+        }
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.record_u64(field, u64::try_from(value).unwrap_or(0));
+    }
+}
+
+/// A record, ready to be written down.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Record<'a> {
+    pub(super) severity: Severity,
+    /// When, in local time where the format wants it.
+    pub(super) at: jiff::Timestamp,
+    /// Source file, as the compiler knows it.
+    pub(super) file: &'a str,
+    pub(super) line: u32,
+    /// Level of an info record.
+    pub(super) level: u32,
+    pub(super) fields: Fields,
+}

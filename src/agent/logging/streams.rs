@@ -1,0 +1,60 @@
+//! Where lines go: one stream, or info and errors apart.
+
+use std::{
+    io::{self, BufWriter, Write},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+type Stream = Mutex<Box<dyn Write + Send>>;
+
+/// The streams of the log.
+pub struct Streams {
+    info: Option<Stream>,
+    all: Stream,
+    flushed: Mutex<Instant>,
+}
+
+impl Streams {
+    /// Everything to standard error.
+    pub fn standard_error() -> Self {
+        Self::single(Box::new(io::stderr()))
+    }
+
+    /// Info to standard output through a buffer of that many bytes (0 is none), errors to standard error.
+    pub fn split(buffer: usize) -> Self {
+        let info: Box<dyn Write + Send> = match buffer {
+            0 => Box::new(io::stdout()),
+            size => Box::new(BufWriter::with_capacity(size, io::stdout())),
+        };
+        Self { info: Some(Mutex::new(info)), ..Self::standard_error() }
+    }
+
+    /// Everything to `stream`.
+    pub fn single(stream: Box<dyn Write + Send>) -> Self {
+        Self { info: None, all: Mutex::new(stream), flushed: Mutex::new(Instant::now()) }
+    }
+
+    /// Info to the one, errors to the other.
+    pub fn pair(info: Box<dyn Write + Send>, errors: Box<dyn Write + Send>) -> Self {
+        Self { info: Some(Mutex::new(info)), ..Self::single(errors) }
+    }
+
+    /// Writes a line. A log that cannot be written has nowhere to say so.
+    pub(super) fn write(&self, is_error: bool, line: &str) {
+        let stream = self.info.as_ref().filter(|_| !is_error).unwrap_or(&self.all);
+        let _ = stream.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes());
+    }
+
+    pub(super) fn flush(&self) -> io::Result<()> {
+        for stream in self.info.iter().chain([&self.all]) {
+            stream.lock().unwrap_or_else(PoisonError::into_inner).flush()?;
+        }
+        *self.flushed.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        Ok(())
+    }
+
+    pub(super) fn since_flush(&self) -> Duration {
+        self.flushed.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+}

@@ -1,0 +1,86 @@
+//! `berth config`: the defaults, and what is wrong with a file, without starting anything.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Subcommand, ValueEnum};
+
+use crate::config::{self, Notice, configz, defaults};
+
+#[derive(Subcommand, Debug)]
+pub(super) enum Command {
+    /// Print the configuration that an empty file stands for
+    Defaults {
+        /// How to write it down
+        #[arg(long, short, value_enum, default_value_t = Output::Yaml)]
+        output: Output,
+    },
+    /// Tell what is wrong with a configuration file
+    Validate {
+        /// The file, as given to --config
+        file: String,
+        /// A directory of drop-ins, as given to --config-dir
+        #[arg(long)]
+        config_dir: Option<String>,
+        /// Refuse unknown and duplicate fields
+        #[arg(long)]
+        strict: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum Output {
+    /// YAML
+    Yaml,
+    /// JSON on one line
+    Json,
+}
+
+pub(super) fn run(command: &Command) -> ExitCode {
+    let done = match command {
+        Command::Defaults { output } => print_defaults(*output),
+        Command::Validate { file, config_dir, strict } => validate(file, config_dir.as_deref(), *strict),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print_defaults(output: Output) -> Result<()> {
+    let mut config = defaults::defaults();
+    config.eviction_hard = defaults::hard_eviction();
+    match output {
+        Output::Json => println!("{}", configz::to_json(&config)),
+        Output::Yaml => {
+            print!("{}", serde_saphyr::to_string(&config).context("the defaults cannot be written as YAML")?)
+        }
+    }
+    Ok(())
+}
+
+fn validate(file: &str, drop_ins: Option<&str>, strict: bool) -> Result<()> {
+    let notices = config::check(file, drop_ins)?;
+    for notice in &notices {
+        eprintln!("warning: {}", shown(notice));
+    }
+    if strict && let Some(error) = notices.iter().find_map(Notice::strict_error) {
+        bail!("{error}");
+    }
+    println!("{file}: valid");
+    Ok(())
+}
+
+fn shown(notice: &Notice) -> String {
+    match notice {
+        Notice::LenientDecoding { error, hints } if hints.is_empty() => error.clone(),
+        Notice::LenientDecoding { error, hints } => format!("{error} ({})", hints.join("; ")),
+        Notice::UnknownGate { name } => format!("unrecognized feature gate: {name}"),
+        Notice::NotYetEffective(not_yet) => format!("{} has no effect yet: {}", not_yet.setting, not_yet.feature),
+        Notice::AppliedDropin { path, fields, .. } => format!("{path} sets {}", fields.join(", ")),
+        other => format!("{other:?}"),
+    }
+}
