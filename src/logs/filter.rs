@@ -3,6 +3,8 @@
 //! Bytes come in pieces of any size and go out at once: a line's head decides about it, its
 //! content is copied through. Memory is bounded by the longest head (CRI) or JSON line (docker).
 
+use jiff::{SignedDuration, Timestamp};
+
 use super::line::{Head, LONGEST_HEAD, LineError, Stamp, Stream, docker, head};
 
 /// Which streams are wanted.
@@ -21,7 +23,7 @@ pub struct LogOptions {
     /// Start that many lines before the end; without `follow` also stop after them.
     pub tail: Option<u64>,
     /// Only lines of this time and later.
-    pub since: Option<jiff::Timestamp>,
+    pub since: Option<Timestamp>,
     /// End after that many bytes, timestamps included.
     pub limit_bytes: Option<u64>,
     /// Put the time in front of each logical line.
@@ -30,6 +32,12 @@ pub struct LogOptions {
     pub streams: LogStreams,
     /// Go on until the container ends.
     pub follow: bool,
+}
+
+/// Where reading begins in time: `seconds` before `now`, or at `time` where that is later.
+pub fn since(now: Timestamp, seconds: Option<i64>, time: Option<Timestamp>) -> Option<Timestamp> {
+    let ago = seconds.map(|s| now.saturating_sub(SignedDuration::from_secs(s)).unwrap_or(now));
+    ago.max(time)
 }
 
 /// The first line is in no known format.
@@ -82,7 +90,7 @@ impl Filter {
     /// For one reading.
     pub fn new(options: &LogOptions) -> Self {
         Self {
-            since: options.since.map(jiff::Timestamp::as_nanosecond),
+            since: options.since.map(Timestamp::as_nanosecond),
             timestamps: options.timestamps,
             streams: options.streams,
             bytes_left: options.limit_bytes,
@@ -367,6 +375,21 @@ mod tests {
         ] {
             assert_eq!(read(&options, [LOG]).as_deref(), Ok(wanted), "{name}");
         }
+    }
+
+    #[test]
+    fn the_later_of_two_starts_counts() {
+        let at = |second| Timestamp::from_second(second).expect("in range");
+        for (seconds, time, wanted) in [
+            (None, None, None),
+            (Some(10), None, Some(at(90))),
+            (Some(10), Some(at(80)), Some(at(90))),
+            (Some(10), Some(at(95)), Some(at(95))),
+            (None, Some(at(5)), Some(at(5))),
+        ] {
+            assert_eq!(since(at(100), seconds, time), wanted);
+        }
+        assert!(since(at(100), Some(i64::MAX), None).is_some(), "any number of seconds");
     }
 
     #[test]

@@ -268,7 +268,8 @@ impl Owner {
             if let Some(code) = change.exit_code {
                 info!(podID = %uid, containerID = %change.id, exitCode = code, "Generic (PLEG): container finished");
             }
-            let Some(died) = &self.tools.died else { continue };
+            // What was dead before the first look is left to garbage collection.
+            let Some(died) = self.tools.died.as_ref().filter(|_| last.is_some()) else { continue };
             let report = ContainerDied { pod: pod.clone(), container: change.container, id: change.id };
             if died.try_send(report).is_err() {
                 self.tools.metrics.discarded.inc();
