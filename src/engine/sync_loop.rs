@@ -128,6 +128,13 @@ struct Record {
     restart_requested: bool,
 }
 
+impl Record {
+    /// Whether it is on its way out: its worker says so, or was told to stop and has not said yet.
+    fn is_stopping(&self) -> bool {
+        self.life.is_stopping() || self.wish.stop.is_some()
+    }
+}
+
 /// The task's state; see the module's documentation.
 pub struct SyncLoop {
     context: Arc<WorkerContext>,
@@ -252,7 +259,7 @@ impl SyncLoop {
 
     /// Admits a pod that is new to this node and hands it to a worker.
     async fn add(&mut self, pod: Arc<Pod>) {
-        let stopping = self.records.get(pod.uid()).is_some_and(|record| record.life.is_stopping());
+        let stopping = self.records.get(pod.uid()).is_some_and(Record::is_stopping);
         if stopping || pod.is_api_terminal() {
             self.hand_over(&pod, Cause::Create);
             return;
@@ -391,7 +398,7 @@ impl SyncLoop {
     fn hand_over(&mut self, pod: &Arc<Pod>, cause: Cause) {
         let allocated = self.allocator.allocated(pod);
         if let Some(record) = self.records.get_mut(pod.uid()) {
-            if record.life.is_stopping() && cause == Cause::Create {
+            if record.is_stopping() && cause == Cause::Create {
                 record.restart_requested = true;
                 if record.life.is_finished() {
                     self.restart(&pod.uid().clone());
@@ -632,7 +639,7 @@ impl SyncLoop {
             self.stop_unwanted(&uid);
         }
         self.revive();
-        self.kill_orphans();
+        self.bury_orphans();
         self.sweep();
         let taken = begun.elapsed();
         if taken > Duration::from_secs(1) {
@@ -650,20 +657,23 @@ impl SyncLoop {
         }
     }
 
-    /// Kills what runs although nobody knows it.
-    fn kill_orphans(&mut self) {
+    /// Takes down what the runtime holds although nobody knows it, be it alive or dead.
+    fn bury_orphans(&mut self) {
         let Some(known) = self.context.observer.known() else { return };
         for (uid, observed) in known.pods {
-            if self.records.contains_key(&uid) || self.pods.contains(&uid) || !observed.is_alive() {
+            if self.records.contains_key(&uid) || self.pods.contains(&uid) {
                 continue;
             }
-            info!(pod = %observed.id.full_name(), podUID = %uid, "Killing a pod that nobody wants");
-            self.context.metrics.orphaned_runtime_pods.inc();
+            if observed.is_alive() {
+                info!(pod = %observed.id.full_name(), podUID = %uid, "Killing a pod that nobody wants");
+                self.context.metrics.orphaned_runtime_pods.inc();
+            }
             let record = Record {
                 id: observed.id.clone(),
                 pod: None,
                 wish: Wish::default(),
-                life: Lifecycle::Syncing,
+                // Known at once, so that a pod of this UID that comes now starts after it.
+                life: Lifecycle::Syncing.heed(&Wish::default(), None),
                 state: State::Waiting,
                 restart_requested: false,
             };

@@ -134,6 +134,10 @@ impl PodRuntime for RuntimeManager {
         self.queue_dead(observed, container, all);
     }
 
+    async fn remove_pod(&self, observed: &Arc<ObservedPod>) -> Result<(), String> {
+        self.remove_observed(observed).await
+    }
+
     fn forget(&self, pod: &PodUid) {
         self.backoff().forget(pod);
         self.creates.forget(pod);

@@ -31,6 +31,7 @@ mod kill;
 mod manager;
 pub mod prepare;
 pub mod preparer;
+mod removal;
 pub mod request;
 pub mod resize;
 mod start;

@@ -160,6 +160,11 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// Removes dead instances of one container beyond those worth keeping (spec 02a §9.8);
     /// `all` removes every exited container of the pod.
     fn prune(&self, observed: &Arc<ObservedPod>, container: Option<(&str, &ContainerId)>, all: bool);
+    /// Removes all containers of a pod that has ended, with their logs, and its sandboxes.
+    ///
+    /// # Errors
+    /// The joined texts of what could not be removed; a running container is refused.
+    async fn remove_pod(&self, observed: &Arc<ObservedPod>) -> Result<(), String>;
     /// Forgets back-off and other memory of a pod that is gone.
     fn forget(&self, pod: &PodUid);
     /// How the runtime calls itself: the scheme of container ids (`containerd`).

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::sync::watch;
+use tracing::warn;
 
 use super::sync::{Outcome, Turn};
 use crate::{
@@ -38,8 +39,9 @@ impl Turn<'_> {
             let ids = running.join(" ");
             return Err(format!("detected running containers after a successful KillPod, CRI violation: [{ids}]"));
         }
-        if let Some(pod) = self.pod.clone() {
-            self.publish(&pod, &observed, Build::Terminal, order.as_ref());
+        match self.pod.clone() {
+            Some(pod) => self.publish(&pod, &observed, Build::Terminal, order.as_ref()),
+            None => self.remove_content(&observed).await?, // nobody else will
         }
         Ok(Outcome::Moved(Done::Stopped))
     }
@@ -63,7 +65,7 @@ impl Turn<'_> {
     }
 
     /// Takes down what is left of a pod that no longer runs: volumes, cgroup, and, where nobody
-    /// will ask for them again, its dead containers.
+    /// will ask for them again, its dead containers and sandboxes.
     pub async fn clean_up(mut self, content_removable: bool) -> Result<Outcome, String> {
         let observed = self.look().await?;
         let Some(pod) = self.pod.clone() else { return Ok(Outcome::Moved(Done::CleanedUp)) };
@@ -72,11 +74,26 @@ impl Turn<'_> {
         self.context.volumes.unmount(pod.uid()).await.map_err(|error| error.to_string())?;
         self.memory.stage.set("remove pod cgroup");
         self.context.resources.remove(pod.id()).await.map_err(|error| error.to_string())?;
-        if content_removable {
-            self.context.runtime.prune(&observed, None, true);
-        }
         self.context.status.terminate(&pod, self.context.clock.now());
+        if content_removable && let Err(error) = self.remove_content(&observed).await {
+            // Housekeeping comes back to it once the pod is forgotten.
+            warn!(pod = %pod.full_name(), podUID = %pod.uid(), err = %error, "Something of a finished pod stays in the runtime");
+        }
         Ok(Outcome::Moved(Done::CleanedUp))
+    }
+
+    /// Removes the pod from the runtime, and lets the pod store see that it is gone.
+    async fn remove_content(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
+        if observed.is_gone() {
+            return Ok(());
+        }
+        self.memory.stage.set("remove containers and sandboxes");
+        let removed = self.context.runtime.remove_pod(observed).await;
+        self.memory.wanted = self.context.observer.acted(&self.memory.id.uid);
+        removed?;
+        // A failed look is no reason to remove again.
+        let _seen = self.look().await;
+        Ok(())
     }
 
     fn publish(&mut self, pod: &Arc<Pod>, observed: &ObservedPod, kind: Build, order: Option<&StatusOverride>) {
