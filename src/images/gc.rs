@@ -38,6 +38,8 @@ use crate::{
 
 const PERIOD: Duration = Duration::from_secs(300);
 const LIST_PERIOD: Duration = Duration::from_secs(30);
+/// For how long an image is kept for a pod that got it and shows no container yet.
+const HELD: Duration = Duration::from_secs(300);
 const STATFS_DEADLINE: Duration = Duration::from_secs(10);
 const STATUS_CALLS: usize = 8;
 
@@ -84,7 +86,9 @@ pub(super) struct CollectorHandle {
 impl CollectorHandle {
     /// An image was handed to a pod just now: it counts as used before any container shows it.
     pub(super) fn used(&self, id: &str, now: Timestamp) {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), now);
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|_, at| is_held(*at, now));
+        used.insert(id.to_owned(), now);
     }
 
     pub(super) fn listed(&self) -> watch::Receiver<Arc<[cri::Image]>> {
@@ -311,7 +315,7 @@ impl Collector {
             if done.freed >= wanted {
                 break;
             }
-            if self.used_since_detection(&image.id) {
+            if self.handed_out(self.deps.clock.now()).contains_key(&image.id) {
                 debug!(imageID = %image.id, "Image is wanted again");
                 continue;
             }
@@ -331,8 +335,11 @@ impl Collector {
         done
     }
 
-    fn used_since_detection(&self, id: &str) -> bool {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).contains_key(id)
+    /// Images that pods got lately, and when. Their containers may not be there yet.
+    fn handed_out(&self, now: Timestamp) -> HashMap<String, Timestamp> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|_, at| is_held(*at, now));
+        used.clone()
     }
 
     async fn room(&self) -> Result<Room, GcError> {
@@ -357,8 +364,7 @@ impl Collector {
     async fn detect(&mut self) -> Result<Detected, GcError> {
         let now = self.deps.clock.now();
         let failed = |e: crate::cri::CriError| GcError(e.to_string());
-        // taken before the lists: what is used from here on is left for the next look
-        let handed_out = self.used.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let handed_out = self.handed_out(now);
         let listed = self.deps.images.list_images().await.map_err(failed)?;
         let containers = self.deps.runtime.list_containers(None).await.map_err(failed)?;
         let in_use = self.references(&containers).await.map_err(failed)?;
@@ -370,7 +376,8 @@ impl Collector {
                 let ages = self.ages.entry(image.id.clone()).or_insert(Ages { first_detected, last_used: None });
                 let names = std::iter::once(&image.id).chain(&image.repo_tags).chain(&image.repo_digests);
                 let busy = names.into_iter().any(|name| in_use.contains(name));
-                let used = if busy { Some(now) } else { handed_out.get(&image.id).copied() };
+                let handed = handed_out.get(&image.id).copied();
+                let used = if busy { Some(now) } else { handed };
                 ages.last_used = ages.last_used.max(used);
                 ImageUse {
                     id: image.id.clone(),
@@ -378,13 +385,12 @@ impl Collector {
                     last_used: ages.last_used,
                     size: image.size,
                     pinned: image.pinned,
-                    in_use: busy,
+                    in_use: busy || handed.is_some(),
                 }
             })
             .collect();
         let present: HashSet<&str> = listed.iter().map(|image| image.id.as_str()).collect();
         self.ages.retain(|id, _| present.contains(id.as_str()));
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, at| handed_out.get(id) != Some(at));
         self.save().await;
         Ok(Detected { images, listed })
     }
@@ -435,6 +441,10 @@ impl Collector {
             Err(_) => warn!("Saving the ages of images takes too long"),
         }
     }
+}
+
+fn is_held(at: Timestamp, now: Timestamp) -> bool {
+    Duration::try_from(now.duration_since(at)).is_ok_and(|age| age < HELD)
 }
 
 #[derive(Default)]

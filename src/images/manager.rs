@@ -3,7 +3,6 @@
 
 use std::{
     io,
-    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -19,101 +18,26 @@ use tracing::{debug, warn};
 
 use super::{
     backoff::{Backoff, Failure, Key},
-    credentials::{Credential, Credentials, DockerFolders, PluginConfigError, PluginFlags, docker::DockerConfigError},
-    gc::{Collector, CollectorDeps, CollectorHandle, GcError, RoomOf},
-    gc_rank::GcPolicy,
+    credentials::{Credential, Credentials, docker::DockerConfigError},
+    gc::{Collector, CollectorDeps, CollectorHandle, GcError},
     policy::{self, Presence, Step, Verification},
     puller::{Parallelism, PullFailure, PullRequest, Puller, Seat},
     records::Records,
     reference::{Reference, with_default_tag},
-    verify::{self, CheckResult, First, Known, VerificationPolicy},
+    settings::{ImagesConfig, ImagesDeps, ImagesError, OnPull, PullMoment},
+    verify::{self, CheckResult, First, Known},
 };
 use crate::{
     config::{GoDuration, text::quote},
-    cri::{CriError, ImageService, RuntimeService},
+    cri::{CriError, ImageService},
     engine::ports::{
         Clock, EnsureImage, Event, EventSink, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret,
         ResolvedImage,
     },
-    metrics::{Images as Metrics, Registry},
+    metrics::Images as Metrics,
     pod::PodUid,
     proto::cri,
 };
-
-/// Settings of the images room.
-#[derive(Clone, Debug)]
-pub struct ImagesConfig {
-    /// The agent's root directory; records live in `image_manager` below it.
-    pub root: PathBuf,
-    /// `maxPods`: sizes the caches.
-    pub max_pods: u32,
-    /// `registryPullQPS`; 0 is no limit.
-    pub registry_qps: u32,
-    /// `registryBurst`.
-    pub registry_burst: u32,
-    /// `serializeImagePulls` and `maxParallelImagePulls`.
-    pub parallelism: Parallelism,
-    /// `imagePullCredentialsVerificationPolicy` with its allowlist; `None` with the gate
-    /// `KubeletEnsureSecretPulledImages` off: nothing is recorded or verified then.
-    pub verification: Option<VerificationPolicy>,
-    /// Gate `RuntimeClassInImageCriApi`.
-    pub handler_in_calls: bool,
-    /// Where the node's docker configuration is looked for.
-    pub docker: DockerFolders,
-    /// Exec plugins; `None` without.
-    pub plugins: Option<PluginFlags>,
-    /// Garbage collection.
-    pub gc: GcPolicy,
-}
-
-/// When a pod's pull began and ended, for the start-up latency.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PullMoment {
-    /// Began.
-    Began,
-    /// Ended, well or not.
-    Ended,
-}
-
-/// Whom to tell of pulls.
-pub type OnPull = Arc<dyn Fn(&PodUid, PullMoment) + Send + Sync>;
-
-/// What the images room needs of others.
-pub struct ImagesDeps {
-    /// The image service.
-    pub images: Arc<dyn ImageService>,
-    /// The runtime service: which images containers use.
-    pub runtime: Arc<dyn RuntimeService>,
-    /// Where events go.
-    pub events: Arc<dyn EventSink>,
-    /// Wall time.
-    pub clock: Arc<dyn Clock>,
-    /// Where metrics are registered.
-    pub registry: Registry,
-    /// Room on a filesystem; [`super::statvfs_room`] in life.
-    pub room: RoomOf,
-    /// Told of every pull.
-    pub on_pull: OnPull,
-}
-
-/// Why the images room cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum ImagesError {
-    /// The folders of records cannot be made or read.
-    #[error("failed to open image pull records in {}: {source}", root.display())]
-    Records {
-        /// The agent's root directory.
-        root: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The configuration of credential plugins cannot be used.
-    #[error("failed to register CRI image credential providers: {0}")]
-    Plugins(#[from] PluginConfigError),
-    /// The images cannot be listed, so that pulls that were cut short cannot be told.
-    #[error("failed to list images: {0}")]
-    List(CriError),
-}
 
 /// The images room.
 pub struct Manager {

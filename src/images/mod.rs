@@ -16,12 +16,14 @@ mod rate;
 mod record;
 mod records;
 mod reference;
+mod settings;
 mod store;
 mod verify;
 
 pub use credentials::{DockerFolders, PluginConfigError, PluginFlags};
 pub use gc::{GcError, RoomOf, statvfs_room};
 pub use gc_rank::{GcPolicy, Room};
-pub use manager::{ImagesConfig, ImagesDeps, ImagesError, Manager, OnPull, PullMoment};
+pub use manager::Manager;
 pub use puller::Parallelism;
+pub use settings::{ImagesConfig, ImagesDeps, ImagesError, OnPull, PullMoment};
 pub use verify::VerificationPolicy;

@@ -6,5 +6,6 @@ mod kit;
 mod collect;
 mod plugins;
 mod pull;
+mod real;
 mod records;
 mod room;
