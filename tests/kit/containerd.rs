@@ -89,6 +89,11 @@ impl Containerd {
         self.dir.path().join("containerd.sock")
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// A folder that goes with it.
     pub fn dir(&self) -> &Path {
         self.dir.path()

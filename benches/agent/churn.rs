@@ -1,0 +1,88 @@
+//! Ten thousand pods that come and go, a hundred at a time: what does the agent keep of them?
+
+use std::time::Duration;
+
+use anyhow::Result;
+use futures::FutureExt;
+
+use crate::{
+    agent::{Agent, Target},
+    figures::{Bar, Figure, Samples, Unit, median},
+    manifest, process,
+    run::{Ground, Group, Measurement},
+    scripted_ground::{PATIENCE, Runtime},
+};
+
+const CHURN: &[Figure] = &[
+    median("rss", "RSS after 10,000 pods / after the first 1,000", Unit::Times, Bar::AtMost(1.05)),
+    median("rss_end", "RSS after 10,000 pods", Unit::Megabytes, Bar::Open),
+    median("threads", "threads more than before", Unit::Count, Bar::AtMost(0.0)),
+    median("fds", "file descriptors more than before", Unit::Count, Bar::AtMost(0.0)),
+];
+const BATCH: usize = 100;
+
+/// What is measured here.
+pub fn measurements() -> Vec<Measurement> {
+    vec![Measurement {
+        name: "churn",
+        group: Group::Scripted,
+        figures: CHURN,
+        rounds: (1, 1),
+        agent: |g, t| churn(g, t).boxed_local(),
+        raw: None,
+    }]
+}
+
+/// Process state between batches, when all is quiet.
+struct Held {
+    rss: f64,
+    threads: usize,
+    fds: usize,
+}
+
+async fn held(agent: &Agent) -> Result<Held> {
+    // Pooled threads and connections end by themselves when nobody needs them.
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    let pid = agent.pid();
+    Ok(Held { rss: process::resident(pid)?, threads: process::threads(pid)?, fds: process::descriptors(pid)? })
+}
+
+#[allow(clippy::cast_precision_loss, reason = "no process has 2^52 threads")]
+async fn churn(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let runtime = Runtime::start(10_000).await?;
+    let agent = runtime.agent(target).await?;
+    let (warm, all) = ground.options.amount((10, 100), (3, 9));
+    let start = held(&agent).await?;
+    for number in 0..warm {
+        batch(&runtime, &agent, number).await?;
+    }
+    let warmed = held(&agent).await?;
+    for number in warm..all {
+        batch(&runtime, &agent, number).await?;
+    }
+    let end = held(&agent).await?;
+    let mut samples = Samples::default();
+    samples.add("rss", end.rss / warmed.rss);
+    samples.add("rss_end", end.rss);
+    samples.add("threads", end.threads as f64 - start.threads as f64);
+    samples.add("fds", end.fds as f64 - start.fds as f64);
+    Ok(samples)
+}
+
+async fn batch(runtime: &Runtime, agent: &Agent, number: usize) -> Result<()> {
+    let names: Vec<String> = (0..BATCH).map(|i| format!("b{number}x{i}")).collect();
+    for name in &names {
+        agent.put(name, &manifest::scripted(name, 1))?;
+    }
+    agent.until_running(BATCH, PATIENCE).await?;
+    for name in &names {
+        agent.remove(name)?;
+    }
+    // What has ended counts as gone: other agents leave its remains to garbage collection.
+    let gone = |cri: &crate::kit::scripted::ScriptedCri| {
+        cri.running("", "c0").is_empty() && cri.sandboxes().iter().all(|s| s.state != 0)
+    };
+    runtime.until("the batch is gone", agent, gone).await?;
+    runtime.cri.clear_calls();
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! What an agent and its containerd cost while pods run there.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use futures::FutureExt;
+
+use crate::{
+    agent::{Agent, Target},
+    figures::{Bar, Figure, Samples, Unit, median},
+    manifest, process,
+    raw::Raw,
+    run::{Ground, Group, Measurement},
+};
+
+const COST: &[Figure] = &[
+    median("rss0", "RSS, 0 pods", Unit::Megabytes, Bar::AtMost(10.0)),
+    median("rss50", "RSS, 50 pods", Unit::Megabytes, Bar::AtMost(15.0)),
+    median("rss110", "RSS, 110 pods", Unit::Megabytes, Bar::AtMost(20.0)),
+    median("cpu", "CPU of the agent per minute, 110 idle pods", Unit::Seconds, Bar::AtMost(0.15)),
+    median("containerd", "CPU of containerd per minute, 110 idle pods", Unit::Seconds, Bar::AtMost(0.1)),
+];
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// What is measured here. `raw` is containerd without any agent.
+pub fn measurements() -> Vec<Measurement> {
+    vec![Measurement {
+        name: "real-cost",
+        group: Group::Containerd,
+        figures: COST,
+        rounds: (1, 1),
+        agent: |g, t| cost(g, t).boxed_local(),
+        raw: Some(|g| alone(g).boxed_local()),
+    }]
+}
+
+async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let containerd = ground.containerd()?;
+    let raw = Raw::new(&containerd.socket())?;
+    raw.remove_all().await?;
+    let agent = Agent::start(target, &containerd.socket()).await?;
+    let settle = Duration::from_secs(ground.options.amount(10, 5));
+    let mut samples = Samples::default();
+    let mut next = 0;
+    for (count, key) in [(0, "rss0"), (50, "rss50"), (110, "rss110")] {
+        while next < count {
+            let name = format!("p{next}");
+            agent.put(&name, &manifest::real(&name))?;
+            next += 1;
+        }
+        agent.until_running(count, LIMIT).await?;
+        tokio::time::sleep(settle).await;
+        samples.add(key, process::resident(agent.pid())?);
+    }
+    let before = process::cpu_seconds(agent.pid())?;
+    samples.add("containerd", per_minute(ground, containerd.pid()).await?);
+    let window = window(ground).as_secs_f64();
+    samples.add("cpu", (process::cpu_seconds(agent.pid())? - before) * 60.0 / window);
+    drop(agent);
+    raw.remove_all().await?;
+    Ok(samples)
+}
+
+async fn alone(ground: &Ground<'_>) -> Result<Samples> {
+    let containerd = ground.containerd()?;
+    let raw = Raw::new(&containerd.socket())?;
+    raw.remove_all().await?;
+    let names: Vec<String> = (0..110).map(|i| format!("p{i}")).collect();
+    raw.start_all(&names).await?;
+    raw.until_running(110, LIMIT).await?;
+    tokio::time::sleep(Duration::from_secs(ground.options.amount(10, 5))).await;
+    let mut samples = Samples::default();
+    samples.add("containerd", per_minute(ground, containerd.pid()).await?);
+    raw.remove_all().await?;
+    Ok(samples)
+}
+
+/// The processor time a process spends in the window, scaled to a minute.
+async fn per_minute(ground: &Ground<'_>, pid: u32) -> Result<f64> {
+    let (began, before) = (Instant::now(), process::cpu_seconds(pid)?);
+    tokio::time::sleep(window(ground)).await;
+    Ok((process::cpu_seconds(pid)? - before) * 60.0 / began.elapsed().as_secs_f64())
+}
+
+fn window(ground: &Ground<'_>) -> Duration {
+    Duration::from_secs(ground.options.amount(60, 10))
+}

@@ -1,0 +1,124 @@
+//! containerd's own events, with the time of their arrival: the bench's stopwatch.
+
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use berth::proto::containerd_events::{SubscribeRequest, events_client::EventsClient};
+use futures::StreamExt;
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use tokio::{net::UnixStream, sync::Notify};
+use tokio_util::{sync::CancellationToken, sync::DropGuard};
+use tonic::{Request, transport::Endpoint};
+
+/// One event.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// When it arrived.
+    pub at: Instant,
+    /// `/tasks/start`, …
+    pub topic: String,
+    /// The container's or sandbox's id.
+    pub id: String,
+    /// Of `/tasks/start`: the process.
+    pub pid: u32,
+}
+
+/// The events since the last [`Events::clear`].
+pub struct Events {
+    seen: Arc<(Mutex<Vec<Seen>>, Notify)>,
+    _follower: DropGuard,
+}
+
+/// The fields of the events that are read: `TaskStart` has both, the others the first.
+#[derive(Clone, PartialEq, Message)]
+struct Body {
+    #[prost(string, tag = "1")]
+    id: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TaskStart {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(uint32, tag = "2")]
+    pid: u32,
+}
+
+const TOPICS: [&str; 2] = ["/tasks/start", "/containers/delete"];
+
+/// A connection to a unix socket.
+pub async fn connect(socket: &Path) -> Result<tonic::transport::Channel> {
+    let path: PathBuf = socket.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
+    });
+    Ok(Endpoint::from_static("http://localhost").connect_with_connector(connector).await?)
+}
+
+impl Events {
+    /// Follows the events of a containerd until dropped.
+    pub async fn follow(socket: &Path) -> Result<Self> {
+        let filters = TOPICS.iter().map(|topic| format!("namespace==k8s.io,topic==\"{topic}\"")).collect();
+        let mut client = EventsClient::new(connect(socket).await?);
+        let stop = CancellationToken::new();
+        let seen: Arc<(Mutex<Vec<Seen>>, Notify)> = Arc::default();
+        let (kept, stopped) = (seen.clone(), stop.clone());
+        tokio::spawn(stopped.run_until_cancelled_owned(async move {
+            // The answer's head comes with the first event only.
+            let Ok(reply) = client.subscribe(Request::new(SubscribeRequest { filters })).await else { return };
+            let mut stream = reply.into_inner();
+            while let Some(Ok(envelope)) = stream.next().await {
+                let Some(body) = envelope.event else { continue };
+                let (id, pid) = match envelope.topic.as_str() {
+                    "/tasks/start" => TaskStart::decode(body.value.as_slice()).map(|e| (e.id, e.pid)),
+                    _ => Body::decode(body.value.as_slice()).map(|e| (e.id, 0)),
+                }
+                .unwrap_or_default();
+                let event = Seen { at: Instant::now(), topic: envelope.topic, id, pid };
+                kept.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+                kept.1.notify_waiters();
+            }
+        }));
+        // Nothing tells when a subscription stands.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        Ok(Self { seen, _follower: stop.drop_guard() })
+    }
+
+    /// Forgets the events so far.
+    pub fn clear(&self) {
+        self.seen.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// The events so far.
+    pub fn all(&self) -> Vec<Seen> {
+        self.seen.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for events of a topic about so many different objects; the last one of them.
+    pub async fn until(&self, topic: &str, objects: usize, limit: Duration) -> Result<Seen> {
+        let wait = async {
+            loop {
+                let news = self.seen.1.notified();
+                let mut ids = HashSet::new();
+                let all = self.all();
+                let mut of_topic = all.iter().filter(|e| e.topic == topic);
+                if let Some(last) = of_topic.find(|e| ids.insert(e.id.clone()) && ids.len() == objects) {
+                    return last.clone();
+                }
+                news.await;
+            }
+        };
+        let found = tokio::time::timeout(limit, wait).await;
+        let count = self.all().iter().filter(|e| e.topic == topic).count();
+        let found = found.ok().with_context(|| format!("{count} of {objects} {topic} after {limit:?}"))?;
+        ensure!(!found.id.is_empty(), "an event of {topic} without an id");
+        Ok(found)
+    }
+}

@@ -1,0 +1,54 @@
+//! What an agent costs and how fast it is: drives any kubelet-compatible binary through
+//! kubelet's own interface and prints a table of figures with their bars.
+//!
+//! Two grounds: the scripted CRI of the test kit (in this process, on a unix socket, real
+//! clock), where whatever time passes is the agent's own; and a private containerd, where the
+//! same work done by a plain CRI client in the same run (the column `raw`) says what the
+//! runtime itself takes. With `--against` both binaries take turns within one run.
+//!
+//! `make bench`, or `cargo bench --bench agent -- --help`.
+
+mod agent;
+mod churn;
+mod containerd_cost;
+mod containerd_pods;
+mod events;
+mod figures;
+mod manifest;
+mod options;
+mod process;
+mod raw;
+mod report;
+mod run;
+mod scripted_cost;
+mod scripted_ground;
+mod scripted_starts;
+
+#[path = "../../tests/kit/mod.rs"]
+mod kit;
+
+use std::process::ExitCode;
+
+use options::{Asked, Options};
+
+fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(Asked::Measure(options)) => options,
+        Ok(Asked::Help(text)) => {
+            println!("{text}");
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("{error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(run::all(&options))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("the bench cannot run: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

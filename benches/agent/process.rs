@@ -1,0 +1,43 @@
+//! What the kernel says of a process.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+
+/// Resident memory in megabytes (10^6 bytes), shared pages included.
+pub fn resident(pid: u32) -> Result<f64> {
+    let text = read(pid, "smaps_rollup")?;
+    let line = text.lines().find(|l| l.starts_with("Rss:")).context("no Rss in smaps_rollup")?;
+    let kib: f64 = line.split_whitespace().nth(1).context("no value of Rss")?.parse()?;
+    Ok(kib * 1024.0 / 1e6)
+}
+
+/// Processor time so far, in seconds, of user and system together.
+pub fn cpu_seconds(pid: u32) -> Result<f64> {
+    let text = read(pid, "stat")?;
+    // The name may hold blanks; what follows its closing bracket does not.
+    let fields: Vec<&str> = text.rsplit_once(") ").context("no name in stat")?.1.split(' ').collect();
+    let ticks = |at: usize| -> Result<f64> { Ok(fields.get(at).context("stat is short")?.parse()?) };
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("no clock tick")?;
+    Ok((ticks(11)? + ticks(12)?) / f64::from(u32::try_from(per_second)?))
+}
+
+/// Live threads.
+pub fn threads(pid: u32) -> Result<usize> {
+    entries(pid, "task")
+}
+
+/// Open file descriptors.
+pub fn descriptors(pid: u32) -> Result<usize> {
+    entries(pid, "fd")
+}
+
+fn read(pid: u32, file: &str) -> Result<String> {
+    let path = format!("/proc/{pid}/{file}");
+    fs::read_to_string(&path).with_context(|| format!("{path}: is the process gone?"))
+}
+
+fn entries(pid: u32, folder: &str) -> Result<usize> {
+    let path = format!("/proc/{pid}/{folder}");
+    Ok(fs::read_dir(Path::new(&path)).with_context(|| format!("{path}: is the process gone?"))?.count())
+}

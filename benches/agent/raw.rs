@@ -1,0 +1,158 @@
+//! A plain CRI client that does what an agent must do and nothing else: what the runtime itself
+//! takes, in the same run.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use berth::{
+    cri::{CriConfig, RuntimeClient, RuntimeService},
+    metrics::Registry,
+    proto::cri,
+};
+use futures::{StreamExt, TryStreamExt, stream};
+
+use crate::manifest;
+
+/// Pods in the making at once, where there are many.
+const AT_ONCE: usize = 4;
+
+/// The client.
+#[derive(Clone)]
+pub struct Raw {
+    runtime: Arc<RuntimeClient>,
+    logs: Arc<tempfile::TempDir>,
+}
+
+impl Raw {
+    /// Connects, when first used.
+    pub fn new(socket: &Path) -> Result<Self> {
+        let config = CriConfig {
+            endpoint: format!("unix://{}", socket.display()),
+            image_endpoint: String::new(),
+            request_timeout: Duration::from_secs(120),
+            list_streaming: false,
+        };
+        let connection = berth::cri::connect(&config, &Registry::new())?;
+        Ok(Self { runtime: connection.runtime, logs: Arc::new(tempfile::tempdir()?) })
+    }
+
+    /// Starts one pod.
+    pub async fn start(&self, name: &str) -> Result<()> {
+        let logs = self.logs.path().join(name);
+        std::fs::create_dir_all(logs.join("c0"))?;
+        let sandbox = sandbox(name, &logs);
+        let id = self.runtime.run_pod_sandbox(sandbox.clone(), "").await?;
+        let container = self.runtime.create_container(&id, container(), sandbox).await?;
+        Ok(self.runtime.start_container(&container).await?)
+    }
+
+    /// Starts many.
+    pub async fn start_all(&self, names: &[String]) -> Result<()> {
+        let starts = names.iter().map(|name| self.start(name));
+        stream::iter(starts).buffer_unordered(AT_ONCE).try_collect().await
+    }
+
+    /// Stops and removes whatever there is.
+    pub async fn remove_all(&self) -> Result<()> {
+        let containers = self.runtime.list_containers(None).await?;
+        let sandboxes = self.runtime.list_pod_sandbox(None).await?;
+        let removals = sandboxes.iter().map(|sandbox| {
+            let of_sandbox = containers.iter().filter(|c| c.pod_sandbox_id == sandbox.id).map(|c| c.id.clone());
+            self.remove(&sandbox.id, of_sandbox.collect())
+        });
+        stream::iter(removals).buffer_unordered(AT_ONCE).try_collect().await
+    }
+
+    async fn remove(&self, sandbox: &str, containers: Vec<String>) -> Result<()> {
+        for container in &containers {
+            self.runtime.stop_container(container, Duration::from_secs(1)).await?;
+        }
+        self.runtime.stop_pod_sandbox(sandbox).await?;
+        for container in &containers {
+            self.runtime.remove_container(container).await?;
+        }
+        Ok(self.runtime.remove_pod_sandbox(sandbox).await?)
+    }
+
+    /// Waits until the runtime holds no container and no sandbox.
+    pub async fn until_empty(&self, limit: Duration) -> Result<()> {
+        let deadline = std::time::Instant::now() + limit;
+        loop {
+            let sandboxes = self.runtime.list_pod_sandbox(None).await?.len();
+            let containers = self.runtime.list_containers(None).await?.len();
+            if sandboxes + containers == 0 {
+                return Ok(());
+            }
+            let left = || format!("{sandboxes} sandboxes and {containers} containers are left after {limit:?}");
+            ensure!(std::time::Instant::now() < deadline, left());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Sandboxes, and running containers.
+    pub async fn count(&self) -> Result<(usize, usize)> {
+        let containers = self.runtime.list_containers(None).await?;
+        let running = cri::ContainerState::ContainerRunning as i32;
+        let running = containers.iter().filter(|c| c.state == running).count();
+        Ok((self.runtime.list_pod_sandbox(None).await?.len(), running))
+    }
+
+    /// Waits until so many containers run.
+    pub async fn until_running(&self, count: usize, limit: Duration) -> Result<()> {
+        let wait = async {
+            while self.count().await?.1 != count {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            Ok(())
+        };
+        tokio::time::timeout(limit, wait).await.with_context(|| format!("{count} containers do not run"))?
+    }
+}
+
+fn sandbox(name: &str, logs: &Path) -> cri::PodSandboxConfig {
+    let node = cri::NamespaceMode::Node as i32;
+    let options = cri::NamespaceOption {
+        network: node,
+        pid: cri::NamespaceMode::Container as i32,
+        ipc: cri::NamespaceMode::Pod as i32,
+        ..Default::default()
+    };
+    cri::PodSandboxConfig {
+        metadata: Some(cri::PodSandboxMetadata {
+            name: manifest::full_name(name),
+            namespace: "default".to_owned(),
+            uid: format!("uid-{name}"),
+            attempt: 0,
+        }),
+        log_directory: logs.display().to_string(),
+        linux: Some(cri::LinuxPodSandboxConfig {
+            security_context: Some(cri::LinuxSandboxSecurityContext {
+                namespace_options: Some(options),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+fn container() -> cri::ContainerConfig {
+    cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata { name: "c0".to_owned(), attempt: 0 }),
+        image: Some(cri::ImageSpec { image: "docker.io/library/busybox:1".to_owned(), ..Default::default() }),
+        command: manifest::COMMAND.iter().map(|&part| part.to_owned()).collect(),
+        log_path: "c0/0.log".to_owned(),
+        linux: Some(cri::LinuxContainerConfig {
+            security_context: Some(cri::LinuxContainerSecurityContext {
+                namespace_options: Some(cri::NamespaceOption {
+                    network: cri::NamespaceMode::Node as i32,
+                    pid: cri::NamespaceMode::Container as i32,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}

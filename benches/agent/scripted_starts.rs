@@ -1,0 +1,179 @@
+//! Agent overhead: how fast an agent does its own part, on a runtime that takes no time (or
+//! exactly the time it was told to take).
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures::FutureExt;
+
+use crate::{
+    agent::Target,
+    figures::{Bar, Figure, Samples, Unit, median, p99},
+    kit::scripted::{Behaviour, Fault},
+    manifest,
+    run::{Ground, Group, Measurement},
+    scripted_ground::{PATIENCE, Runtime, ms},
+};
+
+const COLD: &[Figure] = &[median("healthz", "cold start → healthz (scripted)", Unit::Milliseconds, Bar::AtMost(60.0))];
+const STARTS: &[Figure] = &[
+    p99("sandbox", "manifest → RunPodSandbox, p99", Unit::Milliseconds, Bar::AtMost(30.0)),
+    p99("overhead", "agent overhead per pod start, p99", Unit::Milliseconds, Bar::AtMost(20.0)),
+    median("overhead", "agent overhead per pod start, median", Unit::Milliseconds, Bar::Open),
+    median("calls", "CRI calls until the container starts", Unit::Count, Bar::Open),
+];
+const BURST: &[Figure] =
+    &[median("last", "110 pods at once, last Running (scripted)", Unit::Seconds, Bar::AtMost(3.0))];
+const INIT: &[Figure] =
+    &[median("init", "10 instant init containers → main starts", Unit::Milliseconds, Bar::AtMost(150.0))];
+const RESTART: &[Figure] = &[
+    p99("decision", "container exit → restart begins, p99", Unit::Milliseconds, Bar::AtMost(30.0)),
+    median("decision", "container exit → restart begins, median", Unit::Milliseconds, Bar::Open),
+];
+const HUNG: &[Figure] = &[
+    median("p99", "overhead p99 beside a hung pod / without", Unit::Times, Bar::AtMost(1.05)),
+    median("p50", "overhead median beside a hung pod / without", Unit::Times, Bar::Open),
+];
+
+/// What is measured here.
+pub fn measurements() -> Vec<Measurement> {
+    let base =
+        |name, figures, rounds, agent| Measurement { name, group: Group::Scripted, figures, rounds, agent, raw: None };
+    vec![
+        base("cold", COLD, (20, 5), |g, t| cold(g, t).boxed_local()),
+        base("starts", STARTS, (2, 1), |g, t| starts(g, t).boxed_local()),
+        base("burst", BURST, (3, 1), |g, t| burst(g, t).boxed_local()),
+        base("init", INIT, (2, 1), |g, t| init(g, t).boxed_local()),
+        base("restart", RESTART, (2, 1), |g, t| restart(g, t).boxed_local()),
+        base("hung", HUNG, (1, 1), |g, t| hung(g, t).boxed_local()),
+    ]
+}
+
+async fn cold(_: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let runtime = Runtime::start(10_000).await?;
+    let mut samples = Samples::default();
+    samples.add("healthz", ms(runtime.agent(target).await?.ready_after));
+    Ok(samples)
+}
+
+async fn starts(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let runtime = Runtime::start(10_000).await?;
+    let agent = runtime.agent(target).await?;
+    let mut samples = Samples::default();
+    for i in 0..ground.options.amount(200, 60) {
+        let name = format!("p{i}");
+        let start = runtime.start_pod(&agent, &name, &manifest::scripted(&name, 1)).await?;
+        samples.add("sandbox", ms(start.sandbox));
+        samples.add("overhead", ms(start.container));
+        samples.add("calls", f64::from(u32::try_from(start.calls)?));
+        breathe().await;
+    }
+    Ok(samples)
+}
+
+async fn burst(_: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let runtime = Runtime::start(10).await?;
+    for (op, millis) in [("run_podsandbox", 50), ("create_container", 10), ("start_container", 20)] {
+        runtime.cri.latency(op, Duration::from_millis(millis));
+    }
+    let agent = runtime.agent(target).await?;
+    breathe().await;
+    let began = Instant::now();
+    for i in 0..110 {
+        let name = format!("p{i}");
+        agent.put(&name, &manifest::scripted(&name, 1))?;
+    }
+    runtime.until("110 containers run", &agent, |cri| cri.running("", "c0").len() == 110).await?;
+    let last = agent.until_running(110, PATIENCE).await?;
+    let mut samples = Samples::default();
+    samples.add("last", (last - began).as_secs_f64());
+    Ok(samples)
+}
+
+async fn init(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let runtime = Runtime::start(10_000).await?;
+    for i in 0..10 {
+        runtime.cri.behave(&format!("i{i}"), [Behaviour::exits(0, Duration::ZERO)]);
+    }
+    let agent = runtime.agent(target).await?;
+    let mut samples = Samples::default();
+    for i in 0..ground.options.amount(10, 5) {
+        let name = format!("p{i}");
+        let start = runtime.start_pod(&agent, &name, &manifest::with_init(&name, 10)).await?;
+        samples.add("init", ms(start.container));
+        breathe().await;
+    }
+    Ok(samples)
+}
+
+async fn restart(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let runtime = Runtime::start(10_000).await?;
+    let agent = runtime.agent(target).await?;
+    let pods: u32 = ground.options.amount(110, 30);
+    for i in 0..pods {
+        let name = format!("p{i}");
+        agent.put(&name, &manifest::scripted(&name, 1))?;
+    }
+    agent.until_running(usize::try_from(pods)?, PATIENCE).await?;
+    let mut samples = Samples::default();
+    for i in 0..pods {
+        breathe().await;
+        let pod = manifest::full_name(&format!("p{i}"));
+        let id = runtime.cri.running(&pod, "c0").pop().context("it runs")?;
+        runtime.cri.clear_calls();
+        let at = Instant::now();
+        runtime.cri.kill(&id, 137, "");
+        runtime.until("the container is back", &agent, |cri| !cri.running(&pod, "c0").is_empty()).await?;
+        let calls = runtime.cri.calls();
+        let begin = calls.iter().find(|c| ["image_status", "create_container"].contains(&c.op));
+        samples.add("decision", ms(begin.context("it was created")?.at.into_std() - at));
+    }
+    Ok(samples)
+}
+
+/// Blocks of starts with and without a hung neighbour take turns under one agent, so that
+/// whatever else moves the figures moves both.
+async fn hung(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let runtime = Runtime::start(10_000).await?;
+    runtime.cri.fault("run_podsandbox", "hung", Fault::Hang, None);
+    let agent = runtime.agent(target).await?;
+    let (mut beside, mut without) = (Vec::new(), Vec::new());
+    let blocks = ground.options.amount(20, 4);
+    for block in 0..blocks {
+        let hangs = block % 2 == 0;
+        let neighbour = format!("hung{block}");
+        if hangs {
+            agent.put(&neighbour, &manifest::scripted(&neighbour, 1))?;
+            runtime.until("the neighbour hangs", &agent, |cri| cri.targets("run_podsandbox").len() == 1).await?;
+        }
+        for i in 0..50 {
+            let name = format!("p{block}x{i}");
+            let start = runtime.start_pod(&agent, &name, &manifest::scripted(&name, 1)).await?;
+            if hangs {
+                beside.push(ms(start.container))
+            } else {
+                without.push(ms(start.container))
+            }
+            breathe().await;
+        }
+        if hangs {
+            agent.remove(&neighbour)?;
+        }
+        for i in 0..50 {
+            agent.remove(&format!("p{block}x{i}"))?;
+        }
+        runtime.until("the block is gone", &agent, |cri| cri.running("", "c0").is_empty()).await?;
+        runtime.cri.clear_calls();
+    }
+    let mut samples = Samples::default();
+    for (key, how) in [("p99", crate::figures::Reduce::P99), ("p50", crate::figures::Reduce::Median)] {
+        let value = |all: &[f64]| crate::figures::reduce(all, how).context("samples");
+        samples.add(key, value(&beside)? / value(&without)?);
+    }
+    Ok(samples)
+}
+
+/// Lets what follows a start (looks, status, files) come to its end before the next begins.
+async fn breathe() {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
