@@ -209,4 +209,14 @@ mod tests {
         assert_eq!((config.pod_logs_dir.as_str(), config.resolv_conf.as_str()), ("/etc/logs", ""));
         assert_eq!(config.tls_cert_file, "/abs/c.pem");
     }
+
+    proptest::proptest! {
+        /// Foreign bytes never panic, whatever they are.
+        #[test]
+        fn any_text_is_read_or_refused(text in "\\PC*", key in "[a-zA-Z]{1,12}", value in "[\\[\\]{}:,\"'a-z0-9 .-]{0,20}") {
+            let _ = decode(&text);
+            let _ = decode(&format!("{HEAD}{key}: {value}\n"));
+            let _ = crate::config::dropins::read_dropin(&format!("{HEAD}{text}"));
+        }
+    }
 }

@@ -3,7 +3,7 @@
 //! The only file of the room that reads files besides `dropins`. What there is to tell on the way
 //! comes back as values, because there is no log before the configuration says what it is like.
 
-use std::{env, ffi::OsString, fs, path::Path};
+use std::{env, ffi::OsString, fs, path::Path, time::Duration};
 
 use super::{
     configz, decode, defaults, dropins,
@@ -17,6 +17,7 @@ use super::{
     text::quote,
     validate::{self, start},
     version,
+    watchdog::watchdog_timeout,
 };
 
 /// By which name we were called; it decides what holds when there is no configuration file.
@@ -41,6 +42,10 @@ pub struct Loaded {
     pub flag_values: std::collections::BTreeMap<&'static str, String>,
     /// The version we report.
     pub version: String,
+    /// Facts about this machine that were needed to judge the configuration.
+    pub host: HostFacts,
+    /// How long the service manager waits for a sign of life, if it does.
+    pub watchdog: Option<Duration>,
     /// What to write to the log first.
     pub notices: Vec<Notice>,
 }
@@ -155,8 +160,9 @@ fn resolve(given: &Given<'_>, first: Settings, told: &mut Told) -> Result<Reques
     judge(&settings, &gates, given.host, told)?;
     let Settings { config, flags } = settings;
     told.notices.extend(not_yet_effective(&config, &flags).into_iter().map(Notice::NotYetEffective));
-    let notices = std::mem::take(&mut told.notices);
-    Ok(Request::Run(Box::new(Loaded { config, flags, gates, flag_values, version, notices })))
+    let watchdog = watchdog_timeout(&given.host.watchdog).map_err(StartupError::Run)?;
+    let (notices, host) = (std::mem::take(&mut told.notices), given.host.clone());
+    Ok(Request::Run(Box::new(Loaded { config, flags, gates, flag_values, version, host, watchdog, notices })))
 }
 
 /// Stages 4 to 6: the file, the drop-ins over it, the flags over both.

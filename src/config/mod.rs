@@ -34,6 +34,7 @@ pub mod tls;
 pub mod typed;
 pub mod validate;
 pub mod version;
+mod watchdog;
 
 pub use duration::{DurationError, GoDuration};
 pub use effective::{NotYet, not_yet_effective};
@@ -44,3 +45,5 @@ pub use gates::FeatureGates;
 pub use host::HostFacts;
 pub use load::{Loaded, Loading, Personality, Request, check, help, load, read_main};
 pub use notice::Notice;
+pub use validate::start::{NodeIps, Reservations, node_ips, reservations};
+pub use watchdog::{WatchdogEnvironment, watchdog_timeout};

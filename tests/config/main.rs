@@ -199,6 +199,16 @@ fn files_that_cannot_be_are_refused_with_their_texts() {
 }
 
 #[test]
+fn a_watchdog_that_cannot_be_fed_is_refused() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    command.arg0("kubelet").arg("--fail-cgroupv1=false").env("WATCHDOG_USEC", "1000000").env_remove("WATCHDOG_PID");
+    let ran = Ran::from(command.output().expect("the binary starts"));
+    assert_eq!(ran.code, Some(1));
+    let cause = "failed to run Kubelet: create health checker: configure watchdog timeout too small: 1s"; // AC-01-28
+    assert!(ran.err.contains(cause), "{}", ran.err);
+}
+
+#[test]
 fn deprecated_flags_are_told_on_standard_error() {
     let ran = kubelet(&["--max-pods=5", "--foo-never"]);
     assert!(!ran.err.contains("has been deprecated"), "a command line that cannot be read tells only that");

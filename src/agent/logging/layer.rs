@@ -15,7 +15,7 @@ use super::{
     record::{Fields, LevelOf, Record, Severity},
     streams::Streams,
     text,
-    verbosity::{Verbosity, implied},
+    verbosity::{Verbosity, implied, is_ours},
 };
 
 /// How records are written down.
@@ -47,7 +47,11 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Klog {
 
     /// What can be told from the call site alone; a record with a level of its own is looked at later.
     fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
-        if metadata.is_span() || metadata.fields().field("v").is_some() {
+        if metadata.is_span() {
+            // What other crates keep in their spans does not belong into our lines.
+            return is_ours(metadata);
+        }
+        if metadata.fields().field("v").is_some() {
             return true;
         }
         implied(metadata).is_none_or(|level| level <= self.verbosity.of_file(metadata.file().unwrap_or_default()))

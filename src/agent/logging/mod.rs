@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Error and warning are always written. Fields of the enclosing spans come first, those of the event
-//! after; `err` stands before all. Other crates' chatter needs four levels more than ours. The
+//! after; `err` stands before all. A span whose fields shall always be there is an `info_span!`. Other crates' chatter needs four levels more than ours. The
 //! verbosity can be changed while we run, through [`LogHandle`].
 
 mod json;

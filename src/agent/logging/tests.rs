@@ -88,6 +88,7 @@ fn values_are_written_as_klog_writes_them() {
     );
 }
 
+/// AC-01-41, AC-08-25.
 #[test]
 fn json_lines_are_objects() {
     let text = written(&config(|c| c.format = "json".to_owned()), |_| {

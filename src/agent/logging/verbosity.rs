@@ -55,8 +55,12 @@ pub(super) fn implied(metadata: &Metadata<'_>) -> Option<u32> {
         Level::DEBUG => 4,
         Level::TRACE => 6,
     };
-    let is_ours = metadata.target().split("::").next().is_some_and(|root| root == "berth");
-    Some(if is_ours { ours } else { ours + FOREIGN })
+    Some(if is_ours(metadata) { ours } else { ours + FOREIGN })
+}
+
+/// Whether the record or span comes from this crate.
+pub(super) fn is_ours(metadata: &Metadata<'_>) -> bool {
+    metadata.target().split("::").next().is_some_and(|root| root == "berth")
 }
 
 /// `*`, `?` and letters; what vmodule patterns are made of.
