@@ -21,7 +21,7 @@ pub mod references;
 mod start;
 pub mod validate;
 
-pub use mux::{CHANGES_CAPACITY, Now};
+pub use mux::{CHANGES_CAPACITY, Door, Mux, Now, SourceSet};
 pub use start::{RunningSources, SourcesConfig, SourcesDeps, start};
 
 /// Manifests of this many bytes or more are refused.

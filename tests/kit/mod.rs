@@ -1,8 +1,11 @@
 //! What tests across rooms share: the scripted CRI, and builders of pods.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of the kit")]
 
+pub mod agent;
 pub mod clock;
 pub mod containerd;
 pub mod image;
+pub mod leash;
+pub mod players;
 pub mod pods;
 pub mod scripted;

@@ -6,10 +6,12 @@
 //! are inside, as the trait demands: a call that takes longer is answered `TimedOut` and goes on
 //! in the background.
 
+mod history;
 mod script;
 pub mod server;
 mod service;
 mod state;
 
+pub use history::{Fact, History, Moment, Span};
 pub use script::{Behaviour, Call, EventFaults, Fault, Latency};
 pub use service::ScriptedCri;

@@ -20,6 +20,7 @@ use tokio::{
 use tonic::Code;
 
 use super::{
+    history::History,
     script::{Behaviour, Call, EventFaults, Fault, Rule, Script},
     state::{Container, Refusal, State, not_found},
 };
@@ -37,6 +38,7 @@ pub struct ScriptedCri {
     changed: watch::Sender<u64>,
     slots: Semaphore,
     conditions: Mutex<(bool, bool)>,
+    restarts: watch::Sender<u64>,
 }
 
 struct Events {
@@ -75,6 +77,7 @@ impl ScriptedCri {
             changed: watch::channel(0).0,
             slots: Semaphore::new(parallel),
             conditions: Mutex::new((true, true)),
+            restarts: watch::channel(0).0,
         });
         made.add_image("docker.io/library/busybox:1", 1_000_000);
         made
@@ -223,6 +226,19 @@ impl ScriptedCri {
         self.emit(id, cri::ContainerEventType::ContainerStoppedEvent);
     }
 
+    /// The runtime itself starts anew: containers go on, calls under way are not carried out and
+    /// answered `Unavailable`, streams end.
+    pub fn restart(&self) {
+        self.restarts.send_modify(|n| *n += 1);
+        self.break_streams();
+        self.touch();
+    }
+
+    /// Everything that happened so far.
+    pub fn history(&self) -> History {
+        lock(&self.state).history.clone()
+    }
+
     /// Everything stops, as a reboot of the machine does it.
     pub fn reboot(&self) {
         let now = self.now();
@@ -232,7 +248,7 @@ impl ScriptedCri {
             state.stop_sandbox(&id, now);
         }
         drop(state);
-        self.touch();
+        self.restart();
     }
 
     /// Waits (in tokio's time) until `condition` holds of the state; panics after `limit`.
@@ -322,6 +338,16 @@ impl ScriptedCri {
                 None => {}
             }
             me.paced(latency, act).await
+        };
+        let mut restarts = self.restarts.subscribe();
+        let work = async move {
+            tokio::select! {
+                biased;
+                _ = restarts.changed() => {
+                    Err(CriError::Rpc { code: Code::Unavailable, message: "the runtime was restarted".to_owned() })
+                }
+                done = work => done,
+            }
         };
         let mut task = tokio::spawn(work);
         match tokio::time::timeout(limit, &mut task).await {
@@ -582,11 +608,7 @@ impl RuntimeService for ScriptedCri {
         self.call("remove_container", target, id.clone(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
             let now = me.now();
             let event = me.event(&id, cri::ContainerEventType::ContainerDeletedEvent);
-            let known = {
-                let mut state = lock(&me.state);
-                state.exit(&id, 137, "", now);
-                state.containers.remove(&id).is_some()
-            };
+            let known = { lock(&me.state).remove(&id, now) };
             if known && let Some(sender) = &lock(&me.events).sender {
                 let _ = sender.send(event);
             }

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use berth::proto::cri;
 use tonic::Code;
 
+use super::history::{Fact, History};
+
 /// An error of the runtime: gRPC code and text.
 pub type Refusal = (Code, String);
 
@@ -44,6 +46,8 @@ pub struct State {
     next: u64,
     /// Broken invariants: two live containers of one name in one sandbox.
     pub violations: Vec<String>,
+    /// What happened.
+    pub history: History,
 }
 
 /// Name, namespace, uid and attempt of a sandbox.
@@ -55,6 +59,10 @@ fn sandbox_key(config: &cri::PodSandboxConfig) -> (String, String, String, u32) 
 impl Sandbox {
     pub fn pod_name(&self) -> &str {
         self.config.metadata.as_ref().map_or("", |m| &m.name)
+    }
+
+    fn is_static(&self) -> bool {
+        self.config.annotations.get("kubernetes.io/config.source").is_some_and(|source| source != "api")
     }
 
     fn is_host_network(&self) -> bool {
@@ -192,6 +200,9 @@ impl State {
         if !sandbox.is_host_network() {
             sandbox.ip = format!("10.88.{}.{}", (self.next >> 8) & 0xff, self.next & 0xff);
         }
+        let (_, _, uid, attempt) = key;
+        let (pod, is_static) = (sandbox.pod_name().to_owned(), sandbox.is_static());
+        self.history.note(now, Fact::SandboxReady { sandbox: id.clone(), uid, pod, attempt, is_static });
         self.sandboxes.insert(id.clone(), sandbox);
         Ok(id)
     }
@@ -199,7 +210,9 @@ impl State {
     /// Stops a sandbox; returns the containers that died with it.
     pub fn stop_sandbox(&mut self, id: &str, now: i64) -> Vec<String> {
         let Some(sandbox) = self.sandboxes.get_mut(id) else { return Vec::new() };
-        sandbox.ready = false;
+        if std::mem::replace(&mut sandbox.ready, false) {
+            self.history.note(now, Fact::SandboxStopped(id.to_owned()));
+        }
         let running: Vec<String> = self
             .containers
             .values()
@@ -215,10 +228,12 @@ impl State {
     /// Removes a sandbox and its containers; returns the ids of those containers.
     pub fn remove_sandbox(&mut self, id: &str, now: i64) -> Vec<String> {
         self.stop_sandbox(id, now);
-        self.sandboxes.remove(id);
+        if self.sandboxes.remove(id).is_some() {
+            self.history.note(now, Fact::SandboxRemoved(id.to_owned()));
+        }
         let gone: Vec<String> = self.containers.values().filter(|c| c.sandbox == id).map(|c| c.id.clone()).collect();
         for container in &gone {
-            self.containers.remove(container);
+            self.remove(container, now);
         }
         gone
     }
@@ -247,6 +262,8 @@ impl State {
             self.violations.push(text);
         }
         let id = self.id();
+        let (container, name) = (id.clone(), meta.name);
+        self.history.note(now, Fact::Created { container, sandbox: sandbox.to_owned(), name });
         self.containers.insert(
             id.clone(),
             Container {
@@ -275,6 +292,7 @@ impl State {
         }
         container.state = cri::ContainerState::ContainerRunning;
         container.started_at = now;
+        self.history.note(now, Fact::Started(id.to_owned()));
         Ok(())
     }
 
@@ -285,7 +303,18 @@ impl State {
             return false;
         }
         fail(container, code, reason, now);
+        self.history.note(now, Fact::Exited(id.to_owned(), code));
         true
+    }
+
+    /// A container is removed, killed first where it runs; returns whether there was one.
+    pub fn remove(&mut self, id: &str, now: i64) -> bool {
+        self.exit(id, 137, "", now);
+        let known = self.containers.remove(id).is_some();
+        if known {
+            self.history.note(now, Fact::Removed(id.to_owned()));
+        }
+        known
     }
 
     /// A created container fails to start.
@@ -294,6 +323,7 @@ impl State {
             container.started_at = now;
             container.message = message.to_owned();
             fail(container, 128, "StartError", now);
+            self.history.note(now, Fact::Exited(id.to_owned(), 128));
         }
     }
 

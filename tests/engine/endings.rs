@@ -1,0 +1,178 @@
+//! Pods that stop: by deletion, replacement, or because nobody knows them.
+
+use std::{sync::Arc, time::Duration};
+
+use berth::pod::Pod;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::kit::{
+    agent::Machine,
+    pods::{pod, pod_with, simple},
+    scripted::{Behaviour, Fault, ScriptedCri},
+};
+
+const SOON: Duration = Duration::from_secs(2);
+
+fn nothing_left(cri: &ScriptedCri) -> bool {
+    cri.sandboxes().is_empty() && cri.containers().is_empty()
+}
+
+/// Grace periods told to the runtime, in seconds.
+fn graces(cri: &ScriptedCri) -> Vec<String> {
+    cri.calls().into_iter().filter(|c| c.op == "stop_container").map(|c| c.detail).collect()
+}
+
+/// An API pod, perhaps with its deletion requested.
+fn api_pod(name: &str, deleted_with_grace: Option<i64>) -> Arc<Pod> {
+    let mut metadata = json!({"annotations": null});
+    if let Some(grace) = deleted_with_grace {
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        metadata["deletionGracePeriodSeconds"] = grace.into();
+    }
+    pod_with(name, metadata, json!({"containers": [{"name": "main"}]}))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deletion_ends_the_pod_within_its_own_grace() {
+    // AC-02a-9
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    machine.cri.behave("main", [Behaviour::stubborn()]);
+    agent.files([]).await;
+    agent.api([&api_pod("web", None)]).await;
+    let web = api_pod("web", Some(7));
+    agent.until_ready(web.uid(), SOON).await;
+    let began = Instant::now();
+    agent.api([&web]).await;
+    machine.cri.until("nothing is left", Duration::from_secs(9), nothing_left).await;
+    assert_eq!(began.elapsed().as_secs(), 7);
+    assert_eq!(graces(&machine.cri), ["7"]);
+    let last = agent.status.unsent().into_iter().find(|u| u.pod.uid == *web.uid()).expect("a last word");
+    assert!(last.finished, "the API server may delete it now");
+    assert_eq!(last.status.phase.as_deref(), Some("Failed"));
+    agent.api([]).await;
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shorter_grace_cuts_a_kill_short() {
+    // AC-02a-18
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    machine.cri.behave("main", [Behaviour::stubborn()]);
+    agent.files([]).await;
+    agent.api([&api_pod("web", None)]).await;
+    let first = api_pod("web", Some(30));
+    agent.until_ready(first.uid(), SOON).await;
+    agent.api([&first]).await;
+    machine.cri.until("it is being stopped", SOON, |c| c.count("stop_container") == 1).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let began = Instant::now();
+    agent.api([&api_pod("web", Some(0))]).await;
+    machine.cri.until("it is gone", Duration::from_secs(3), |c| c.running("web", "main").is_empty()).await;
+    assert_eq!(began.elapsed().as_secs(), 2, "the runtime is never given less than 2 s");
+    assert_eq!(graces(&machine.cri), ["30", "2"]);
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_manifest_that_comes_back_starts_after_its_first_life() {
+    // AC-02a-15
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    let slow = Behaviour { stops_after: Some(Duration::from_secs(5)), ..Behaviour::default() };
+    machine.cri.behave("main", [slow]);
+    let web = simple("web");
+    agent.only_static([&web]).await;
+    agent.until_ready(web.uid(), SOON).await;
+    let first = machine.cri.running("web", "main");
+    agent.files([]).await;
+    agent.files([&web]).await; // before its worker has had a chance to say that it stops
+    machine.cri.until("the first life ends", Duration::from_secs(6), |c| c.running("web", "main") != first).await;
+    machine.cri.until("a second begins", SOON, |c| c.running("web", "main").len() == 1).await;
+    agent.until_ready(web.uid(), SOON).await;
+    assert_eq!(agent.metric("kubelet_restarted_pods_total", "true"), 1.0);
+    assert_eq!(machine.cri.history().starts("uid-web", "main"), 2);
+    assert_eq!(machine.cri.sandboxes().len(), 1, "of the first life nothing stays");
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_manifest_waits_for_the_old_pod() {
+    // AC-02a-16
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    machine.cri.behave("main", [Behaviour::stubborn()]);
+    let revision = |uid: &str| pod_with("web", json!({"uid": uid}), json!({"containers": [{"name": "main"}]}));
+    let (old, new) = (revision("old"), revision("new"));
+    agent.only_static([&old]).await;
+    agent.until_ready(old.uid(), SOON).await;
+    let began = Instant::now();
+    agent.files([&new]).await;
+    agent.until_ready(new.uid(), Duration::from_secs(32)).await;
+    assert_eq!(began.elapsed().as_secs(), 30);
+    assert_eq!(machine.cri.history().overlaps(), Vec::<String>::new());
+    assert!(agent.status.status(old.uid()).is_none(), "the old one is forgotten");
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_knows_is_taken_down() {
+    // AC-02a-17
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    let (alive, dead) =
+        (simple("alive"), pod("dead", json!({"restartPolicy": "Never", "containers": [{"name": "job"}]})));
+    machine.cri.behave("job", [Behaviour::exits(0, Duration::from_millis(10))]);
+    machine.cri.behave("main", [Behaviour::stubborn()]);
+    agent.only_static([&alive, &dead]).await;
+    agent.until_ready(alive.uid(), SOON).await;
+    agent.until(dead.uid(), "done", SOON, |s| s.phase.as_deref() == Some("Succeeded")).await;
+    agent.kill();
+    machine.cri.clear_calls();
+    let agent = machine.start().await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(machine.cri.sandboxes().len(), 2, "nothing is taken down before the sources have told");
+    let began = Instant::now();
+    agent.only_static([]).await;
+    machine.cri.until("nothing is left", Duration::from_secs(5), nothing_left).await;
+    assert!(began.elapsed() <= Duration::from_millis(4_100), "a tick and the least grace: {:?}", began.elapsed());
+    assert_eq!(graces(&machine.cri), ["2"], "1 s, as the runtime is told it");
+    assert_eq!(agent.metric("kubelet_orphaned_runtime_pods_total", ""), 1.0, "the dead one was no pod any more");
+    assert!(agent.status.snapshot().is_empty(), "no status of an unknown pod");
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removed_pod_leaves_nothing_and_at_once() {
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    let job = pod("job", json!({"restartPolicy": "Never", "containers": [{"name": "once"}]}));
+    machine.cri.behave("once", [Behaviour::exits(0, Duration::from_millis(10))]);
+    let web = simple("web");
+    agent.only_static([&web, &job]).await;
+    agent.until_ready(web.uid(), SOON).await;
+    agent.until(job.uid(), "done", SOON, |s| s.phase.as_deref() == Some("Succeeded")).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(machine.cri.containers().len(), 2, "a pod that is done keeps what it left");
+    agent.files([]).await;
+    machine.cri.until("nothing is left", SOON, nothing_left).await;
+    tokio::time::sleep(Duration::from_secs(4)).await; // two ticks: the one that buried the job swept too early
+    assert!(machine.disk.pods().is_empty() && machine.disk.cgroups().is_empty());
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_removed_is_tried_again() {
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    let web = simple("web");
+    agent.only_static([&web]).await;
+    agent.until_ready(web.uid(), SOON).await;
+    machine.cri.fault("remove_podsandbox", "", Fault::Error(tonic::Code::Unknown, "busy".to_owned()), Some(2));
+    agent.files([]).await;
+    machine.cri.until("nothing is left", Duration::from_secs(20), nothing_left).await;
+    assert_eq!(agent.metric("kubelet_orphaned_runtime_pods_total", ""), 0.0);
+    agent.stop(SOON).await;
+}

@@ -1,0 +1,9 @@
+//! The engine as a whole, over the scripted runtime: one scenario each.
+
+#[path = "../kit/mod.rs"]
+mod kit;
+
+mod endings;
+mod restarts;
+mod starts;
+mod steady;

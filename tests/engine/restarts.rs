@@ -1,0 +1,95 @@
+//! The agent goes away and comes back; pods do not notice.
+
+use std::time::Duration;
+
+use berth::pod::PodSource;
+use serde_json::json;
+
+use crate::kit::{
+    agent::{Machine, Setup},
+    pods::{pod, simple},
+    scripted::Behaviour,
+};
+
+const SOON: Duration = Duration::from_secs(2);
+
+#[tokio::test(start_paused = true)]
+async fn kill_minus_nine_changes_nothing_for_pods() {
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    machine.cri.behave("prepare", [Behaviour::exits(0, Duration::from_millis(10))]);
+    machine.cri.behave("crashy", [Behaviour::exits(1, Duration::from_millis(50)), Behaviour::default()]);
+    let web = pod(
+        "web",
+        json!({
+            "initContainers": [{"name": "prepare"}, {"name": "side", "restartPolicy": "Always"}],
+            "containers": [{"name": "main"}, {"name": "crashy"}],
+        }),
+    );
+    agent.only_static([&web]).await;
+    let before = agent
+        .until(web.uid(), "ready after a crash", Duration::from_secs(15), |s| {
+            let ready = s.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
+            ready && s.container_statuses.iter().flatten().any(|c| c.restart_count == 1)
+        })
+        .await;
+    agent.kill();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    machine.cri.clear_calls();
+    let agent = machine.start().await;
+    let mut told = agent.status.events();
+    agent.only_static([&web]).await;
+    tokio::time::sleep(Duration::from_secs(90)).await;
+    let looks = ["list", "status", "version", "get_"];
+    let acts = machine.cri.calls().into_iter().filter(|c| !looks.iter().any(|look| c.op.contains(look)));
+    assert_eq!(acts.map(|c| c.op).collect::<Vec<_>>(), Vec::<&str>::new(), "nothing is done to what runs well");
+    let after = agent.status.status(web.uid()).expect("a status");
+    assert_eq!(after.container_statuses, before.container_statuses);
+    assert_eq!(after.init_container_statuses, before.init_container_statuses);
+    while let Ok(berth::status::StatusEvent::Updated(_, status) | berth::status::StatusEvent::Added(_, status)) =
+        told.try_recv()
+    {
+        assert_eq!(status.phase.as_deref(), Some("Running"), "never less than it was");
+        let ready = |s: &berth::pod::api::PodStatus| s.container_statuses.iter().flatten().all(|c| c.ready);
+        assert!(ready(&status), "{status:#?}");
+    }
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_source_does_not_wait_for_another() {
+    // AC-02a-22
+    let machine = Machine::with(Setup { sources: vec![PodSource::File, PodSource::Api], ..Setup::default() });
+    let agent = machine.start().await;
+    let (a, b) = (simple("a"), simple("b"));
+    agent.files([&a, &b]).await;
+    agent.until_ready(a.uid(), SOON).await;
+    agent.files([&a]).await;
+    machine.cri.until("b is gone", SOON, |c| c.sandboxes().len() == 1).await;
+    agent.stop(SOON).await;
+    let agent = machine.start().await;
+    agent.files([]).await; // a path that does not exist is an empty set
+    agent.api([]).await;
+    machine.cri.until("a is gone", Duration::from_secs(5), |c| c.sandboxes().is_empty()).await;
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reboot_starts_everything_again() {
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    let web = simple("web");
+    agent.only_static([&web]).await;
+    agent.until_ready(web.uid(), SOON).await;
+    agent.kill();
+    machine.cri.reboot();
+    machine.disk.reboot();
+    let agent = machine.start().await;
+    agent.only_static([&web]).await;
+    agent
+        .until(web.uid(), "restarted", Duration::from_secs(5), |s| {
+            s.container_statuses.iter().flatten().any(|c| c.restart_count == 1 && c.ready)
+        })
+        .await;
+    agent.stop(SOON).await;
+}

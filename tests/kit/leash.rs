@@ -1,0 +1,168 @@
+//! Holds an agent's hand on runtime and disk, so that `kill -9` can be played: once cut, nothing
+//! it asks is done any more and nothing is answered. What it asked before goes on.
+
+use std::{io, path::Path, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use berth::{
+    cri::{CriResult, ExecOutput, ImageService, RuntimeService},
+    engine::ports::StateFile,
+    proto::cri,
+};
+use futures::{StreamExt, stream::BoxStream};
+use tokio_util::sync::CancellationToken;
+
+use super::{players::MemoryFile, scripted::ScriptedCri};
+
+/// One agent's access to what outlives it.
+#[derive(Clone)]
+pub struct Leash {
+    cri: Arc<ScriptedCri>,
+    cut: CancellationToken,
+}
+
+impl Leash {
+    /// To that runtime.
+    pub fn new(cri: Arc<ScriptedCri>) -> Self {
+        Self { cri, cut: CancellationToken::new() }
+    }
+
+    /// From now on nothing gets through.
+    pub fn cut(&self) {
+        self.cut.cancel();
+    }
+
+    /// A file that the agent reaches by this leash.
+    pub fn file(&self, file: Arc<MemoryFile>) -> Arc<dyn StateFile> {
+        Arc::new(LeashedFile { leash: self.clone(), file })
+    }
+
+    async fn through<T>(&self, call: impl Future<Output = T>) -> T {
+        tokio::select! {
+            biased;
+            () = self.cut.cancelled() => std::future::pending().await,
+            answer = call => answer,
+        }
+    }
+}
+
+struct LeashedFile {
+    leash: Leash,
+    file: Arc<MemoryFile>,
+}
+
+#[async_trait]
+impl StateFile for LeashedFile {
+    fn path(&self) -> &Path {
+        self.file.path()
+    }
+    async fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        self.leash.through(self.file.read()).await
+    }
+    async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
+        self.leash.through(self.file.replace(content)).await
+    }
+}
+
+#[async_trait]
+impl RuntimeService for Leash {
+    async fn version(&self, version: &str) -> CriResult<cri::VersionResponse> {
+        self.through(self.cri.version(version)).await
+    }
+    async fn status(&self) -> CriResult<cri::StatusResponse> {
+        self.through(RuntimeService::status(&*self.cri)).await
+    }
+    async fn runtime_config(&self) -> CriResult<cri::RuntimeConfigResponse> {
+        self.through(self.cri.runtime_config()).await
+    }
+    async fn update_runtime_config(&self, pod_cidr: &str) -> CriResult<()> {
+        self.through(self.cri.update_runtime_config(pod_cidr)).await
+    }
+    async fn run_pod_sandbox(&self, config: cri::PodSandboxConfig, handler: &str) -> CriResult<String> {
+        self.through(self.cri.run_pod_sandbox(config, handler)).await
+    }
+    async fn stop_pod_sandbox(&self, id: &str) -> CriResult<()> {
+        self.through(self.cri.stop_pod_sandbox(id)).await
+    }
+    async fn remove_pod_sandbox(&self, id: &str) -> CriResult<()> {
+        self.through(self.cri.remove_pod_sandbox(id)).await
+    }
+    async fn pod_sandbox_status(&self, id: &str) -> CriResult<cri::PodSandboxStatusResponse> {
+        self.through(self.cri.pod_sandbox_status(id)).await
+    }
+    async fn list_pod_sandbox(&self, filter: Option<cri::PodSandboxFilter>) -> CriResult<Vec<cri::PodSandbox>> {
+        self.through(self.cri.list_pod_sandbox(filter)).await
+    }
+    async fn create_container(
+        &self,
+        sandbox: &str,
+        config: cri::ContainerConfig,
+        sandbox_config: cri::PodSandboxConfig,
+    ) -> CriResult<String> {
+        self.through(self.cri.create_container(sandbox, config, sandbox_config)).await
+    }
+    async fn start_container(&self, id: &str) -> CriResult<()> {
+        self.through(self.cri.start_container(id)).await
+    }
+    async fn stop_container(&self, id: &str, grace: Duration) -> CriResult<()> {
+        self.through(self.cri.stop_container(id, grace)).await
+    }
+    async fn remove_container(&self, id: &str) -> CriResult<()> {
+        self.through(self.cri.remove_container(id)).await
+    }
+    async fn list_containers(&self, filter: Option<cri::ContainerFilter>) -> CriResult<Vec<cri::Container>> {
+        self.through(self.cri.list_containers(filter)).await
+    }
+    async fn container_status(&self, id: &str) -> CriResult<cri::ContainerStatus> {
+        self.through(self.cri.container_status(id)).await
+    }
+    async fn update_container_resources(&self, id: &str, linux: cri::LinuxContainerResources) -> CriResult<()> {
+        self.through(self.cri.update_container_resources(id, linux)).await
+    }
+    async fn update_pod_sandbox_resources(
+        &self,
+        id: &str,
+        overhead: cri::LinuxContainerResources,
+        resources: cri::LinuxContainerResources,
+    ) -> CriResult<()> {
+        self.through(self.cri.update_pod_sandbox_resources(id, overhead, resources)).await
+    }
+    async fn reopen_container_log(&self, id: &str) -> CriResult<()> {
+        self.through(self.cri.reopen_container_log(id)).await
+    }
+    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> CriResult<ExecOutput> {
+        self.through(self.cri.exec_sync(id, command, timeout)).await
+    }
+    async fn container_events(&self) -> CriResult<BoxStream<'static, CriResult<cri::ContainerEventResponse>>> {
+        let events = self.through(self.cri.container_events()).await?;
+        let next = |(mut events, leash): (BoxStream<'static, _>, Self)| async move {
+            let event = leash.through(events.next()).await?;
+            Some((event, (events, leash)))
+        };
+        Ok(futures::stream::unfold((events, self.clone()), next).boxed())
+    }
+}
+
+#[async_trait]
+impl ImageService for Leash {
+    async fn list_images(&self) -> CriResult<Vec<cri::Image>> {
+        self.through(self.cri.list_images()).await
+    }
+    async fn image_status(&self, image: cri::ImageSpec) -> CriResult<Option<cri::Image>> {
+        self.through(self.cri.image_status(image)).await
+    }
+    async fn pull_image(
+        &self,
+        image: cri::ImageSpec,
+        auth: Option<cri::AuthConfig>,
+        sandbox: Option<cri::PodSandboxConfig>,
+    ) -> CriResult<String> {
+        self.through(self.cri.pull_image(image, auth, sandbox)).await
+    }
+    async fn remove_image(&self, image: cri::ImageSpec) -> CriResult<()> {
+        self.through(self.cri.remove_image(image)).await
+    }
+    async fn image_fs_info(&self) -> CriResult<cri::ImageFsInfoResponse> {
+        self.through(self.cri.image_fs_info()).await
+    }
+}

@@ -1,0 +1,285 @@
+//! Players for the roles around engine and runtime that keep the contract and do the least.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use async_trait::async_trait;
+use berth::{
+    engine::ports::{
+        ContainerExit, ContainerLogFile, ContainerLogs, ContainerTuning, Event, EventSink, MayGo, MountedVolumes,
+        ObjectError, ObjectSource, PodCgroup, ProbeManager, ProbeResult, ProbeResults, PullSecret, ResourceError,
+        ResourceManager, StateFile, TerminationMessages, VolumeError, VolumeManager,
+    },
+    pod::{ContainerId, ContainerKind, Pod, PodRef, PodUid, api, hash, observed::ObservedContainer},
+    proto::cri,
+    runtime::prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
+    sources::ports::SourceEvents,
+};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Remembers events.
+#[derive(Default)]
+pub struct Recorder(Mutex<Vec<Event>>);
+
+impl Recorder {
+    /// All events so far, as `Reason: message`.
+    pub fn texts(&self) -> Vec<String> {
+        lock(&self.0).iter().map(|e| format!("{}: {}", e.reason, e.message)).collect()
+    }
+}
+
+impl EventSink for Recorder {
+    fn record(&self, event: Event) {
+        lock(&self.0).push(event);
+    }
+}
+
+impl SourceEvents for Recorder {
+    fn warning(&self, pod: &PodRef, reason: &'static str, message: String) {
+        lock(&self.0).push(Event::warning(pod, reason, message));
+    }
+
+    fn observed(&self, _pod: &Arc<Pod>) {}
+}
+
+/// Probes say what the test says; what it does not mention has passed.
+#[derive(Default)]
+pub struct Probes(Mutex<HashMap<ContainerId, ProbeResults>>);
+
+impl Probes {
+    /// From now on the probes of that instance say this.
+    pub fn say(&self, container: &str, results: ProbeResults) {
+        lock(&self.0).insert(container.into(), results);
+    }
+}
+
+impl ProbeManager for Probes {
+    fn add(&self, _pod: &Arc<Pod>) {}
+    fn stop_liveness(&self, _pod: &PodUid) {}
+    fn remove(&self, _pod: &PodUid) {}
+    fn results(&self, container: &ContainerId) -> ProbeResults {
+        let passed = Some(ProbeResult::Success);
+        let all = ProbeResults { startup: passed, readiness: passed, liveness: passed };
+        lock(&self.0).get(container).copied().unwrap_or(all)
+    }
+}
+
+/// What the agent keeps on disk and in the cgroup tree: outlives it.
+#[derive(Default)]
+pub struct Disk {
+    pods: Mutex<BTreeSet<PodUid>>,
+    cgroups: Mutex<BTreeSet<PodUid>>,
+    unmountable: Mutex<BTreeSet<String>>,
+}
+
+impl Disk {
+    /// Pods that have a directory.
+    pub fn pods(&self) -> BTreeSet<PodUid> {
+        lock(&self.pods).clone()
+    }
+
+    /// Pods that have a cgroup.
+    pub fn cgroups(&self) -> BTreeSet<PodUid> {
+        lock(&self.cgroups).clone()
+    }
+
+    /// Mounting the volumes of the pod of that name fails.
+    pub fn refuse_mounts(&self, pod: &str) {
+        lock(&self.unmountable).insert(pod.to_owned());
+    }
+
+    /// The machine went down: the cgroup tree is empty when it comes up.
+    pub fn reboot(&self) {
+        lock(&self.cgroups).clear();
+    }
+}
+
+#[async_trait]
+impl VolumeManager for Disk {
+    async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError> {
+        lock(&self.pods).insert(pod.uid().clone());
+        if lock(&self.unmountable).contains(pod.name()) {
+            return Err(VolumeError::Failed("the test says so".to_owned()));
+        }
+        Ok(Arc::default())
+    }
+
+    async fn unmount(&self, _pod: &PodUid) -> Result<(), VolumeError> {
+        Ok(())
+    }
+
+    async fn pods_on_disk(&self) -> Vec<PodUid> {
+        lock(&self.pods).iter().cloned().collect()
+    }
+
+    async fn remove_directory(&self, pod: &PodUid) -> Result<(), VolumeError> {
+        lock(&self.pods).remove(pod);
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl ResourceManager for Disk {
+    fn cgroup_parent(&self, pod: &Pod) -> String {
+        format!("/kubepods/pod{}", pod.uid())
+    }
+
+    async fn exists(&self, pod: &Pod) -> bool {
+        lock(&self.cgroups).contains(pod.uid())
+    }
+
+    async fn ensure(&self, pod: &Arc<Pod>) -> Result<PodCgroup, ResourceError> {
+        let created = lock(&self.cgroups).insert(pod.uid().clone());
+        Ok(PodCgroup { parent: self.cgroup_parent(pod), created })
+    }
+
+    async fn remove(&self, pod: &PodRef) -> Result<(), ResourceError> {
+        lock(&self.cgroups).remove(&pod.uid);
+        Ok(())
+    }
+
+    async fn pods(&self) -> Vec<PodUid> {
+        lock(&self.cgroups).iter().cloned().collect()
+    }
+
+    fn tuning(&self, _pod: &Pod, _kind: ContainerKind, _container: &str) -> Result<ContainerTuning, ResourceError> {
+        Ok(ContainerTuning::default())
+    }
+
+    fn released(&self, _pod: &PodUid, _container: &str) {}
+}
+
+/// A state file in memory.
+#[derive(Debug, Default)]
+pub struct MemoryFile(Mutex<Option<Vec<u8>>>);
+
+#[async_trait]
+impl StateFile for MemoryFile {
+    fn path(&self) -> &Path {
+        Path::new("/in/memory")
+    }
+
+    async fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(lock(&self.0).clone())
+    }
+
+    async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
+        *lock(&self.0) = Some(content);
+        Ok(())
+    }
+}
+
+/// Shows the runtime's own message.
+pub struct RuntimeMessages;
+
+#[async_trait]
+impl TerminationMessages for RuntimeMessages {
+    async fn message(&self, exit: ContainerExit) -> String {
+        exit.message
+    }
+}
+
+/// There are no log files.
+pub struct NoLogs;
+
+#[async_trait]
+impl ContainerLogs for NoLogs {
+    async fn link(&self, _file: ContainerLogFile) {}
+    async fn remove(&self, _file: ContainerLogFile) -> Result<(), String> {
+        Ok(())
+    }
+    async fn remove_directories(&self, _may_go: MayGo) {}
+    async fn remove_dangling_links(&self, _alive: HashSet<ContainerId>) {}
+}
+
+/// There is no API server.
+pub struct NoApi;
+
+#[async_trait]
+impl ObjectSource for NoApi {
+    async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<BTreeMap<String, String>>, ObjectError> {
+        Err(ObjectError::NoClient { kind: "configMap", namespace: namespace.to_owned(), name: name.to_owned() })
+    }
+    async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<BTreeMap<String, Vec<u8>>>, ObjectError> {
+        Err(ObjectError::NoClient { kind: "secret", namespace: namespace.to_owned(), name: name.to_owned() })
+    }
+    fn services(&self, _namespace: &str) -> Option<Vec<Arc<api::Service>>> {
+        Some(Vec::new())
+    }
+    async fn runtime_handler(&self, _class: Option<&str>) -> Result<String, ObjectError> {
+        Ok(String::new())
+    }
+    async fn pull_secrets(&self, _pod: &Pod) -> (Vec<PullSecret>, Vec<String>) {
+        (Vec::new(), Vec::new())
+    }
+}
+
+/// Configurations with what identifies an object, and nothing else.
+pub struct PlainRequests;
+
+fn identity(pod: &Pod, container: Option<&str>) -> HashMap<String, String> {
+    let mut labels = HashMap::from([
+        ("io.kubernetes.pod.name".to_owned(), pod.name().to_owned()),
+        ("io.kubernetes.pod.namespace".to_owned(), pod.namespace().to_owned()),
+        ("io.kubernetes.pod.uid".to_owned(), pod.uid().to_string()),
+    ]);
+    labels.extend(container.map(|name| ("io.kubernetes.container.name".to_owned(), name.to_owned())));
+    labels
+}
+
+#[async_trait]
+impl Prepare for PlainRequests {
+    async fn sandbox(&self, request: SandboxRequest<'_>) -> Result<cri::PodSandboxConfig, PrepareError> {
+        let pod = request.pod;
+        Ok(cri::PodSandboxConfig {
+            metadata: Some(cri::PodSandboxMetadata {
+                name: pod.name().to_owned(),
+                uid: pod.uid().to_string(),
+                namespace: pod.namespace().to_owned(),
+                attempt: request.attempt,
+            }),
+            log_directory: format!("/var/log/pods/{}_{}_{}", pod.namespace(), pod.name(), pod.uid()),
+            labels: identity(pod, None),
+            annotations: pod.annotations().clone().into_iter().collect(),
+            ..Default::default()
+        })
+    }
+
+    async fn container(&self, request: ContainerRequest<'_>) -> Result<cri::ContainerConfig, PrepareError> {
+        let ContainerRequest { pod, container, restart_count, .. } = request;
+        let hash = hash::container_hash(&container.name, container.image.as_deref().unwrap_or_default());
+        let mut annotations = HashMap::from([
+            ("io.kubernetes.container.hash".to_owned(), format!("{hash:x}")),
+            ("io.kubernetes.container.restartCount".to_owned(), restart_count.to_string()),
+        ]);
+        let grace = pod.spec().termination_grace_period_seconds;
+        annotations.extend(grace.map(|s| ("io.kubernetes.pod.terminationGracePeriod".to_owned(), s.to_string())));
+        Ok(cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt: restart_count }),
+            image: Some(cri::ImageSpec { image: request.image.reference.clone(), ..Default::default() }),
+            labels: identity(pod, Some(&container.name)),
+            annotations,
+            log_path: PathBuf::from(&container.name).join(format!("{restart_count}.log")).display().to_string(),
+            ..Default::default()
+        })
+    }
+
+    async fn restart_count(&self, _pod: &Pod, _container: &str, newest: Option<&ObservedContainer>) -> u32 {
+        newest.map_or(0, |c| u32::try_from(c.restart_count).expect("not negative") + 1)
+    }
+
+    fn container_resources(&self, _pod: &Pod, _container: &api::Container) -> cri::LinuxContainerResources {
+        cri::LinuxContainerResources::default()
+    }
+
+    fn pod_resources(&self, _pod: &Pod) -> PodLinuxResources {
+        PodLinuxResources::default()
+    }
+}

@@ -1,0 +1,168 @@
+//! What happened in the runtime, moment by moment, and what must never happen there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fact {
+    /// A sandbox is ready.
+    SandboxReady {
+        /// Its id.
+        sandbox: String,
+        /// Its pod.
+        uid: String,
+        /// Its pod's name.
+        pod: String,
+        /// Its attempt.
+        attempt: u32,
+        /// Whether the pod comes from a file or URL.
+        is_static: bool,
+    },
+    /// A sandbox is ready no more.
+    SandboxStopped(String),
+    /// A sandbox is gone.
+    SandboxRemoved(String),
+    /// A container was created.
+    Created {
+        /// Its id.
+        container: String,
+        /// In which sandbox.
+        sandbox: String,
+        /// Its name.
+        name: String,
+    },
+    /// A container runs.
+    Started(String),
+    /// A container ended, with that code.
+    Exited(String, i32),
+    /// A container is gone.
+    Removed(String),
+}
+
+/// A fact and when it came about, in nanoseconds since the epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moment {
+    /// When.
+    pub at: i64,
+    /// What.
+    pub fact: Fact,
+}
+
+/// A time during which something held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// Of whom.
+    pub whose: String,
+    /// From, in nanoseconds since the epoch.
+    pub from: i64,
+    /// Until; `None` where it still holds.
+    pub until: Option<i64>,
+}
+
+/// All of it, in order.
+#[derive(Debug, Clone, Default)]
+pub struct History(pub Vec<Moment>);
+
+struct Home<'a> {
+    uid: &'a str,
+    pod: &'a str,
+    is_static: bool,
+}
+
+impl History {
+    pub(super) fn note(&mut self, at: i64, fact: Fact) {
+        self.0.push(Moment { at, fact });
+    }
+
+    fn homes(&self) -> BTreeMap<&str, Home<'_>> {
+        let mut homes = BTreeMap::new();
+        for moment in &self.0 {
+            if let Fact::SandboxReady { sandbox, uid, pod, is_static, .. } = &moment.fact {
+                homes.insert(sandbox.as_str(), Home { uid, pod, is_static: *is_static });
+            }
+        }
+        homes
+    }
+
+    /// Times during which two static pods of one name ran containers.
+    pub fn overlaps(&self) -> Vec<String> {
+        let homes = self.homes();
+        let mut of: BTreeMap<&str, &Home<'_>> = BTreeMap::new();
+        let mut running: BTreeMap<&str, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
+        let mut found = Vec::new();
+        for moment in &self.0 {
+            match &moment.fact {
+                Fact::Created { container, sandbox, .. } => {
+                    if let Some(home) = homes.get(sandbox.as_str()).filter(|home| home.is_static) {
+                        of.insert(container, home);
+                    }
+                }
+                Fact::Started(container) => {
+                    let Some(home) = of.get(container.as_str()) else { continue };
+                    let pods = running.entry(home.pod).or_default();
+                    pods.entry(home.uid).or_default().insert(container);
+                    if pods.len() > 1 {
+                        found.push(format!("static pods {:?} named {} overlap", pods.keys(), home.pod));
+                    }
+                }
+                Fact::Exited(container, _) | Fact::Removed(container) => {
+                    let Some(home) = of.get(container.as_str()) else { continue };
+                    let pods = running.entry(home.pod).or_default();
+                    if let Some(containers) = pods.get_mut(home.uid) {
+                        containers.remove(container.as_str());
+                        if containers.is_empty() {
+                            pods.remove(home.uid);
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// Times during which one pod had two ready sandboxes.
+    pub fn doubled_sandboxes(&self) -> Vec<Span> {
+        let homes = self.homes();
+        let mut ready: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        let mut open: BTreeMap<&str, i64> = BTreeMap::new();
+        let mut spans = Vec::new();
+        for Moment { at, fact } in &self.0 {
+            let (sandbox, is_ready) = match fact {
+                Fact::SandboxReady { sandbox, .. } => (sandbox.as_str(), true),
+                Fact::SandboxStopped(sandbox) | Fact::SandboxRemoved(sandbox) => (sandbox.as_str(), false),
+                _ => continue,
+            };
+            let Some(home) = homes.get(sandbox) else { continue };
+            let of_pod = ready.entry(home.uid).or_default();
+            if is_ready {
+                of_pod.insert(sandbox);
+            } else {
+                of_pod.remove(sandbox);
+            }
+            if of_pod.len() > 1 {
+                open.entry(home.uid).or_insert(*at);
+            } else if let Some(from) = open.remove(home.uid) {
+                spans.push(Span { whose: home.uid.to_owned(), from, until: Some(*at) });
+            }
+        }
+        spans.extend(open.into_iter().map(|(uid, from)| Span { whose: uid.to_owned(), from, until: None }));
+        spans
+    }
+
+    /// How often a container of that name was started for a pod.
+    pub fn starts(&self, uid: &str, name: &str) -> usize {
+        let homes = self.homes();
+        let made: BTreeSet<&str> = self
+            .0
+            .iter()
+            .filter_map(|m| match &m.fact {
+                Fact::Created { container, sandbox, name: n } if n == name => {
+                    homes.get(sandbox.as_str()).is_some_and(|h| h.uid == uid).then_some(container.as_str())
+                }
+                _ => None,
+            })
+            .collect();
+        self.0.iter().filter(|m| matches!(&m.fact, Fact::Started(c) if made.contains(c.as_str()))).count()
+    }
+}
