@@ -11,6 +11,5 @@ fn main() -> std::io::Result<()> {
     if let Some(folder) = Path::new(&target).parent() {
         std::fs::create_dir_all(folder)?;
     }
-    let pause = image::Image { entrypoint: &["/bin/sleep", "2147483647"], ..image::Image::busybox(image::PAUSE) };
-    image::write_archive(&[image::Image::busybox(image::BUSYBOX), pause], Path::new(&target))
+    image::write_archive(&[image::Image::busybox(image::BUSYBOX), image::Image::pause()], Path::new(&target))
 }

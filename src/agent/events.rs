@@ -1,4 +1,5 @@
-//! Where events go: the log, folded so that a failing pod does not flood it.
+//! Where events go: the log, the same one at most once a minute, so that a failing pod does not
+//! flood it.
 //!
 //! In cluster mode the recorder sends them to the API server; standalone the log is all there
 //! is (spec 01 §9 step 12).
@@ -20,59 +21,70 @@ const REMEMBERED: usize = 1024;
 /// The same event is logged at most this often.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// Logs events; the same one at most once a minute, then with how often it occurred.
+/// Logs events; the same one at most once a minute.
 pub struct EventLog {
+    node: String,
     seen: Mutex<LruCache<u64, (Instant, u64)>>,
 }
 
 impl EventLog {
-    /// An empty memory.
-    pub fn new() -> Self {
+    /// An empty memory; `node` is this node's name.
+    pub fn new(node: impl Into<String>) -> Self {
         let size = NonZeroUsize::new(REMEMBERED).expect("not zero");
-        Self { seen: Mutex::new(LruCache::new(size)) }
+        Self { node: node.into(), seen: Mutex::new(LruCache::new(size)) }
     }
 
-    /// `None` where the event is folded; else how often it was since it was last logged.
-    fn due(&self, event: &Event) -> Option<u64> {
+    /// Whether the event is to be logged; else it is folded into the last one.
+    fn is_due(&self, event: &Event) -> bool {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
         (format!("{:?}", event.target), &event.reason, &event.message).hash(&mut hasher);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = seen.get_or_insert_mut(hasher.finish(), || (Instant::now() - QUIET, 0));
+        let entry = seen.get_or_insert_mut(hasher.finish(), || (Instant::now(), 0));
         entry.1 += 1;
         if entry.1 > 1 && entry.0.elapsed() < QUIET {
-            return None;
+            return false;
         }
-        *entry = (Instant::now(), 0);
-        Some(1)
-    }
-}
-
-impl Default for EventLog {
-    fn default() -> Self {
-        Self::new()
+        *entry = (Instant::now(), 1);
+        true
     }
 }
 
 impl EventSink for EventLog {
     fn record(&self, event: Event) {
-        if self.due(&event).is_none() {
+        if !self.is_due(&event) {
             return;
         }
-        let (object, path) = match &event.target {
+        let (object, path, kind) = match &event.target {
             EventTarget::Pod { pod, field_path } => {
-                (format!("{}/{}", pod.namespace, pod.name), field_path.clone().unwrap_or_default())
+                (format!("{}/{}", pod.namespace, pod.name), field_path.clone().unwrap_or_default(), "Pod")
             }
-            EventTarget::Node => ("node".to_owned(), String::new()),
+            EventTarget::Node => (self.node.clone(), String::new(), "Node"),
         };
         let reason = &*event.reason;
         match event.kind {
             EventKind::Normal => {
-                info!(object, fieldPath = path, kind = "Pod", r#type = "Normal", reason, message_ = %event.message, "Event occurred");
+                info!(object, fieldPath = path, kind, r#type = "Normal", reason, eventMessage = %event.message, "Event occurred");
             }
             EventKind::Warning => {
-                warn!(object, fieldPath = path, kind = "Pod", r#type = "Warning", reason, message_ = %event.message, "Event occurred");
+                warn!(object, fieldPath = path, kind, r#type = "Warning", reason, eventMessage = %event.message, "Event occurred");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::PodRef;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_same_event_is_logged_once_a_minute() {
+        let log = EventLog::new("node");
+        let pod = PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() };
+        let (one, other) = (Event::warning(&pod, "BackOff", "a"), Event::warning(&pod, "BackOff", "b"));
+        assert!(log.is_due(&one) && !log.is_due(&one) && log.is_due(&other));
+        tokio::time::advance(QUIET).await;
+        assert!(log.is_due(&one) && !log.is_due(&one));
     }
 }

@@ -1,23 +1,15 @@
-//! Builds the parts from the configuration, adapts them to each other's ports, starts and stops them in order.
+//! Builds the parts from the configuration, adapts them to each other's ports, starts and stops
+//! them in order. The only room that knows all others. Behaviour: spec 01 §8, §9.
 
+mod adapters;
+mod build;
+mod events;
+mod life;
 pub mod logging;
-
+mod pages;
+mod process;
+mod settings;
+mod standalone;
 pub mod state_file;
 
-use std::process::ExitCode;
-
-use crate::config::{Loaded, StartupError};
-
-/// Runs the agent until it is told to stop.
-pub fn run(loaded: Loaded) -> ExitCode {
-    match logging::start(&loaded.config.logging) {
-        Ok(_handle) => logging::open(&loaded),
-        Err(cause) => {
-            eprintln!("{}", StartupError::Logging(cause.to_string()));
-            return ExitCode::FAILURE;
-        }
-    }
-    let missing = StartupError::Run("the parts of the agent are not put together yet".to_owned());
-    tracing::error!(err = %missing, "command failed");
-    ExitCode::FAILURE
-}
+pub use life::run;

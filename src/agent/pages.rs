@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::{
     engine::Heartbeat,
-    metrics::{self, Registry},
+    metrics::{Registry, exposition::Format},
     pod::{Pod, PodUid, api},
     server::ports::{Health, Pages},
     status::StatusManager,
@@ -103,7 +103,9 @@ impl Pages for AgentPages {
     }
 
     fn metrics(&self) -> Result<Bytes, String> {
-        Ok(metrics::encode_text(self.registry.gather()).into())
+        let mut page = Vec::with_capacity(64 << 10);
+        Format::negotiate(None).encode(self.registry.gather(), &mut page);
+        Ok(page.into())
     }
 
     fn process_start(&self) -> u64 {

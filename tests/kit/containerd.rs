@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::image::{BUSYBOX, Image, PAUSE, write_archive};
+use super::image::{BUSYBOX, Image, write_archive};
 
 /// A running containerd; stopped and cleaned up when dropped.
 pub struct Containerd {
@@ -72,10 +72,7 @@ impl Containerd {
             .expect("containerd starts");
         let started = Self { dir, child, bridge };
         started.wait_until_ready();
-        started.import(&[
-            Image::busybox(BUSYBOX),
-            Image { entrypoint: &["/bin/sleep", "2147483647"], command: &[], ..Image::busybox(PAUSE) },
-        ]);
+        started.import(&[Image::busybox(BUSYBOX), Image::pause()]);
         started
     }
 

@@ -29,6 +29,11 @@ impl<'a> Image<'a> {
     pub fn busybox(name: &'a str) -> Self {
         Self { name, entrypoint: &[], command: &["sh"], user: "", files: &[] }
     }
+
+    /// The sandbox image: a sleep without end.
+    pub fn pause() -> Self {
+        Image { entrypoint: &["/bin/sleep", "2147483647"], command: &[], ..Image::busybox(PAUSE) }
+    }
 }
 
 /// The applets that get a link; enough for shells in tests and demos.

@@ -67,6 +67,8 @@ impl Fields {
         match field.name() {
             "message" => self.message = text,
             "err" | "error" => self.error = Some(text),
+            // A field called "message" would be taken for the record's own message.
+            "eventMessage" => self.add("message", Value::Text(text)),
             name => self.add(name.strip_prefix("r#").unwrap_or(name), Value::Text(text)),
         }
     }

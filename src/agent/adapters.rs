@@ -1,0 +1,64 @@
+//! Makes the rooms fit each other's ports.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    engine::ports::{Event, EventSink, NodeFacts, PodRuntime, RuntimeState},
+    pleg::ContainerDied,
+    pod::{Pod, PodRef},
+    runtime::RuntimeManager,
+    sources::ports::SourceEvents,
+};
+
+/// What sources have to say becomes an event.
+pub struct SourceWarnings(pub Arc<dyn EventSink>);
+
+impl SourceEvents for SourceWarnings {
+    fn warning(&self, pod: &PodRef, reason: &'static str, message: String) {
+        self.0.record(Event::warning(pod, reason, message));
+    }
+
+    fn observed(&self, _pod: &Arc<Pod>) {} // only pods of the API have a start-up latency
+}
+
+/// What the runtime can do is a fact about the node: admission asks for it.
+pub async fn follow_runtime_features(
+    mut runtime: watch::Receiver<Arc<RuntimeState>>,
+    node: watch::Sender<Arc<NodeFacts>>,
+    stop: CancellationToken,
+) {
+    loop {
+        let supported = runtime.borrow_and_update().supplemental_groups_policy;
+        node.send_if_modified(|facts| {
+            let news = facts.supplemental_groups_policy != supported;
+            if news {
+                Arc::make_mut(facts).supplemental_groups_policy = supported;
+            }
+            news
+        });
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changed = runtime.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// A container that died may leave more dead instances than are worth keeping.
+pub async fn forward_deaths(
+    mut deaths: mpsc::Receiver<ContainerDied>,
+    runtime: Arc<RuntimeManager>,
+    stop: CancellationToken,
+) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            died = deaths.recv() => match died {
+                Some(died) => runtime.prune(&died.pod, Some((&died.container, &died.id)), false),
+                None => return,
+            },
+        }
+    }
+}

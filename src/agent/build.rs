@@ -1,0 +1,345 @@
+//! Puts the rooms together: the only file that knows all of them.
+//!
+//! The order is that of spec 01 §9: node, runtime, state files, players of the roles, engine,
+//! sources, servers. Every task it starts ends with the token it is given.
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::info;
+
+use super::{
+    adapters::{SourceWarnings, follow_runtime_features, forward_deaths},
+    events::EventLog,
+    pages::{AgentHealth, AgentPages},
+    settings,
+    standalone::{NoCgroups, NoObjects, NoUserNamespaces, ProbesAbsent},
+    state_file::DiskStateFile,
+};
+use crate::{
+    config::Loaded,
+    cri::{self, Connection, RuntimeInfo},
+    engine::{
+        self, EngineConfig, EngineHandle, Inputs, SourcesReady, WorkerContext,
+        admission::{AdmissionRules, sysctls::Allowlist},
+        allocation::{Allocator, AllocatorDeps, resize::ResizeRules},
+        ports::{Clock, EventSink, NodeFacts, ObjectSource, PodObserver, ProbeManager, ResourceManager, SystemClock},
+    },
+    images::{self, ImagesDeps},
+    logs::{self, LogsDeps},
+    metrics::{
+        self, AdmissionMetrics, AllocationMetrics, BuildInfo, EngineMetrics, PlegMetrics, Registry, RuntimeMetrics,
+        SourceMetrics, StatusMetrics,
+    },
+    node::{self, Machine},
+    pleg::{self, PlegConfig, PlegDeps},
+    runtime::{
+        ActuatedStore, RuntimeCheck, RuntimeDeps, RuntimeManager,
+        preparer::{Preparer, PreparerDeps},
+    },
+    server,
+    sources::{self, SourcesDeps},
+    status::StatusManager,
+    sys,
+    volumes::{self, VolumesConfig, VolumesDeps},
+};
+
+/// How long a runtime that is not there yet is waited for (spec 01 §20).
+const RUNTIME_PATIENCE: Duration = Duration::from_secs(30);
+/// Capacity of the channel that tells of dead containers; lossy, garbage collection catches up.
+const DEATHS: usize = 256;
+
+/// Why the agent does not start; the text behind `failed to run Kubelet: `.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BuildError(pub String);
+
+fn wrong(error: impl std::fmt::Display) -> BuildError {
+    BuildError(error.to_string())
+}
+
+/// What the parts share.
+struct Base {
+    registry: Registry,
+    events: Arc<dyn EventSink>,
+    clock: Arc<dyn Clock>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// Builds and starts everything; returns all tasks.
+///
+/// # Errors
+/// What stands in the way, in the reference's words.
+pub async fn build(loaded: &Loaded, stop: CancellationToken) -> Result<TaskTracker, BuildError> {
+    let registry = Registry::new();
+    let tasks = TaskTracker::new();
+    register_identity(loaded, &registry, &tasks);
+    let root = settings::root(loaded);
+    make_directory(&root, 0o750)?;
+    let machine = Machine::read(Path::new("/"), &root).map_err(wrong)?;
+    let facts = node::facts(&settings::node(loaded), &machine).map_err(wrong)?;
+    let events = Arc::new(EventLog::new(facts.name.as_str()));
+    let base = Base { registry, events, clock: Arc::new(SystemClock), stop, tasks };
+    let connection = cri::connect(&settings::cri(loaded), &base.registry).map_err(wrong)?;
+    let info = cri::probe(&connection, &base.registry, RUNTIME_PATIENCE).await.map_err(wrong)?;
+    assemble(loaded, &base, &machine, facts, &connection, &info).await?;
+    info!("Started kubelet");
+    Ok(base.tasks)
+}
+
+async fn assemble(
+    loaded: &Loaded,
+    base: &Base,
+    machine: &Machine,
+    facts: NodeFacts,
+    connection: &Connection,
+    info: &RuntimeInfo,
+) -> Result<(), BuildError> {
+    let root = settings::root(loaded);
+    let node_name = facts.name.clone();
+    let (node, facts) = watch::channel(Arc::new(facts));
+    let objects: Arc<dyn ObjectSource> = Arc::new(NoObjects);
+    let probes: Arc<dyn ProbeManager> = Arc::new(ProbesAbsent::new(base.events.clone()));
+
+    let resources: Arc<dyn ResourceManager> = Arc::new(NoCgroups);
+    let user_namespaces = Arc::new(NoUserNamespaces);
+
+    let logs = logs::Manager::new(
+        LogsDeps { cri: connection.runtime.clone(), clock: base.clock.clone() },
+        settings::logs(loaded),
+    );
+    logs.create_directories().await.map_err(wrong)?;
+    if let Some(rotation) = logs.start_rotation(base.stop.child_token()) {
+        base.tasks.spawn(rotation);
+    }
+
+    let (pleg, deaths) = start_pleg(base, connection, info, logs.clone());
+    let health = pleg.clone();
+    let checks = vec![("PLEG", Arc::new(move || health.health()) as Arc<dyn Fn() -> Option<String> + Send + Sync>)];
+    let (check, runtime_state) = RuntimeCheck::new(connection.runtime.clone(), checks);
+    base.tasks.spawn(check.run(base.stop.child_token()));
+    base.tasks.spawn(follow_runtime_features(runtime_state.clone(), node, base.stop.child_token()));
+
+    let images = open_images(loaded, base, connection).await?;
+    let volumes = volumes::Manager::new(
+        VolumesConfig { root: root.clone() },
+        VolumesDeps { facts: facts.clone(), clock: base.clock.clone() },
+    );
+    let preparer = Preparer::new(
+        settings::preparer(loaded, machine, &node_name, read_kernel()),
+        PreparerDeps {
+            objects: objects.clone(),
+            resources: resources.clone(),
+            user_namespaces,
+            events: base.events.clone(),
+            node: facts.clone(),
+            runtime: runtime_state.clone(),
+        },
+    );
+    preparer.check_resolv_conf().await;
+    let runtime = RuntimeManager::new(
+        RuntimeDeps {
+            cri: connection.runtime.clone(),
+            images,
+            prepare: Arc::new(preparer),
+            events: base.events.clone(),
+            probes: probes.clone(),
+            resources: resources.clone(),
+            objects: objects.clone(),
+            logs,
+            actuated: ActuatedStore::open(state_file(&root, "actuated_pods_state")).await.map_err(wrong)?,
+            clock: base.clock.clone(),
+            metrics: RuntimeMetrics::new(&base.registry),
+        },
+        settings::runtime(loaded, &info.name),
+    );
+    base.tasks.spawn(runtime.clone().run(base.stop.child_token()));
+    base.tasks.spawn(forward_deaths(deaths, runtime.clone(), base.stop.child_token()));
+
+    let allocator = open_allocator(loaded, base, machine, &root).await?;
+    let sources = sources::start(
+        settings::sources(loaded, &node_name),
+        SourcesDeps {
+            feed: None,
+            events: Arc::new(SourceWarnings(base.events.clone())),
+            metrics: SourceMetrics::new(&base.registry),
+            now: Arc::new(Timestamp::now),
+        },
+        &base.stop,
+    );
+    for task in sources.tasks {
+        base.tasks.spawn(task);
+    }
+    let (reports, reported) = engine::reports();
+    let status = Arc::new(StatusManager::new(StatusMetrics::new(&base.registry)));
+    let context = Arc::new(WorkerContext {
+        runtime: runtime.clone(),
+        observer: pleg,
+        volumes: Arc::new(volumes),
+        probes,
+        resources,
+        objects,
+        events: base.events.clone(),
+        clock: base.clock.clone(),
+        allocations: allocator.allocations(),
+        status: status.clone(),
+        node: facts,
+        runtime_state,
+        metrics: EngineMetrics::new(&base.registry),
+        config: EngineConfig {
+            sync_frequency: loaded.config.sync_frequency.std(),
+            started_at: base.clock.now(),
+            ..EngineConfig::default()
+        },
+        reports,
+        tasks: base.tasks.clone(),
+        shutdown: base.stop.clone(),
+    });
+    let ready = SourcesReady::new(sources.registered);
+    let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
+    base.tasks.spawn(runtime.run_gc(Arc::new(engine.fates.clone()), base.stop.child_token()));
+    start_servers(loaded, base, &engine, status).await
+}
+
+fn state_file(root: &Path, name: &str) -> Arc<DiskStateFile> {
+    Arc::new(DiskStateFile::new(root.join(name)))
+}
+
+/// Version, gates and process, as metrics.
+fn register_identity(loaded: &Loaded, registry: &Registry, tasks: &TaskTracker) {
+    let info = BuildInfo {
+        major: "1".to_owned(),
+        minor: "36".to_owned(),
+        git_version: loaded.version.clone(),
+        compiler: "rustc".to_owned(),
+        platform: format!("linux/{}", node::architecture()),
+    };
+    metrics::register_build_info(registry, &info);
+    let gates = loaded.gates.all().map(|(gate, enabled)| (gate.name, gate.stage.label(), enabled));
+    metrics::register_features(registry, gates);
+    let tasks = tasks.clone();
+    metrics::register_process(registry, move || tasks.len());
+}
+
+fn read_kernel() -> settings::Kernel {
+    let cgroup_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    settings::Kernel {
+        selinux: sys::machine::selinux_enabled(),
+        masked: sys::machine::thermal_throttle_paths(),
+        hugepage_sizes: sys::machine::hugepage_sizes(),
+        cgroup_v2,
+        swap_controllable: !cgroup_v2 && Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists(),
+    }
+}
+
+fn start_pleg(
+    base: &Base,
+    connection: &Connection,
+    info: &RuntimeInfo,
+    messages: Arc<logs::Manager>,
+) -> (Arc<pleg::Pleg>, tokio::sync::mpsc::Receiver<pleg::ContainerDied>) {
+    let mut hints: Vec<Arc<dyn pleg::EventHints>> = vec![Arc::new(pleg::CriEvents::new(connection.runtime.clone()))];
+    if &*info.name == "containerd" {
+        hints.push(Arc::new(pleg::ContainerdEvents::new(connection.runtime_channel())));
+    }
+    let (died, deaths) = tokio::sync::mpsc::channel(DEATHS);
+    let deps = PlegDeps {
+        cri: connection.runtime.clone(),
+        hints,
+        messages,
+        clock: base.clock.clone(),
+        metrics: PlegMetrics::new(&base.registry),
+        died: Some(died),
+    };
+    let (pleg, task) = pleg::start(deps, PlegConfig::default(), base.stop.child_token());
+    base.tasks.spawn(task);
+    (pleg, deaths)
+}
+
+async fn open_images(
+    loaded: &Loaded,
+    base: &Base,
+    connection: &Connection,
+) -> Result<Arc<images::Manager>, BuildError> {
+    let deps = ImagesDeps {
+        images: connection.images.clone(),
+        runtime: connection.runtime.clone(),
+        events: base.events.clone(),
+        clock: base.clock.clone(),
+        registry: base.registry.clone(),
+        room: Arc::new(images::statvfs_room),
+        on_pull: Arc::new(|_, _| {}),
+    };
+    let images = images::Manager::new(deps, settings::images(loaded)).await.map_err(wrong)?;
+    let (running, stop) = (images.clone(), base.stop.child_token());
+    base.tasks.spawn(async move { running.run(stop).await });
+    Ok(images)
+}
+
+async fn open_allocator(loaded: &Loaded, base: &Base, machine: &Machine, root: &Path) -> Result<Allocator, BuildError> {
+    let sysctls = Allowlist::new(machine.kernel_version, &loaded.config.allowed_unsafe_sysctls).map_err(wrong)?;
+    let deps = AllocatorDeps {
+        file: state_file(root, "allocated_pods_state"),
+        events: base.events.clone(),
+        clock: base.clock.clone(),
+        rules: AdmissionRules {
+            sysctls,
+            apparmor_enabled: machine.apparmor_enabled,
+            pod_level_resources: loaded.gates.enabled("PodLevelResources"),
+            node_declared_features: loaded.gates.enabled("NodeDeclaredFeatures"),
+            resize: ResizeRules {
+                pod_level: loaded.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
+                ..ResizeRules::default()
+            },
+        },
+        admission: AdmissionMetrics::new(&base.registry),
+        allocation: AllocationMetrics::new(&base.registry),
+    };
+    Allocator::load(deps).await.map_err(wrong)
+}
+
+/// The read-only port where it is asked for (a failure is fatal), and the healthz port (never fatal).
+async fn start_servers(
+    loaded: &Loaded,
+    base: &Base,
+    engine: &EngineHandle,
+    status: Arc<StatusManager>,
+) -> Result<(), BuildError> {
+    let config = &loaded.config;
+    let port = |number: i32| u16::try_from(number).ok().filter(|port| *port != 0);
+    if let Some(port) = port(config.healthz_port) {
+        let address: IpAddr = config.healthz_bind_address.parse().map_err(wrong)?;
+        let router = server::healthz_router();
+        base.tasks.spawn(server::serve_persistently(address, port, router, base.stop.child_token()));
+    }
+    if let Some(port) = port(config.read_only_port) {
+        let address: IpAddr = config.address.parse().map_err(wrong)?;
+        let started = metrics::start_time_seconds().unwrap_or_default() as u64;
+        let pages = AgentPages::new(engine.pods.clone(), status, base.registry.clone(), started);
+        let health = AgentHealth { heartbeat: engine.heartbeat.clone(), sync_frequency: config.sync_frequency.std() };
+        let router = server::read_only_router(Arc::new(pages), Arc::new(health));
+        let listening = server::bind(address, port)
+            .await
+            .map_err(|error| BuildError(format!("failed to listen on the read-only port {address}:{port}: {error}")))?;
+        info!(address = %address, port, "Starting to listen read-only");
+        base.tasks.spawn(server::serve(listening, router, base.stop.child_token()));
+    }
+    Ok(())
+}
+
+fn make_directory(path: &PathBuf, mode: u32) -> Result<(), BuildError> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
+        .map_err(|error| BuildError(format!("cannot create directory {}: {error}", path.display())))
+}

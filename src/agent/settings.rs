@@ -1,0 +1,239 @@
+//! From the configuration to each room's own settings; one function per room, no IO. Pure.
+
+use std::{num::NonZeroU32, path::PathBuf, time::Duration};
+
+use jiff::SignedDuration;
+
+use crate::{
+    config::{KubeletConfiguration, Loaded},
+    cri::CriConfig,
+    images::{self, DockerFolders, ImagesConfig, Parallelism, PluginFlags, VerificationPolicy},
+    logs::LogsConfig,
+    node::{self, NodeConfig, reserved::ReservedConfig},
+    pod::{api, quantity::Amount},
+    runtime::{
+        RuntimeConfig,
+        backoff::Limits,
+        preparer::PreparerConfig,
+        request::resources::{Machine, NodeSwap, SwapBehavior},
+    },
+    sources::SourcesConfig,
+};
+
+/// Where the agent keeps its files.
+pub fn root(loaded: &Loaded) -> PathBuf {
+    PathBuf::from(&loaded.flags.root_dir)
+}
+
+/// The CRI client.
+pub fn cri(loaded: &Loaded) -> CriConfig {
+    let config = &loaded.config;
+    CriConfig {
+        endpoint: config.container_runtime_endpoint.clone(),
+        image_endpoint: config.image_service_endpoint.clone(),
+        request_timeout: config.runtime_request_timeout.std(),
+        list_streaming: loaded.gates.enabled("CRIListStreaming"),
+    }
+}
+
+/// Facts about the node.
+pub fn node(loaded: &Loaded) -> NodeConfig {
+    let config = &loaded.config;
+    let hard = if loaded.flags.experimental_allocatable_ignore_eviction {
+        Default::default()
+    } else {
+        config.eviction_hard.clone()
+    };
+    NodeConfig {
+        hostname_override: loaded.flags.hostname_override.clone(),
+        max_pods: config.max_pods,
+        pods_per_core: config.pods_per_core,
+        reserved: ReservedConfig {
+            kube: config.kube_reserved.clone(),
+            system: config.system_reserved.clone(),
+            cpus: config.reserved_system_cpus.clone(),
+            eviction_hard: hard,
+        },
+        local_storage_isolation: config.local_storage_capacity_isolation,
+        labels: loaded.flags.node_labels.clone(),
+        taints: config.register_with_taints.iter().map(taint).collect(),
+        is_cloud_external: loaded.flags.cloud_provider == "external",
+        declared_features: crate::node::declared_features(|gate| loaded.gates.enabled(gate)),
+    }
+}
+
+fn taint(taint: &crate::config::fields::Taint) -> api::Taint {
+    let value = (!taint.value.is_empty()).then(|| taint.value.clone());
+    api::Taint { key: taint.key.clone(), value, effect: taint.effect.clone(), time_added: None }
+}
+
+/// Pod sources.
+pub fn sources(loaded: &Loaded, node_name: &str) -> SourcesConfig {
+    let config = &loaded.config;
+    let some = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let headers = config.static_pod_url_header.iter();
+    SourcesConfig {
+        node_name: node_name.to_owned(),
+        static_pod_path: some(&config.static_pod_path).map(PathBuf::from),
+        file_check_frequency: config.file_check_frequency.std(),
+        static_pod_url: some(&config.static_pod_url),
+        static_pod_url_headers: headers
+            .flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone())))
+            .collect(),
+        http_check_frequency: config.http_check_frequency.std(),
+        prevent_api_references: loaded.gates.enabled("PreventStaticPodAPIReferences"),
+    }
+}
+
+/// Images.
+pub fn images(loaded: &Loaded) -> ImagesConfig {
+    let config = &loaded.config;
+    let whole = |number: i32| u32::try_from(number).unwrap_or(0);
+    ImagesConfig {
+        root: root(loaded),
+        max_pods: whole(config.max_pods),
+        registry_qps: whole(config.registry_pull_qps),
+        registry_burst: whole(config.registry_burst),
+        parallelism: parallelism(config),
+        verification: verification(loaded),
+        handler_in_calls: loaded.gates.enabled("RuntimeClassInImageCriApi"),
+        docker: DockerFolders {
+            root: root(loaded),
+            working: std::env::current_dir().ok(),
+            home: std::env::var_os("HOME").map(PathBuf::from),
+        },
+        plugins: plugins(loaded),
+        gc: images::GcPolicy {
+            high_percent: whole(config.image_gc_high_threshold_percent),
+            low_percent: whole(config.image_gc_low_threshold_percent),
+            minimum_age: config.image_minimum_gc_age.std(),
+            maximum_age: config.image_maximum_gc_age.std(),
+        },
+    }
+}
+
+/// Either flag switches the plugins on; that the other one is missing is told when they are loaded.
+fn plugins(loaded: &Loaded) -> Option<PluginFlags> {
+    let (config, bin_dir) =
+        (&loaded.flags.image_credential_provider_config, &loaded.flags.image_credential_provider_bin_dir);
+    let is_asked_for = !config.is_empty() || !bin_dir.is_empty();
+    is_asked_for.then(|| PluginFlags { config: PathBuf::from(config), bin_dir: PathBuf::from(bin_dir) })
+}
+
+fn parallelism(config: &KubeletConfiguration) -> Parallelism {
+    if config.serialize_image_pulls {
+        return Parallelism::Serial;
+    }
+    let limit = config.max_parallel_image_pulls.and_then(|n| u32::try_from(n).ok()).and_then(NonZeroU32::new);
+    limit.map_or(Parallelism::Unlimited, Parallelism::Limited)
+}
+
+fn verification(loaded: &Loaded) -> Option<VerificationPolicy> {
+    let config = &loaded.config;
+    loaded.gates.enabled("KubeletEnsureSecretPulledImages").then(|| {
+        match config.image_pull_credentials_verification_policy.as_str() {
+            "NeverVerify" => VerificationPolicy::Never,
+            "NeverVerifyAllowlistedImages" => {
+                VerificationPolicy::Allowlist(config.preloaded_images_verification_allowlist.clone())
+            }
+            "AlwaysVerify" => VerificationPolicy::Always,
+            _ => VerificationPolicy::PulledImages,
+        }
+    })
+}
+
+/// Logs; a size that is no whole quantity was refused by validation.
+pub fn logs(loaded: &Loaded) -> LogsConfig {
+    let config = &loaded.config;
+    let size = Amount::parse(&config.container_log_max_size).ok().map(Amount::value);
+    LogsConfig {
+        pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+        max_size: size.and_then(|size| u64::try_from(size).ok()),
+        max_files: usize::try_from(config.container_log_max_files).unwrap_or(2),
+        max_workers: usize::try_from(config.container_log_max_workers).unwrap_or(1),
+        monitor_interval: config.container_log_monitor_interval.std(),
+        ..LogsConfig::default()
+    }
+}
+
+/// The runtime manager.
+pub fn runtime(loaded: &Loaded, name: &str) -> RuntimeConfig {
+    let config = &loaded.config;
+    let flags = &loaded.flags;
+    let longest = config.crash_loop_back_off.max_container_restart_period.map(|period| period.std());
+    let min_age = SignedDuration::try_from(flags.minimum_container_ttl_duration.std()).unwrap_or_default();
+    RuntimeConfig {
+        request_timeout: config.runtime_request_timeout.std(),
+        pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+        backoff: Limits::new(
+            loaded.gates.enabled("ReduceDefaultCrashLoopBackOffDecay"),
+            backoff_limit(loaded, longest),
+        ),
+        gc: crate::runtime::gc_rank::GcPolicy {
+            min_age,
+            max_per_container: flags.maximum_dead_containers_per_container,
+            max_total: flags.maximum_dead_containers,
+        },
+        gates: crate::runtime::actions::Gates {
+            resize_init: loaded.gates.enabled("InPlacePodVerticalScalingInitContainers"),
+            resize_pod_level: loaded.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
+        },
+        ..RuntimeConfig::new(name)
+    }
+}
+
+/// The configured maximum wins over the reducing gate only where it was set: 5 min is the default.
+fn backoff_limit(loaded: &Loaded, longest: Option<Duration>) -> Option<Duration> {
+    let reduced = loaded.gates.enabled("ReduceDefaultCrashLoopBackOffDecay");
+    longest.filter(|longest| !reduced || *longest != Duration::from_secs(300))
+}
+
+/// The request side of the runtime.
+pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kernel: Kernel) -> PreparerConfig {
+    let config = &loaded.config;
+    let resolv_conf = (!config.resolv_conf.is_empty()).then(|| PathBuf::from(&config.resolv_conf));
+    PreparerConfig {
+        root_dir: root(loaded),
+        pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+        resolv_conf,
+        node_hosts_file: "/etc/hosts".into(),
+        cluster_dns: config.cluster_dns.clone(),
+        cluster_domain: config.cluster_domain.clone(),
+        node_name: node_name.to_owned(),
+        seccomp_default: loaded.seccomp_default(),
+        stop_signals: loaded.gates.enabled("ContainerStopSignals"),
+        selinux: kernel.selinux,
+        machine_masked: kernel.masked,
+        machine: Machine {
+            cpu_cfs_quota: config.cpu_cfs_quota,
+            cpu_period_us: u64::try_from(config.cpu_cfs_quota_period.std().as_micros()).unwrap_or(100_000),
+            memory_bytes: machine.memory,
+            hugepage_sizes: kernel.hugepage_sizes,
+            cgroup_v2: kernel.cgroup_v2,
+            single_process_oom_kill: config.single_process_oom_kill.unwrap_or(!kernel.cgroup_v2),
+            swap: NodeSwap {
+                controllable: kernel.swap_controllable,
+                behavior: match config.memory_swap.swap_behavior.as_str() {
+                    "LimitedSwap" => SwapBehavior::LimitedSwap,
+                    _ => SwapBehavior::NoSwap,
+                },
+                bytes: machine.swap,
+            },
+        },
+    }
+}
+
+/// What was read of the kernel.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Whether SELinux is on.
+    pub selinux: bool,
+    /// Paths to mask besides the fixed ones.
+    pub masked: Vec<String>,
+    /// Huge page sizes, in bytes.
+    pub hugepage_sizes: Vec<u64>,
+    /// Whether the unified hierarchy is the only one.
+    pub cgroup_v2: bool,
+    /// Whether swap can be limited per cgroup.
+    pub swap_controllable: bool,
+}
