@@ -159,11 +159,14 @@ pub struct SyncLoop {
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);
 
 /// Starts the sync loop.
-pub fn start(context: Arc<WorkerContext>, inputs: Inputs) -> EngineHandle {
+pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
     let (commands, received) = mpsc::channel(256);
     let (published, pods) = watch::channel(Arc::new(Vec::new()));
     let (fates, fates_seen) = watch::channel(Arc::default());
     let heartbeat = Heartbeat::new();
+    if let Some(writer) = inputs.allocator.take_writer() {
+        context.tasks.spawn(writer.run(context.shutdown.clone()));
+    }
     let sync_loop = SyncLoop {
         context: context.clone(),
         commands: commands.clone(),
@@ -267,7 +270,7 @@ impl SyncLoop {
         let active = self.active_pods();
         let node = self.context.node.borrow().clone();
         let presence = if self.runs_already(&pod) { Presence::Running } else { Presence::Absent };
-        match self.allocator.admit(Candidate { pod: &pod, presence, active: &active, node: &node }).await {
+        match self.allocator.admit(Candidate { pod: &pod, presence, active: &active, node: &node }) {
             Ok(admitted) if admitted.victims.is_empty() => {
                 self.rejected.remove(pod.uid());
                 self.allocator.added(&pod);

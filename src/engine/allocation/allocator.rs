@@ -12,8 +12,9 @@ use jiff::Timestamp;
 use tracing::{error, info, warn};
 
 use super::{
-    Allocations, Checkpoint, PendingReason, StateError,
+    Allocations, Checkpoint, PendingReason, StateError, Writer,
     resize::{Waiting, order, requested_changes, summary},
+    writer::{self, WriterHandle},
 };
 use crate::{
     engine::{
@@ -135,7 +136,8 @@ pub struct Retried {
 /// The one writer of allocations; lives in the sync loop.
 pub struct Allocator {
     shared: Allocations,
-    checkpoint: Checkpoint,
+    writer: WriterHandle,
+    idle: Option<Writer>,
     deps: AllocatorDeps,
     /// UIDs of the file the agent started with.
     restored: HashSet<PodUid>,
@@ -154,15 +156,23 @@ impl Allocator {
         let (checkpoint, entries) = Checkpoint::load(deps.file.clone()).await?;
         let restored = entries.keys().cloned().collect();
         let shared = Allocations::new(entries, deps.events.clone(), deps.clock.clone(), deps.allocation.clone());
+        let (writer, idle) = writer::pair(checkpoint, shared.clone());
         Ok(Self {
             shared,
-            checkpoint,
+            writer,
+            idle: Some(idle),
             deps,
             restored,
             rejected: HashSet::new(),
             pending: Vec::new(),
             named: HashSet::new(),
         })
+    }
+
+    /// The task that brings allocations to disk, the first time it is asked for: without it
+    /// running no resize is granted.
+    pub fn take_writer(&mut self) -> Option<Writer> {
+        self.idle.take()
     }
 
     /// The view that others share.
@@ -175,28 +185,28 @@ impl Allocator {
         self.shared.allocated(pod)
     }
 
-    /// Whether a pod may run; what it then holds is stored. Where pods must go first
+    /// Whether a pod may run; what it then holds is stored soon. Where pods must go first
     /// ([`Admitted::victims`]) nothing is stored: kill them, then ask again.
     ///
     /// # Errors
     /// The first refusal. Nothing is counted: tell a final one to [`Allocator::reject`].
-    pub async fn admit(&mut self, candidate: Candidate<'_>) -> Result<Admitted, Refusal> {
+    pub fn admit(&mut self, candidate: Candidate<'_>) -> Result<Admitted, Refusal> {
         let pod = self.shared.allocated(candidate.pod);
         let is_restored = candidate.presence == Presence::Running && self.restored.contains(pod.uid());
         let purpose = if is_restored { Purpose::Restored } else { Purpose::New };
         let admitted = self.ask(&pod, purpose, candidate.active, candidate.node)?;
         if admitted.victims.is_empty() {
-            self.store(&pod).await;
+            self.store(&pod);
         }
         Ok(admitted)
     }
 
-    /// Stores what an admitted pod holds. A failure to write is logged; the pod runs all the same.
-    pub async fn store(&mut self, pod: &Arc<Pod>) {
+    /// Remembers what an admitted pod holds; it reaches the disk soon. The pod runs all the same
+    /// where that fails.
+    pub fn store(&mut self, pod: &Arc<Pod>) {
         self.rejected.remove(pod.uid());
-        if let Err(e) = self.hold(pod).await {
-            error!(err = %e, path = %self.deps.file.path().display(), "Failed to store allocated resources");
-        }
+        self.shared.change(|state| state.entries.insert(pod.uid().clone(), PodResources::of(pod)));
+        self.writer.soon();
     }
 
     /// Remembers that a pod was refused: it holds nothing. Counts it and tells people.
@@ -394,17 +404,10 @@ impl Allocator {
         admit(&AdmitInput { pod, purpose, active: &active, rejected, node, rules })
     }
 
-    /// Remembers what a pod holds, and writes it.
-    async fn hold(&mut self, pod: &Arc<Pod>) -> io::Result<()> {
-        let written = self.write_with(pod).await;
-        self.shared.change(|state| state.entries.insert(pod.uid().clone(), PodResources::of(pod)));
-        written
-    }
-
     /// Writes the file as it is once the pod holds what it asks for; memory stays as it is.
-    async fn write_with(&mut self, pod: &Arc<Pod>) -> io::Result<()> {
+    async fn write_with(&self, pod: &Arc<Pod>) -> io::Result<()> {
         let mut entries = self.shared.read(|state| state.entries.clone());
         entries.insert(pod.uid().clone(), PodResources::of(pod));
-        self.checkpoint.store(&entries).await
+        self.writer.now(entries).await
     }
 }

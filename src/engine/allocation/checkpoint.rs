@@ -1,6 +1,11 @@
 //! Keeps allocations in a file. Behaviour: spec 02a §8.1.
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use crate::{
     engine::ports::StateFile,
@@ -56,6 +61,11 @@ impl Checkpoint {
             Some(Err(cause)) => return Err(StateError::Corrupt { path, cause }),
         };
         Ok((Self { file, written: content }, entries))
+    }
+
+    /// Where the file lies, for texts.
+    pub fn path(&self) -> &Path {
+        self.file.path()
     }
 
     /// Writes the entries, unless the file holds just that.

@@ -1,7 +1,7 @@
 //! What a pod was promised: fit, in-place resize, and the checkpoint. Behaviour: spec 02a §8.
 //!
 //! ```text
-//!  sync loop ─► Allocator (owner: admits, stores, retries resizes) ─► allocated_pods_state
+//!  sync loop ─► Allocator (owner: admits, retries resizes) ─► Writer ─► allocated_pods_state
 //!                  │ shares
 //!  workers, status ─► Allocations (reads; marks progress of a resize)
 //! ```
@@ -17,8 +17,10 @@ pub mod fit;
 pub mod resize;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 pub use allocations::{Allocations, Progress};
 pub use allocator::{Allocator, AllocatorDeps, Candidate, Preempt, Presence, Retried, Retry, Trigger};
 pub use checkpoint::{Checkpoint, StateError};
 pub use conditions::{PendingReason, ResizeCondition, ResizeConditions};
+pub use writer::Writer;

@@ -11,6 +11,7 @@ use std::{
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use super::{Allocator, AllocatorDeps, Candidate, Presence, Progress, Retried, Retry, Trigger};
 use crate::{
@@ -86,7 +87,7 @@ impl Bench {
     }
 
     async fn load(&self) -> Result<Allocator, super::StateError> {
-        Allocator::load(AllocatorDeps {
+        let mut allocator = Allocator::load(AllocatorDeps {
             file: self.file.clone(),
             events: self.events.clone(),
             clock: Arc::new(Fixed),
@@ -94,11 +95,14 @@ impl Bench {
             admission: self.rejections.clone(),
             allocation: self.metrics.clone(),
         })
-        .await
+        .await?;
+        let writer = allocator.take_writer().expect("not taken yet");
+        tokio::spawn(writer.run(CancellationToken::new()));
+        Ok(allocator)
     }
 
-    async fn admit(&self, to: &mut Allocator, pod: &Arc<Pod>, active: &[Arc<Pod>]) -> bool {
-        to.admit(Candidate { pod, presence: Presence::Absent, active, node: &self.node }).await.is_ok()
+    fn admit(&self, to: &mut Allocator, pod: &Arc<Pod>, active: &[Arc<Pod>]) -> bool {
+        to.admit(Candidate { pod, presence: Presence::Absent, active, node: &self.node }).is_ok()
     }
 
     async fn retry(&self, on: &mut Allocator, trigger: Trigger, active: &[Arc<Pod>]) -> Retried {
@@ -137,8 +141,8 @@ async fn a_resize_waits_for_room_and_is_then_granted() {
     let bench = Bench::new();
     let mut allocator = bench.load().await.expect("no file yet");
     let (web, other) = (pod("web", "1", 1), pod("other", "2", 1));
-    assert!(bench.admit(&mut allocator, &web, std::slice::from_ref(&other)).await);
-    assert!(bench.admit(&mut allocator, &other, std::slice::from_ref(&web)).await);
+    assert!(bench.admit(&mut allocator, &web, std::slice::from_ref(&other)));
+    assert!(bench.admit(&mut allocator, &other, std::slice::from_ref(&web)));
     let wanted = pod("web", "3", 2);
     assert!(allocator.updated(&web, &wanted));
     let active = [wanted.clone(), other];
@@ -188,7 +192,7 @@ async fn a_resize_beyond_the_node_is_deferred_and_may_be_taken_back() {
     let bench = Bench::new();
     let mut allocator = bench.load().await.expect("no file yet");
     let (web, wanted) = (pod("web", "1", 1), pod("web", "100", 2));
-    assert!(bench.admit(&mut allocator, &web, &[]).await);
+    assert!(bench.admit(&mut allocator, &web, &[]));
     allocator.updated(&web, &wanted);
     bench.retry(&mut allocator, Trigger::PodUpdated, std::slice::from_ref(&wanted)).await;
     assert_eq!(conditions(&allocator, &wanted), ["PodResizePending Deferred 2"]);
@@ -207,7 +211,7 @@ async fn an_infeasible_resize_leaves_the_list() {
         build(json!({"metadata": {"name": "web", "namespace": "n", "uid": "web"},
             "spec": {"containers": [{"name": "c"}], "resources": {"requests": {"cpu": cpu}}}}))
     };
-    allocator.store(&level("1")).await;
+    allocator.store(&level("1"));
     assert!(allocator.updated(&level("1"), &level("2")));
     bench.retry(&mut allocator, Trigger::PodUpdated, &[level("2")]).await;
     assert_eq!(conditions(&allocator, &level("2")), ["PodResizePending Infeasible 0"]);
@@ -225,13 +229,16 @@ async fn nothing_is_tried_before_all_sources_are_ready() {
     assert_eq!(allocator.retry(retry).await.next, Duration::from_secs(30));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn allocations_outlive_the_agent() {
     let bench = Bench::new();
     let web = pod("web", "4", 1);
     let mut first = bench.load().await.expect("no file yet");
-    assert!(bench.admit(&mut first, &web, &[]).await);
-    first.store(&web).await;
+    assert!(bench.admit(&mut first, &web, &[]));
+    first.store(&web);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    first.store(&web);
+    tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(*bench.file.writes.lock().expect("unpoisoned"), 1, "not rewritten when unchanged");
 
     let mut second = bench.load().await.expect("sound");
@@ -239,9 +246,9 @@ async fn allocations_outlive_the_agent() {
     assert_eq!(cpu(&second.allocated(&changed)), "4");
     let blocker = [pod("blocker", "1", 1)];
     let mut ask = Candidate { pod: &changed, presence: Presence::Absent, active: &blocker, node: &bench.node };
-    assert_eq!(second.admit(ask).await.expect_err("no room").reason, "OutOfcpu");
+    assert_eq!(second.admit(ask).expect_err("no room").reason, "OutOfcpu");
     ask.presence = Presence::Running;
-    assert!(second.admit(ask).await.is_ok(), "it held this before the restart and runs");
+    assert!(second.admit(ask).is_ok(), "it held this before the restart and runs");
     second.added(&changed);
     assert!(second.has_pending());
     assert_eq!(cpu(&second.allocated(&changed)), "4");
@@ -263,12 +270,12 @@ async fn a_rejected_pod_is_counted_told_and_holds_nothing() {
     let mut allocator = bench.load().await.expect("no file yet");
     let (large, small) = (pod("large", "5", 1), pod("small", "4", 1));
     let ask = Candidate { pod: &large, presence: Presence::Absent, active: &[], node: &bench.node };
-    let refusal = allocator.admit(ask).await.expect_err("no room");
+    let refusal = allocator.admit(ask).expect_err("no room");
     allocator.reject(&large, &refusal);
     assert_eq!(bench.rejections.rejections.with_label_values(&["OutOfcpu"]).get(), 1);
     let text = "Warning OutOfcpu Node didn't have enough resource: cpu, requested: 5000, used: 0, capacity: 4000";
     assert_eq!(bench.events(), [text]);
-    assert!(bench.admit(&mut allocator, &small, std::slice::from_ref(&large)).await);
+    assert!(bench.admit(&mut allocator, &small, std::slice::from_ref(&large)));
 }
 
 #[tokio::test]
@@ -296,8 +303,8 @@ async fn a_critical_pods_resize_names_its_victims_once() {
                 "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}}))
     };
     let (old, wanted, victim) = (critical("1"), critical("3"), pod("victim", "2", 1));
-    allocator.store(&old).await;
-    allocator.store(&victim).await;
+    allocator.store(&old);
+    allocator.store(&victim);
     assert!(allocator.updated(&old, &wanted));
     let active = [wanted.clone(), victim];
     let tried = bench.retry(&mut allocator, Trigger::PodUpdated, &active).await;
