@@ -56,9 +56,7 @@ impl EventSink for EventLog {
             return;
         }
         let (object, path, kind) = match &event.target {
-            EventTarget::Pod { pod, field_path } => {
-                (format!("{}/{}", pod.namespace, pod.name), field_path.clone().unwrap_or_default(), "Pod")
-            }
+            EventTarget::Pod { pod, field_path } => (pod.object_name(), field_path.clone().unwrap_or_default(), "Pod"),
             EventTarget::Node => (self.node.clone(), String::new(), "Node"),
         };
         let reason = &*event.reason;

@@ -220,7 +220,7 @@ impl SyncLoop {
 
     /// One operation of the mux.
     async fn on_change(&mut self, change: PodChange) {
-        let names: Vec<String> = change.pods.iter().map(|p| format!("{}/{}", p.namespace(), p.name())).collect();
+        let names: Vec<String> = change.pods.iter().map(|p| p.object_name()).collect();
         debug!(source = change.source.as_str(), operation = ?change.operation, pods = ?names, "SyncLoop");
         match change.operation {
             Operation::Add => self.on_additions(change.pods).await,
@@ -285,7 +285,7 @@ impl SyncLoop {
     }
 
     fn reject(&mut self, pod: &Arc<Pod>, refusal: &Refusal) {
-        warn!(pod = %pod.full_name(), podUID = %pod.uid(), reason = %refusal.reason, err = %refusal.message, "Pod was rejected");
+        warn!(pod = %pod.object_name(), podUID = %pod.uid(), reason = %refusal.reason, err = %refusal.message, "Pod was rejected");
         self.allocator.reject(pod, refusal);
         let status = api::PodStatus {
             phase: Some("Failed".to_owned()),
@@ -337,7 +337,7 @@ impl SyncLoop {
                 if let Err(text) = kill_and_wait(&commands, &victim, None, Some(status)).await {
                     let message = "Container runtime did not kill the pod within specified grace period.";
                     events.record(Event::warning(victim.id(), "ExceededGracePeriod", message));
-                    error!(pod = %victim.full_name(), err = %text, "Preemption: pod failed to evict");
+                    error!(pod = %victim.object_name(), err = %text, "Preemption: pod failed to evict");
                 }
             }
             if let Some(pod) = pod {
@@ -437,7 +437,7 @@ impl SyncLoop {
         }
         let is_static = record.pod.as_ref().is_some_and(|pod| pod.is_static());
         if is_static && !self.order.enter(&record.id.full_name(), uid) {
-            debug!(pod = %record.id.full_name(), podUID = %uid, "Static pod waits for another of its name");
+            debug!(pod = %record.id.object_name(), podUID = %uid, "Static pod waits for another of its name");
             return;
         }
         let desired = Desired { pod: record.pod.clone(), wish: record.wish.clone(), cause, handed_at: Instant::now() };
@@ -668,7 +668,7 @@ impl SyncLoop {
                 continue;
             }
             if observed.is_alive() {
-                info!(pod = %observed.id.full_name(), podUID = %uid, "Killing a pod that nobody wants");
+                info!(pod = %observed.id.object_name(), podUID = %uid, "Killing a pod that nobody wants");
                 self.context.metrics.orphaned_runtime_pods.inc();
             }
             let record = Record {

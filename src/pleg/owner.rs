@@ -250,7 +250,7 @@ impl Owner {
         let known = record.last.clone().or_else(|| self.tools.store.latest(uid));
         let Some(pod) = known else { return };
         if record.failures.is_power_of_two() {
-            warn!(pod = %format_args!("{}/{}", pod.id.namespace, pod.id.name), podUID = %uid, err = %error,
+            warn!(pod = %pod.id.object_name(), podUID = %uid, err = %error,
                 attempts = record.failures, "Unable to retrieve pod status");
         }
         self.tools.store.publish(Observation { pod, generation, error: Some(error.into()) });
@@ -260,7 +260,7 @@ impl Owner {
     fn report(&self, last: Option<&ObservedPod>, pod: &Arc<ObservedPod>) {
         for change in changes::between(last, pod) {
             let uid = &pod.id.uid;
-            debug!(pod = %format_args!("{}/{}", pod.id.namespace, pod.id.name), podUID = %uid,
+            debug!(pod = %pod.id.object_name(), podUID = %uid,
                 event = ?change.kind, containerID = %change.id, "SyncLoop (PLEG): event for pod");
             if change.kind != ChangeKind::ContainerDied {
                 continue;

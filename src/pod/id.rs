@@ -110,6 +110,11 @@ pub struct PodRef {
 }
 
 impl PodRef {
+    /// `<namespace>/<name>`: how logs and events name an object.
+    pub fn object_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
     /// Name and namespace together.
     pub fn full_name(&self) -> PodFullName {
         PodFullName { name: self.name.clone(), namespace: self.namespace.clone() }

@@ -163,6 +163,11 @@ impl Pod {
         self.id.full_name()
     }
 
+    /// `<namespace>/<name>`: how logs and events name an object.
+    pub fn object_name(&self) -> String {
+        self.id.object_name()
+    }
+
     /// The specification.
     pub fn spec(&self) -> &api::PodSpec {
         &self.spec

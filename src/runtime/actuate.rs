@@ -57,7 +57,7 @@ impl Pass<'_> {
         match done {
             Ok(()) => self.succeeded(ActionKind::ResizePodInPlace, &name),
             Err(err) => {
-                warn!(pod = %self.req.pod.full_name(), podUID = %self.req.pod.uid(), err, "Failed to resize pod");
+                warn!(pod = %self.req.pod.object_name(), podUID = %self.req.pod.uid(), err, "Failed to resize pod");
                 self.failed(ActionKind::ResizePodInPlace, &name, "ResizePodInPlaceError", err);
             }
         }
@@ -114,7 +114,7 @@ impl Pass<'_> {
         self.tell_runtime(next).await.map_err(|e| e.to_string())?;
         if let Err(err) = self.rt.deps.resources.apply_pod_values(pod, change).await {
             if let Err(err) = self.tell_runtime(*current).await {
-                warn!(pod = %pod.full_name(), podUID = %pod.uid(), %err, "Failed to take back the pod's resources");
+                warn!(pod = %pod.object_name(), podUID = %pod.uid(), %err, "Failed to take back the pod's resources");
             }
             return Err(err.to_string());
         }

@@ -254,7 +254,7 @@ impl Pass<'_> {
         self.outcome.acted = true;
         self.req.stage.set(format!("RemoveContainer {}", instance.name));
         if let Err(err) = self.rt.remove_container(&self.req.pod, instance, logs).await {
-            error!(pod = %self.req.pod.full_name(), podUID = %self.req.pod.uid(), containerName = %instance.name,
+            error!(pod = %self.req.pod.object_name(), podUID = %self.req.pod.uid(), containerName = %instance.name,
                 containerID = %instance.id, err, "Failed to remove container");
         }
     }

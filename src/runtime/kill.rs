@@ -227,8 +227,8 @@ impl RuntimeManager {
         let mut grace = LiveGrace::new(&facts, cause, grace);
         let message = message.unwrap_or_else(|| format!("Stopping container {name}"));
         self.deps.events.record(at(Event::normal(&pod, "Killing", message), &facts));
-        info!(pod = %pod.full_name(), podUID = %pod.uid, containerName = %name, containerID = %id,
-            gracePeriod = grace.left().as_secs(), "Killing container with a grace period");
+        info!(pod = %pod.object_name(), podUID = %pod.uid, containerName = %name, containerID = %id,
+            gracePeriod = whole_seconds(grace.left()).as_secs(), "Killing container with a grace period");
         if let Some(handler) = facts.pre_stop.as_ref().filter(|_| !grace.left().is_zero()) {
             stage.set(format!("preStop hook of {name}"));
             let field_path = facts.field_path.as_deref();
@@ -251,7 +251,7 @@ impl RuntimeManager {
         match grace.within(self.run_hook(&hook)).await {
             Some(Ok(())) => {}
             Some(Err(message)) => {
-                warn!(pod = %hook.pod.full_name(), podUID = %hook.pod.uid, containerName = hook.container,
+                warn!(pod = %hook.pod.object_name(), podUID = %hook.pod.uid, containerName = hook.container,
                     containerID = %hook.id, err = message, "PreStop hook failed");
                 let event = Event::warning(hook.pod, "FailedPreStopHook", "PreStopHook failed");
                 self.deps.events.record(at(event, facts));
@@ -260,7 +260,7 @@ impl RuntimeManager {
                 if hook.handler.sleep.is_some() {
                     self.deps.metrics.sleep_cut.inc();
                 }
-                info!(pod = %hook.pod.full_name(), podUID = %hook.pod.uid, containerName = hook.container,
+                info!(pod = %hook.pod.object_name(), podUID = %hook.pod.uid, containerName = hook.container,
                     containerID = %hook.id, "PreStop hook not completed in grace period");
             }
         }

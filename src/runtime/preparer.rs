@@ -324,7 +324,7 @@ impl Prepare for Preparer {
             Ok(names) => container::restart_count_of_logs(names.iter().map(String::as_str)),
             Err(e) => {
                 // A count that is too low only reuses a log file; the container must start.
-                warn!(pod = %pod.id(), containerName = container, err = %e, "Restart count unknown, taken as 0");
+                warn!(pod = %pod.object_name(), containerName = container, err = %e, "Restart count unknown, taken as 0");
                 0
             }
         }

@@ -249,7 +249,7 @@ impl Pass<'_> {
             return Err(Failure::new("CreateContainerError", "the created container is gone"));
         };
         let made = Made { id: created.id.clone(), log_path: created.log_path.clone().into() };
-        info!(pod = %self.req.pod.full_name(), podUID = %self.req.pod.uid(),
+        info!(pod = %self.req.pod.object_name(), podUID = %self.req.pod.uid(),
             containerName = subject.container.name, containerID = %made.id, "Starting a container created earlier");
         Ok(made)
     }
@@ -391,7 +391,7 @@ impl Pass<'_> {
             () = self.req.stopping.cancelled() => return Err(None),
         };
         let Err(message) = ran else { return Ok(()) };
-        error!(pod = %pod.full_name(), podUID = %pod.uid(), containerName = container.name, containerID = %id,
+        error!(pod = %pod.object_name(), podUID = %pod.uid(), containerName = container.name, containerID = %id,
             err = message, "Failed to execute PostStartHook");
         self.tell(subject, Event::warning(pod.id(), "FailedPostStartHook", "PostStartHook failed"));
         let kill = Kill {

@@ -225,7 +225,7 @@ impl StatusManager {
             let status = match accept(update.pod, old, status, update.now) {
                 Ok(status) => status,
                 Err(refused) => {
-                    error!(pod = %update.pod.id(), err = %refused, "Status update on pod aborted");
+                    error!(pod = %update.pod.object_name(), err = %refused, "Status update on pod aborted");
                     return Outcome::Refused(refused);
                 }
             };

@@ -348,14 +348,14 @@ impl Allocator {
     fn preempt_for(&mut self, pod: &Pod, mut admitted: Admitted, done: &mut Retried) {
         admitted.victims.retain(|victim| self.named.insert(victim.uid().clone()));
         if !admitted.victims.is_empty() {
-            warn!(pod = %pod.id(), signal = %admitted.signal, "Resize of a critical pod preempts other pods");
+            warn!(pod = %pod.object_name(), signal = %admitted.signal, "Resize of a critical pod preempts other pods");
             done.preempt.push(Preempt { pod: pod.uid().clone(), admitted });
         }
     }
 
     async fn grant(&mut self, pod: &Arc<Pod>, trigger: Trigger, done: &mut Retried) -> bool {
         if let Err(e) = self.write_with(pod).await {
-            error!(err = %e, pod = %pod.id(), "Failed to store a granted resize");
+            error!(err = %e, pod = %pod.object_name(), "Failed to store a granted resize");
             return true;
         }
         if self.shared.is_deferred(pod.uid()) {
@@ -366,7 +366,7 @@ impl Allocator {
             state.entries.insert(pod.uid().clone(), PodResources::of(pod));
             state.conditions.entry(pod.uid().clone()).or_default().start(pod.generation(), now);
         });
-        info!(pod = %pod.id(), trigger = trigger.as_str(), "Pod resize accepted");
+        info!(pod = %pod.object_name(), trigger = trigger.as_str(), "Pod resize accepted");
         let text = format!("Pod resize started: {}", summary(pod, ""));
         self.deps.events.record(Event::normal(pod.id(), "ResizeStarted", text));
         done.changed.push(pod.uid().clone());

@@ -173,12 +173,12 @@ impl Worker {
         if next == self.life {
             return;
         }
-        debug!(pod = %self.memory.id.full_name(), podUID = %self.memory.id.uid, from = self.life.label(), to = next.label(), "Pod worker moves on");
+        debug!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, from = self.life.label(), to = next.label(), "Pod worker moves on");
         self.life = next.clone();
         self.life_sender.send_replace(next.clone());
         let report = Report { id: self.memory.id.clone(), life: next };
         if self.context.reports.send(report).await.is_err() {
-            debug!(pod = %self.memory.id.full_name(), "The sync loop is gone");
+            debug!(pod = %self.memory.id.object_name(), "The sync loop is gone");
         }
     }
 
@@ -206,7 +206,7 @@ impl Worker {
             }
             Ok(sync::Outcome::Stays(end)) => (end, overheard),
             Err(text) => {
-                error!(pod = %self.memory.id.full_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
+                error!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
                 (TurnEnd::Failed, overheard)
             }
         }

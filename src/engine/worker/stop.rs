@@ -77,7 +77,7 @@ impl Turn<'_> {
         self.context.status.terminate(&pod, self.context.clock.now());
         if content_removable && let Err(error) = self.remove_content(&observed).await {
             // Housekeeping comes back to it once the pod is forgotten.
-            warn!(pod = %pod.full_name(), podUID = %pod.uid(), err = %error, "Something of a finished pod stays in the runtime");
+            warn!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Something of a finished pod stays in the runtime");
         }
         Ok(Outcome::Moved(Done::CleanedUp))
     }

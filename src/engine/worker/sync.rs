@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use rand::Rng;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, warn};
+use tracing::{debug, error};
 
 use super::WorkerContext;
 use crate::{
@@ -328,7 +328,7 @@ impl Turn<'_> {
         if let Some(error) = &state.runtime_error {
             self.memory.blocked_on_runtime = true;
             self.memory.stage.set(error.clone());
-            warn!(pod = %pod.full_name(), err = %error, "Skipping pod synchronization");
+            debug!(pod = %pod.object_name(), err = %error, "Skipping pod synchronization");
             return Some(TurnEnd::Failed);
         }
         if let Some(error) = state.network_error.as_ref().filter(|_| !pod.is_host_network()) {
@@ -407,7 +407,7 @@ impl Turn<'_> {
         if known.is_some_and(|(old, at)| old == text && at.elapsed() < Duration::from_secs(60)) {
             return;
         }
-        error!(pod = %self.memory.id.full_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
+        error!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
         self.memory.last_failure = Some((text.to_owned(), Instant::now()));
     }
 
