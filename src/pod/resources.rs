@@ -77,6 +77,25 @@ pub fn is_hugepage(name: &str) -> bool {
     name.starts_with(HUGEPAGES_PREFIX)
 }
 
+/// A page size in bytes as the kernel's cgroup files and CRI spell it: `2MB`, `1GB`.
+pub fn page_size_name(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes, "B");
+    for next in ["KB", "MB", "GB", "TB", "PB"] {
+        if value < 1024 || value % 1024 != 0 {
+            break;
+        }
+        value /= 1024;
+        unit = next;
+    }
+    format!("{value}{unit}")
+}
+
+/// The page size in bytes of a huge page resource (`hugepages-2Mi`); `None` for other names.
+pub fn page_size_of(resource: &str) -> Option<u64> {
+    let size = Amount::parse(resource.strip_prefix(HUGEPAGES_PREFIX)?).ok()?.value();
+    u64::try_from(size).ok()
+}
+
 /// Whether pod-level resources may set that resource.
 pub fn is_pod_level(name: &str) -> bool {
     matches!(name, CPU | MEMORY) || is_hugepage(name)
@@ -293,6 +312,18 @@ mod tests {
             (json!({"containers": [container("100m")], "resources": {"requests": {"memory": "1Gi"}}}), 100),
         ] {
             assert_eq!(milli(spec.clone()), expected, "{spec}");
+        }
+    }
+
+    #[test]
+    fn page_sizes_have_names() {
+        for (bytes, name) in [(64 << 10, "64KB"), (2 << 20, "2MB"), (1 << 30, "1GB"), (1000, "1000B"), (0, "0B")] {
+            assert_eq!(page_size_name(bytes), name);
+        }
+        for (name, bytes) in
+            [("hugepages-2Mi", Some(2 << 20)), ("hugepages-x", None), ("hugepages--1", None), ("cpu", None)]
+        {
+            assert_eq!(page_size_of(name), bytes, "{name}");
         }
     }
 

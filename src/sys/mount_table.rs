@@ -18,6 +18,8 @@ pub struct Mount {
     pub kind: String,
     /// Whether it belongs to a peer group (`shared:`).
     pub is_shared: bool,
+    /// Options of the file system itself, e.g. `rw,cpu,cpuacct`.
+    pub options: String,
 }
 
 /// All mounts, in the order in which they were made.
@@ -48,7 +50,8 @@ fn mount(line: &[u8]) -> Option<Mount> {
     let separator = fields.iter().position(|field| *field == b"-")?;
     let kind = String::from_utf8_lossy(fields.get(separator.checked_add(1)?)?).into_owned();
     let is_shared = fields.get(6..separator)?.iter().any(|field| field.starts_with(b"shared:"));
-    Some(Mount { target: OsString::from_vec(target).into(), kind, is_shared })
+    let options = fields.get(separator.checked_add(3)?).map(|o| String::from_utf8_lossy(o).into_owned());
+    Some(Mount { target: OsString::from_vec(target).into(), kind, is_shared, options: options.unwrap_or_default() })
 }
 
 /// Blank, tab, newline and backslash are written as three octal digits.
@@ -83,8 +86,8 @@ mod tests {
         assert_eq!(
             parse(text),
             [
-                Mount { target: "/a b".into(), kind: "ext3".to_owned(), is_shared: true },
-                Mount { target: "/".into(), kind: "tmpfs".to_owned(), is_shared: false },
+                Mount { target: "/a b".into(), kind: "ext3".into(), is_shared: true, options: "rw".into() },
+                Mount { target: "/".into(), kind: "tmpfs".into(), is_shared: false, options: "rw".into() },
             ]
         );
         assert_eq!(unescaped(b"a\\\\1\\134\\0"), b"a\\\\1\\\\0");

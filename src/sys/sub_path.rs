@@ -107,26 +107,6 @@ pub fn bind_inside(root: &Path, path: &Path, mode: u32, target: &Path) -> io::Re
     Ok(rustix::mount::move_mount(tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// Undoes every bind below `<pod directory>/volume-subpaths` and removes the directory. For who
-/// tears the volumes of a pod down; nothing to do is success.
-///
-/// # Errors
-/// The first that cannot be undone.
-pub fn unbind_all(pod_directory: &Path) -> io::Result<()> {
-    let holder = pod_directory.join("volume-subpaths");
-    for volume in entries(&holder)? {
-        for container in entries(&volume)? {
-            for target in entries(&container)? {
-                unbind(&target)?;
-                remove(&target)?;
-            }
-            fs::remove_dir(&container)?;
-        }
-        fs::remove_dir(&volume)?;
-    }
-    ignore_missing(fs::remove_dir(&holder))
-}
-
 fn open_root(root: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
@@ -140,14 +120,6 @@ fn beneath(root: &impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<O
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return other,
         }
-    }
-}
-
-fn entries(directory: &Path) -> io::Result<Vec<std::path::PathBuf>> {
-    match fs::read_dir(directory) {
-        Ok(list) => list.map(|entry| entry.map(|e| e.path())).collect(),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(e) => Err(e),
     }
 }
 
@@ -239,8 +211,8 @@ mod tests {
         fs::write(at("file"), "y").expect("writable");
         bind_inside(volume.path(), Path::new("file"), 0o755, &target).expect("replaced");
         assert_eq!(fs::read_to_string(&target).expect("readable"), "y");
-        unbind_all(pod.path()).expect("undone");
-        assert!(!pod.path().join("volume-subpaths").exists() && at("a/marker").exists() && at("file").exists());
-        unbind_all(pod.path()).expect("nothing to do");
+        unbind(&target).expect("undone");
+        assert!(at("a/marker").exists() && at("file").exists());
+        unbind(&target).expect("nothing to do");
     }
 }

@@ -393,7 +393,7 @@ async fn sub_paths_are_made_and_bound() {
             fs::write(bound.join("marker"), "x").expect("writable");
             assert!(bench.path("volume/a/b/marker").exists());
             assert_eq!(bench.mode("volume/a/b"), 0o770);
-            berth::sys::sub_path::unbind_all(&bench.path("root/pods/uid-p")).expect("undone");
+            rustix::mount::unmount(&bound, rustix::mount::UnmountFlags::empty()).expect("undone");
         }
     }
 }

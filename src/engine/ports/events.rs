@@ -56,6 +56,11 @@ impl Event {
         Self { target: EventTarget::Node, kind: EventKind::Warning, reason: reason.into(), message: message.into() }
     }
 
+    /// A normal event on the node.
+    pub fn node_normal(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self { target: EventTarget::Node, kind: EventKind::Normal, reason: reason.into(), message: message.into() }
+    }
+
     /// The same event on a field of the pod, e.g. `spec.containers{web}`.
     #[must_use]
     pub fn at(mut self, path: impl Into<String>) -> Self {

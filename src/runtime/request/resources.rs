@@ -147,29 +147,18 @@ fn convert(wanted: &Wanted, cpus: Cpus, machine: &Machine) -> cri::LinuxContaine
     linux
 }
 
-/// The name of a huge page size as the kernel's cgroup files and CRI spell it: `2MB`, `1GB`.
-pub fn hugepage_name(bytes: u64) -> String {
-    let (mut value, mut unit) = (bytes, "B");
-    for next in ["KB", "MB", "GB", "TB", "PB"] {
-        if value < 1024 || value % 1024 != 0 {
-            break;
-        }
-        value /= 1024;
-        unit = next;
-    }
-    format!("{value}{unit}")
-}
-
 fn hugepages(pod: &Pod, container: &api::Container, machine: &Machine) -> Vec<cri::HugepageLimit> {
     let mut limits: BTreeMap<u64, u64> = machine.hugepage_sizes.iter().map(|&size| (size, 0)).collect();
     for level in [pod.spec().resources.as_ref(), container.resources.as_ref()] {
         for (name, amount) in resources::amounts(level.and_then(|r| r.limits.as_ref())) {
-            let size = name.strip_prefix(resources::HUGEPAGES_PREFIX).and_then(|s| Amount::parse(s).ok());
-            let Some(limit) = size.and_then(|s| limits.get_mut(&s.value().unsigned_abs())) else { continue };
+            let Some(limit) = resources::page_size_of(&name).and_then(|size| limits.get_mut(&size)) else { continue };
             *limit = amount.value().max(0).unsigned_abs();
         }
     }
-    limits.into_iter().map(|(size, limit)| cri::HugepageLimit { page_size: hugepage_name(size), limit }).collect()
+    limits
+        .into_iter()
+        .map(|(size, limit)| cri::HugepageLimit { page_size: resources::page_size_name(size), limit })
+        .collect()
 }
 
 fn set_swap(linux: &mut cri::LinuxContainerResources, pod: &Pod, container: &api::Container, machine: &Machine) {

@@ -1,0 +1,428 @@
+//! The manager: pod cgroups for the workers, QoS groups and node allocatable for the node.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{
+    budget::{self, Enforcement, Reservation},
+    names::{Driver, PodTree},
+    shares::BurstableShares,
+    tree::{Ensured, Tree},
+    userns::IdRanges,
+    values::{self, Amounts, Limits, PodRules},
+};
+use crate::{
+    engine::ports::{
+        ContainerTuning, Event, EventSink, PodCgroup, PodCgroupValues, ResourceError, ResourceManager, UserNamespaces,
+    },
+    metrics::CgroupMetrics,
+    pod::{ContainerId, ContainerKind, Pod, PodRef, PodUid, qos::Qos},
+    sys::cgroup::{Hierarchy, Presence},
+};
+
+/// Longest wait for a cgroup operation. Killing what is left may take seconds.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How often what stands in the QoS groups is verified, and node allocatable tried again.
+const VERIFY_PERIOD: Duration = Duration::from_secs(60);
+
+/// Settings of the resources room.
+#[derive(Clone, Debug)]
+pub struct ManagerConfig {
+    /// `cgroupRoot`.
+    pub cgroup_root: String,
+    /// `cgroupsPerQOS`.
+    pub cgroups_per_qos: bool,
+    /// What pod values depend on; holds the driver.
+    pub rules: PodRules,
+    /// What the node has.
+    pub capacity: Amounts,
+    /// What of it is kept back.
+    pub reservations: Vec<Reservation>,
+    /// Whether `enforceNodeAllocatable` names `pods`.
+    pub enforce_pods: bool,
+    /// The node's online CPUs (`0-3`); `None` where kubepods gets no CPU set.
+    pub online_cpus: Option<String>,
+}
+
+/// The players the resources room calls.
+pub struct ManagerDeps {
+    /// Takes events.
+    pub events: Arc<dyn EventSink>,
+    /// What is counted.
+    pub metrics: CgroupMetrics,
+    /// Host ids: given back when a pod's group is removed.
+    pub ids: Arc<IdRanges>,
+}
+
+/// Owns the cgroups of pods. [`Manager::start`] comes before the first pod, [`Manager::run`] goes
+/// on in the background.
+pub struct Manager {
+    config: ManagerConfig,
+    events: Arc<dyn EventSink>,
+    ids: Arc<IdRanges>,
+    names: PodTree,
+    /// `None` where there are no groups per pod.
+    groups: Option<Arc<Groups>>,
+}
+
+/// What the blocking pool works with.
+struct Groups {
+    tree: Tree,
+    shares: BurstableShares,
+    rules: PodRules,
+    kubepods: Limits,
+}
+
+impl Manager {
+    /// Puts it together; touches no group yet. `hierarchy` is not needed where there are no groups
+    /// per pod.
+    ///
+    /// # Errors
+    /// For a root that is no name, a driver that is not supported, or reservations beyond what
+    /// the node has.
+    pub fn new(
+        config: ManagerConfig,
+        hierarchy: Option<Hierarchy>,
+        deps: ManagerDeps,
+    ) -> Result<Arc<Self>, ResourceError> {
+        let names = PodTree::new(&config.cgroup_root, config.rules.driver)?;
+        if let Some(complaint) = budget::complaint(&config.capacity, &config.reservations) {
+            return Err(ResourceError(complaint));
+        }
+        let groups = if config.cgroups_per_qos {
+            if config.rules.driver == Driver::Systemd {
+                return Err(ResourceError(
+                    "cgroupDriver \"systemd\" is not supported by this release: set cgroupDriver \"cgroupfs\" here and \
+                     in the runtime (containerd: SystemdCgroup = false), or cgroupsPerQOS false"
+                        .to_owned(),
+                ));
+            }
+            let hierarchy = hierarchy.ok_or_else(|| ResourceError("no control groups are mounted".to_owned()))?;
+            let mut kubepods = values::of_amounts(
+                &budget::for_pods(&config.capacity, &config.reservations, config.enforce_pods),
+                &config.rules.hugepage_sizes,
+            );
+            kubepods.cpuset_cpus.clone_from(&config.online_cpus);
+            let tree = Tree::new(hierarchy, names.clone(), deps.metrics);
+            let rules = config.rules.clone();
+            Some(Arc::new(Groups { tree, shares: BurstableShares::default(), rules, kubepods }))
+        } else {
+            None
+        };
+        Ok(Arc::new(Self { config, events: deps.events, ids: deps.ids, names, groups }))
+    }
+
+    /// Makes kubepods and the QoS groups, takes stock of pods that are there already, and holds
+    /// the reserved groups to their shares.
+    ///
+    /// # Errors
+    /// The agent cannot run pods then.
+    pub async fn start(&self) -> Result<(), ResourceError> {
+        let Some(groups) = self.groups.clone() else { return Ok(()) };
+        blocking("kubepods", move || groups.start()).await?;
+        for reservation in &self.config.reservations {
+            self.enforce(reservation).await?;
+        }
+        Ok(())
+    }
+
+    async fn enforce(&self, reservation: &Reservation) -> Result<(), ResourceError> {
+        let Some(groups) = self.groups.clone().filter(|_| reservation.enforcement != Enforcement::None) else {
+            return Ok(());
+        };
+        let (who, cgroup) = (reservation.for_whom.as_str(), reservation.cgroup.clone());
+        let compressible = reservation.enforcement == Enforcement::Compressible;
+        let mut limits = values::of_amounts(&reservation.amounts, &self.config.rules.hugepage_sizes);
+        if compressible {
+            limits = Limits { cpu_shares: limits.cpu_shares, ..Limits::default() };
+        }
+        let path = cgroup.clone();
+        let done = blocking("reserved cgroup", move || groups.hold_to(&path, &limits)).await;
+        let what = if compressible { "Reserved Compressible" } else { "Reserved" };
+        match &done {
+            Ok(()) => {
+                let text = format!("Updated limits on {} reserved cgroup {cgroup}", who.to_lowercase());
+                self.events.record(Event::node_normal("NodeAllocatableEnforced", text));
+            }
+            Err(e) => {
+                let text = format!("Failed to enforce {who} {what} Cgroup Limits on {cgroup:?}: {e}");
+                self.events.record(Event::node_warning("FailedNodeAllocatableEnforcement", text));
+            }
+        }
+        done
+    }
+
+    /// Holds pods to their share of the node, trying each minute until it succeeds, and verifies
+    /// the QoS groups, until stopped.
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(VERIFY_PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut enforced = false;
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            self.ids.prune().await;
+            let Some(groups) = self.groups.clone() else { continue };
+            if !enforced {
+                enforced = self.enforce_on_pods(groups.clone()).await;
+            }
+            if let Err(e) = blocking("QoS cgroups", move || groups.verify()).await {
+                warn!(err = %e, "QoS cgroups could not be verified");
+            }
+        }
+    }
+
+    async fn enforce_on_pods(&self, groups: Arc<Groups>) -> bool {
+        let done = blocking("kubepods", move || groups.tree.update(&groups.tree.names.kubepods(), &groups.kubepods));
+        let event = match done.await {
+            Ok(()) => Event::node_normal("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods"),
+            Err(e) => Event::node_warning(
+                "FailedNodeAllocatableEnforcement",
+                format!("Failed to update Node Allocatable Limits {:?}: {e}", ["kubepods"]),
+            ),
+        };
+        let succeeded = event.kind == crate::engine::ports::EventKind::Normal;
+        self.events.record(event);
+        succeeded
+    }
+
+    /// The groups, for what cannot be done without.
+    fn groups(&self) -> Result<Arc<Groups>, ResourceError> {
+        self.groups.clone().ok_or_else(|| ResourceError("pods have no cgroups of their own (cgroupsPerQOS)".to_owned()))
+    }
+}
+
+impl Groups {
+    fn start(&self) -> Result<(), ResourceError> {
+        let names = &self.tree.names;
+        match self.tree.presence(names.root())? {
+            Presence::Complete => {}
+            missing => {
+                return Err(ResourceError(format!(
+                    "invalid configuration: cgroup root {} is not usable: {missing:?}",
+                    names.path(names.root())
+                )));
+            }
+        }
+        for class in [Qos::Guaranteed, Qos::Burstable, Qos::BestEffort] {
+            let ensured = self
+                .ensure_class(class)
+                .map_err(|e| ResourceError(format!("failed to initialize top level QOS containers: {e}")))?;
+            for complaint in ensured.complaints {
+                info!(cgroupName = %names.path(&names.qos(class)), err = %complaint, "Value not written");
+            }
+        }
+        for (_, uid) in self.tree.pods()?.into_iter().filter(|(class, _)| *class == Qos::Burstable) {
+            // What cannot be read counts as nothing; the pod's first sync says better.
+            let milli = names.pod(Qos::Burstable, &uid).ok().and_then(|n| self.tree.requested_milli(&n).ok());
+            self.shares.set_milli(uid, milli.unwrap_or(0));
+        }
+        self.write_classes()
+    }
+
+    fn ensure_class(&self, class: Qos) -> Result<Ensured, ResourceError> {
+        let name = self.tree.names.qos(class);
+        let limits = match class {
+            Qos::Guaranteed => self.kubepods.clone(),
+            class => values::of_class(class, 0, &self.rules.hugepage_sizes),
+        };
+        self.tree.ensure(&name, &limits)
+    }
+
+    fn write_classes(&self) -> Result<(), ResourceError> {
+        let names = &self.tree.names;
+        self.tree
+            .update(&names.qos(Qos::BestEffort), &values::of_class(Qos::BestEffort, 0, &self.rules.hugepage_sizes))?;
+        self.shares.doubt();
+        self.write_burstable()
+    }
+
+    fn write_burstable(&self) -> Result<(), ResourceError> {
+        self.shares.write_changed(|sum| {
+            let limits = values::of_class(Qos::Burstable, sum, &self.rules.hugepage_sizes);
+            self.tree.update(&self.tree.names.qos(Qos::Burstable), &limits)
+        })
+    }
+
+    fn verify(&self) -> Result<(), ResourceError> {
+        for class in [Qos::Guaranteed, Qos::Burstable, Qos::BestEffort] {
+            self.ensure_class(class)?;
+        }
+        self.write_classes()
+    }
+
+    fn ensure_pod(&self, pod: &Pod) -> Result<Ensured, ResourceError> {
+        let name = self.tree.names.pod(Qos::of(pod), pod.uid())?;
+        let mut ensured = self.tree.ensure(&name, &values::of_pod(pod, &self.rules))?;
+        self.shares.set(pod);
+        // Groups above were gone and are there again, but without their values.
+        let above = if ensured.made_above { self.restore_classes() } else { self.write_burstable() };
+        ensured.complaints.extend(above.err().map(|e| e.0));
+        Ok(ensured)
+    }
+
+    fn restore_classes(&self) -> Result<(), ResourceError> {
+        self.verify()?;
+        self.tree.update(&self.tree.names.kubepods(), &self.kubepods)
+    }
+
+    /// Whether the pod's group is there; one that lacks controllers is mended first.
+    fn has_pod(&self, pod: &Pod) -> Result<bool, ResourceError> {
+        let name = self.tree.names.pod(Qos::of(pod), pod.uid())?;
+        match self.tree.presence(&name)? {
+            Presence::Complete => Ok(true),
+            Presence::Absent => Ok(false),
+            Presence::Partial(_) => {
+                self.tree.ensure(&name, &values::of_pod(pod, &self.rules))?;
+                Ok(self.tree.presence(&name)? == Presence::Complete)
+            }
+        }
+    }
+
+    fn remove_pod(&self, uid: &PodUid) -> Result<(), ResourceError> {
+        self.tree.remove_pod(uid)?;
+        self.shares.remove(uid);
+        if let Err(e) = self.write_burstable() {
+            // The pod is gone; the weight is verified each minute.
+            warn!(podUID = %uid, err = %e, "Weight of burstable pods not written");
+        }
+        Ok(())
+    }
+
+    fn hold_to(&self, cgroup: &str, limits: &Limits) -> Result<(), ResourceError> {
+        let group = Tree::foreign(cgroup)?;
+        match self.tree.presence_of(&group)? {
+            Presence::Complete => self.tree.update_group(&group, limits),
+            Presence::Absent => Err(ResourceError(format!("{cgroup:?} cgroup does not exist"))),
+            Presence::Partial(missing) => {
+                Err(ResourceError(format!("cgroup {cgroup:?} has some missing controllers: {}", missing.join(", "))))
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl ResourceManager for Manager {
+    fn cgroup_parent(&self, pod: &Pod) -> String {
+        if self.groups.is_none() {
+            return String::new();
+        }
+        let name = self.names.pod(Qos::of(pod), pod.uid());
+        // A UID that cannot be part of a name is refused by `ensure`, which comes first.
+        name.map(|name| self.names.path(&name)).unwrap_or_default()
+    }
+
+    async fn exists(&self, pod: &Pod) -> bool {
+        let Some(groups) = self.groups.clone() else { return true };
+        let pod_id = pod.id().clone();
+        let pod = Arc::new(pod.clone());
+        match blocking("pod cgroup", move || groups.has_pod(&pod)).await {
+            Ok(there) => there,
+            Err(e) => {
+                // Killing containers on a doubt would be worse than a group that is not as it should be.
+                warn!(pod = %pod_id, err = %e, "Pod cgroup cannot be looked at");
+                true
+            }
+        }
+    }
+
+    async fn ensure(&self, pod: &Arc<Pod>) -> Result<PodCgroup, ResourceError> {
+        let parent = self.cgroup_parent(pod);
+        let Some(groups) = self.groups.clone() else { return Ok(PodCgroup { parent, created: false }) };
+        let for_job = pod.clone();
+        let ensured = blocking("pod cgroup", move || groups.ensure_pod(&for_job)).await?;
+        if !ensured.complaints.is_empty() {
+            let text = format!("limits of the pod's cgroup are incomplete: {}", ensured.complaints.join("; "));
+            warn!(pod = %pod.id(), err = %text, "Pod cgroup incomplete");
+            self.events.record(Event::warning(pod.id(), "PodCgroupIncomplete", text));
+        }
+        Ok(PodCgroup { parent, created: ensured.created })
+    }
+
+    async fn remove(&self, pod: &PodRef) -> Result<(), ResourceError> {
+        if let Some(groups) = self.groups.clone() {
+            let uid = pod.uid.clone();
+            blocking("pod cgroup", move || groups.remove_pod(&uid)).await?;
+        }
+        self.ids.release(&pod.uid).await;
+        Ok(())
+    }
+
+    async fn pods(&self) -> Vec<PodUid> {
+        let Some(groups) = self.groups.clone() else { return Vec::new() };
+        match blocking("pod cgroups", move || groups.tree.pods()).await {
+            Ok(pods) => pods.into_iter().map(|(_, uid)| uid).collect(),
+            Err(e) => {
+                warn!(err = %e, "Pod cgroups cannot be listed");
+                Vec::new()
+            }
+        }
+    }
+
+    fn tuning(&self, _pod: &Pod, _kind: ContainerKind, _container: &str) -> Result<ContainerTuning, ResourceError> {
+        Ok(ContainerTuning::default())
+    }
+
+    fn released(&self, _pod: &PodUid, _container: &str) {}
+
+    fn wanted_pod_values(&self, pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
+        let limits = values::of_pod(pod, &self.groups()?.rules);
+        Ok(PodCgroupValues {
+            cpu_shares: limits.cpu_shares,
+            cpu_quota: limits.cpu_quota,
+            cpu_period: limits.cpu_period,
+            memory_limit: limits.memory,
+        })
+    }
+
+    async fn current_pod_values(&self, pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
+        let groups = self.groups()?;
+        let name = self.names.pod(Qos::of(pod), pod.uid())?;
+        blocking("pod cgroup", move || groups.tree.values(&name)).await
+    }
+
+    async fn apply_pod_values(&self, pod: &Pod, values: PodCgroupValues) -> Result<(), ResourceError> {
+        let groups = self.groups()?;
+        let name = self.names.pod(Qos::of(pod), pod.uid())?;
+        let limits = Limits {
+            cpu_shares: values.cpu_shares,
+            cpu_quota: values.cpu_quota,
+            cpu_period: values.cpu_period,
+            memory: values.memory_limit,
+            ..Limits::default()
+        };
+        let pod = pod.clone();
+        blocking("pod cgroup", move || {
+            groups.tree.update(&name, &limits)?;
+            groups.shares.set(&pod);
+            groups.write_burstable()
+        })
+        .await
+    }
+
+    async fn memory_usage(&self, pod: &Pod, container: Option<&ContainerId>) -> Result<u64, ResourceError> {
+        let groups = self.groups()?;
+        let name = self.names.pod(Qos::of(pod), pod.uid())?;
+        let container = container.cloned();
+        blocking("pod cgroup", move || groups.tree.memory_usage(&name, container.as_ref())).await
+    }
+}
+
+/// Runs work on the blocking pool; work that hangs is left behind and named.
+pub(super) async fn blocking<T: Send + 'static>(
+    what: &str,
+    work: impl FnOnce() -> Result<T, ResourceError> + Send + 'static,
+) -> Result<T, ResourceError> {
+    match tokio::time::timeout(LIMIT, tokio::task::spawn_blocking(work)).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(e)) => Err(ResourceError(format!("{what}: {e}"))),
+        Err(_) => Err(ResourceError(format!("{what}: no answer within {LIMIT:?}"))),
+    }
+}

@@ -1,0 +1,271 @@
+//! The cgroups of pods on this machine: made, written, read and removed. Blocks: the manager calls
+//! it on the blocking pool.
+
+use prometheus::Histogram;
+use tracing::debug;
+
+use super::{
+    names::{CLASSES, CgroupName, NameError, PodTree},
+    values::{self, Limits, Owner, Version, Write},
+};
+use crate::{
+    engine::ports::{PodCgroupValues, ResourceError},
+    metrics::CgroupMetrics,
+    pod::{ContainerId, PodUid, cpu, qos::Qos},
+    sys::cgroup::{CgroupError, Controller, GroupPath, Hierarchy, Presence},
+};
+
+const EINVAL: i32 = 22;
+const EBUSY: i32 = 16;
+
+/// How it went to make sure of a group.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Ensured {
+    /// Whether nothing of it was there before.
+    pub created: bool,
+    /// Whether groups above it had to be made.
+    pub made_above: bool,
+    /// Values that could not be written; a group without them is better than none.
+    pub complaints: Vec<String>,
+}
+
+/// The groups of this machine, by name.
+#[derive(Debug)]
+pub(super) struct Tree {
+    hierarchy: Hierarchy,
+    pub names: PodTree,
+    metrics: CgroupMetrics,
+}
+
+impl Tree {
+    pub(super) fn new(hierarchy: Hierarchy, names: PodTree, metrics: CgroupMetrics) -> Self {
+        metrics.set_version(hierarchy.version());
+        Self { hierarchy, names, metrics }
+    }
+
+    pub(super) fn version(&self) -> Version {
+        match self.hierarchy {
+            Hierarchy::V1(_) => Version::V1,
+            Hierarchy::V2(_) => Version::V2,
+        }
+    }
+
+    /// How much of the group is there.
+    pub(super) fn presence(&self, name: &CgroupName) -> Result<Presence, ResourceError> {
+        self.hierarchy.presence(&self.group(name)?).map_err(text_of)
+    }
+
+    /// Makes the group with its values where it is missing, and mends one that lacks controllers.
+    pub(super) fn ensure(&self, name: &CgroupName, limits: &Limits) -> Result<Ensured, ResourceError> {
+        let group = self.group(name)?;
+        let before = self.hierarchy.presence(&group).map_err(text_of)?;
+        if before == Presence::Complete {
+            return Ok(Ensured::default());
+        }
+        timed(&self.metrics.create, || {
+            let made = self.hierarchy.create(&group).map_err(text_of)?;
+            let complaints = self.apply(&group, limits).into_iter().map(|e| e.to_string()).collect();
+            Ok(Ensured { created: before == Presence::Absent, made_above: !made.is_empty(), complaints })
+        })
+    }
+
+    /// Writes the values of a group that exists.
+    pub(super) fn update(&self, name: &CgroupName, limits: &Limits) -> Result<(), ResourceError> {
+        self.update_group(&self.group(name)?, limits)
+    }
+
+    /// Like [`Self::update`], for a group that is not ours.
+    pub(super) fn update_group(&self, group: &GroupPath, limits: &Limits) -> Result<(), ResourceError> {
+        timed(&self.metrics.update, || {
+            let failures = self.apply(group, limits);
+            if failures.is_empty() {
+                return Ok(());
+            }
+            Err(ResourceError(failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")))
+        })
+    }
+
+    /// Kills what is left in the groups of a pod, of whatever class, and removes them.
+    pub(super) fn remove_pod(&self, uid: &PodUid) -> Result<(), ResourceError> {
+        for name in self.names.pod_anywhere(uid) {
+            let group = self.group(&name)?;
+            if self.hierarchy.presence(&group).map_err(text_of)? == Presence::Absent {
+                continue;
+            }
+            timed(&self.metrics.destroy, || self.hierarchy.remove(&group))
+                .map_err(|e| ResourceError(format!("failed to delete cgroup paths for {group} : {e}")))?;
+        }
+        Ok(())
+    }
+
+    /// All pods that have a group, with the class under which it lies.
+    pub(super) fn pods(&self) -> Result<Vec<(Qos, PodUid)>, ResourceError> {
+        let mut pods = Vec::new();
+        for class in CLASSES {
+            let children = self.hierarchy.children(&self.group(&self.names.qos(class))?).map_err(text_of)?;
+            pods.extend(children.iter().filter_map(|child| Some((class, self.names.uid_of(child)?))));
+        }
+        Ok(pods)
+    }
+
+    /// The CPU request in thousandths that a group's weight stands for.
+    pub(super) fn requested_milli(&self, name: &CgroupName) -> Result<i64, ResourceError> {
+        Ok(cpu::milli_of_shares(self.shares(&self.group(name)?)?))
+    }
+
+    /// CPU and memory values of a group as they are.
+    pub(super) fn values(&self, name: &CgroupName) -> Result<PodCgroupValues, ResourceError> {
+        let group = self.group(name)?;
+        let (quota, period, memory) = match self.version() {
+            Version::V1 => (
+                self.number(&group, Controller::Cpu, "cpu.cfs_quota_us")?,
+                self.number(&group, Controller::Cpu, "cpu.cfs_period_us")?,
+                self.number(&group, Controller::Memory, "memory.limit_in_bytes")?,
+            ),
+            Version::V2 => {
+                let text = self.read(&group, Controller::Cpu, "cpu.max")?;
+                let (quota, period) = text.split_once(' ').unwrap_or((&text, "100000"));
+                let quota = if quota == "max" { -1 } else { number(quota, &group, "cpu.max")? };
+                let memory = self.number(&group, Controller::Memory, "memory.max")?;
+                (quota, number(period, &group, "cpu.max")?, memory)
+            }
+        };
+        Ok(PodCgroupValues {
+            cpu_shares: Some(self.shares(&group)?),
+            cpu_quota: Some(quota),
+            cpu_period: Some(period.max(0).unsigned_abs()),
+            memory_limit: Some(memory),
+        })
+    }
+
+    /// Bytes of memory in use in a group, or in that of one of its containers.
+    pub(super) fn memory_usage(
+        &self,
+        name: &CgroupName,
+        container: Option<&ContainerId>,
+    ) -> Result<u64, ResourceError> {
+        let mut group = self.group(name)?;
+        if let Some(id) = container {
+            // Runtimes name it by the id alone, or as `cri-containerd-<id>.scope`, `crio-<id>`.
+            let children = self.hierarchy.children(&group).map_err(text_of)?;
+            let child = children.iter().find(|child| child.contains(id.as_str()));
+            let missing = || ResourceError(format!("container {id} has no cgroup below {group}"));
+            group = child.and_then(|child| group.child(child)).ok_or_else(missing)?;
+        }
+        let file = match self.version() {
+            Version::V1 => "memory.usage_in_bytes",
+            Version::V2 => "memory.current",
+        };
+        Ok(self.number(&group, Controller::Memory, file)?.max(0).unsigned_abs())
+    }
+
+    /// The path of a group that is named by the configuration.
+    pub(super) fn foreign(path: &str) -> Result<GroupPath, ResourceError> {
+        GroupPath::parse(path).ok_or_else(|| ResourceError(format!("{path:?} is no path of a cgroup")))
+    }
+
+    pub(super) fn presence_of(&self, group: &GroupPath) -> Result<Presence, ResourceError> {
+        self.hierarchy.presence(group).map_err(text_of)
+    }
+
+    fn group(&self, name: &CgroupName) -> Result<GroupPath, ResourceError> {
+        Self::foreign(&self.names.path(name))
+    }
+
+    fn shares(&self, group: &GroupPath) -> Result<u64, ResourceError> {
+        match self.version() {
+            Version::V1 => Ok(self.number(group, Controller::Cpu, "cpu.shares")?.max(0).unsigned_abs()),
+            Version::V2 => {
+                let weight = self.number(group, Controller::Cpu, "cpu.weight")?.max(0).unsigned_abs();
+                Ok(cpu::shares_of_weight(weight))
+            }
+        }
+    }
+
+    /// Writes what there is a controller for; goes on after a failure.
+    fn apply(&self, group: &GroupPath, limits: &Limits) -> Vec<CgroupError> {
+        let writes = values::writes(limits, self.version());
+        let present = writes.iter().filter(|w| self.hierarchy.has(controller(w.owner)));
+        present.filter_map(|write| self.apply_one(group, write, &writes).err()).collect()
+    }
+
+    fn apply_one(&self, group: &GroupPath, write: &Write, all: &[Write]) -> Result<(), CgroupError> {
+        let result = self.hierarchy.write(group, controller(write.owner), &write.file, &write.value);
+        match result {
+            Err(e) if write.optional && e.is_missing() => Ok(()),
+            // The kernel refuses a period that would make the present quota exceed that of the
+            // group above: the quota goes first then.
+            Err(e) if write.file == "cpu.cfs_period_us" && e.errno() == Some(EINVAL) => {
+                let quota = all.iter().find(|w| w.file == "cpu.cfs_quota_us").ok_or(e)?;
+                self.hierarchy.write(group, Controller::Cpu, &quota.file, &quota.value)?;
+                self.hierarchy.write(group, Controller::Cpu, &write.file, &write.value)
+            }
+            Err(e) if write.file == "memory.limit_in_bytes" && e.errno() == Some(EBUSY) => {
+                let read = |file| self.hierarchy.read(group, Controller::Memory, file).unwrap_or_default();
+                Err(CgroupError::Other(format!(
+                    "unable to set memory limit to {} (current usage: {}, peak usage: {})",
+                    write.value,
+                    read("memory.usage_in_bytes"),
+                    read("memory.max_usage_in_bytes")
+                )))
+            }
+            Ok(()) if write.file == "cpu.shares" => self.check_shares(group, &write.value),
+            other => other,
+        }
+    }
+
+    /// The kernel clamps shares silently; what it made of them is compared.
+    fn check_shares(&self, group: &GroupPath, wanted: &str) -> Result<(), CgroupError> {
+        let got = self.hierarchy.read(group, Controller::Cpu, "cpu.shares")?;
+        if got == wanted {
+            return Ok(());
+        }
+        Err(CgroupError::Other(format!("cpu.shares of {group}: wrote {wanted}, the kernel made it {got}")))
+    }
+
+    fn read(&self, group: &GroupPath, controller: Controller, file: &str) -> Result<String, ResourceError> {
+        self.hierarchy.read(group, controller, file).map_err(text_of)
+    }
+
+    fn number(&self, group: &GroupPath, controller: Controller, file: &str) -> Result<i64, ResourceError> {
+        number(&self.read(group, controller, file)?, group, file)
+    }
+}
+
+impl From<NameError> for ResourceError {
+    fn from(error: NameError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+fn controller(owner: Owner) -> Controller {
+    match owner {
+        Owner::Cpu => Controller::Cpu,
+        Owner::Cpuset => Controller::Cpuset,
+        Owner::Memory => Controller::Memory,
+        Owner::Pids => Controller::Pids,
+        Owner::Hugetlb => Controller::Hugetlb,
+    }
+}
+
+/// A number, `max` as the largest; numbers beyond the range count as the largest too.
+fn number(text: &str, group: &GroupPath, file: &str) -> Result<i64, ResourceError> {
+    if text == "max" {
+        return Ok(i64::MAX);
+    }
+    let parsed: Result<i128, _> = text.parse();
+    let value = parsed.map_err(|_| ResourceError(format!("{file} of {group} holds {text:?}, which is no number")))?;
+    Ok(i64::try_from(value).unwrap_or(i64::MAX))
+}
+
+fn timed<T>(histogram: &Histogram, work: impl FnOnce() -> T) -> T {
+    let timer = histogram.start_timer();
+    let result = work();
+    let seconds = timer.stop_and_record();
+    debug!(duration = seconds, "Cgroup operation");
+    result
+}
+
+fn text_of(error: CgroupError) -> ResourceError {
+    ResourceError(error.to_string())
+}

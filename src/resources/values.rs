@@ -1,0 +1,281 @@
+//! What stands in the files of a cgroup. Pure. Behaviour: spec 06a §4-7.
+//!
+//! A [`Limits`] says what a group gets; [`writes`] turns it into the files of either kind of
+//! hierarchy, in the order in which the kernel takes them.
+
+use std::collections::BTreeMap;
+
+pub use super::names::Driver;
+use crate::pod::{
+    Pod, api, cpu,
+    qos::Qos,
+    quantity::Amount,
+    resources::{self, CPU, MEMORY, Overhead},
+};
+
+/// A huge page limit that limits nothing (burstable and besteffort).
+const UNBOUNDED: u64 = 1 << 62;
+/// systemd keeps CPU quotas in multiples of this, in microseconds per second.
+const SYSTEMD_STEP_US: i64 = 10_000;
+
+/// What a group gets; what is absent is not written.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Limits {
+    /// CPU weight in shares.
+    pub cpu_shares: Option<u64>,
+    /// CPU quota in microseconds per period; -1 for none.
+    pub cpu_quota: Option<i64>,
+    /// CPU period in microseconds.
+    pub cpu_period: Option<u64>,
+    /// Memory limit in bytes; -1 for none.
+    pub memory: Option<i64>,
+    /// Number of processes; below 0 for any.
+    pub pids: Option<i64>,
+    /// Bytes of huge pages by page size in bytes.
+    pub hugepages: BTreeMap<u64, u64>,
+    /// CPUs, as a list like `0-3`.
+    pub cpuset_cpus: Option<String>,
+}
+
+/// An amount of the node's resources.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Amounts {
+    /// Thousandths of a CPU.
+    pub cpu_milli: Option<i64>,
+    /// Bytes of memory.
+    pub memory_bytes: Option<i64>,
+    /// Number of processes.
+    pub pids: Option<i64>,
+    /// Bytes of huge pages by page size in bytes.
+    pub hugepages: BTreeMap<u64, u64>,
+}
+
+impl Amounts {
+    /// What is left of it without another amount, nothing below zero.
+    #[must_use]
+    pub fn less(&self, other: &Self) -> Self {
+        let less = |own: Option<i64>, other: Option<i64>| own.map(|o| o.saturating_sub(other.unwrap_or(0)).max(0));
+        Self {
+            cpu_milli: less(self.cpu_milli, other.cpu_milli),
+            memory_bytes: less(self.memory_bytes, other.memory_bytes),
+            pids: less(self.pids, other.pids),
+            hugepages: self
+                .hugepages
+                .iter()
+                .map(|(size, own)| (*size, own.saturating_sub(other.hugepages.get(size).copied().unwrap_or(0))))
+                .collect(),
+        }
+    }
+}
+
+/// What a pod's values depend on, apart from the pod.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PodRules {
+    /// `cpuCFSQuota`.
+    pub cpu_cfs_quota: bool,
+    /// `cpuCFSQuotaPeriod`, in microseconds.
+    pub cpu_period_us: u64,
+    /// `podPidsLimit`; not positive for none.
+    pub pids_limit: i64,
+    /// Huge page sizes of the node, in bytes.
+    pub hugepage_sizes: Vec<u64>,
+    /// `cgroupDriver`.
+    pub driver: Driver,
+}
+
+/// What a pod's group gets.
+pub fn of_pod(pod: &Pod, rules: &PodRules) -> Limits {
+    let requests = resources::pod_requests(pod.spec(), Overhead::Included);
+    let limits = resources::pod_limits(pod.spec(), Overhead::Included);
+    let class = Qos::of(pod);
+    let milli = |amount: Option<&Amount>| amount.map_or(0, |a| a.milli());
+    let has_cpu = class == Qos::Guaranteed || (class == Qos::Burstable && is_limited(pod, CPU));
+    let has_memory = class == Qos::Guaranteed || (class == Qos::Burstable && is_limited(pod, MEMORY));
+    let shares = if class == Qos::BestEffort { cpu::MIN_SHARES } else { cpu::shares(milli(requests.get(CPU))) };
+    let quota = if rules.cpu_cfs_quota { quota(milli(limits.get(CPU)), rules) } else { -1 };
+    Limits {
+        cpu_shares: Some(shares),
+        cpu_quota: has_cpu.then_some(quota),
+        cpu_period: has_cpu.then_some(rules.cpu_period_us),
+        memory: has_memory.then(|| limits.get(MEMORY).map_or(0, |a| a.value())),
+        pids: (rules.pids_limit > 0).then_some(rules.pids_limit),
+        hugepages: pod_hugepages(&requests, rules),
+        cpuset_cpus: None,
+    }
+}
+
+/// What burstable pods request together decides their group's weight; besteffort gets the least.
+pub fn of_class(class: Qos, requested_milli: i64, hugepage_sizes: &[u64]) -> Limits {
+    let shares = if class == Qos::Burstable { cpu::shares(requested_milli) } else { cpu::MIN_SHARES };
+    Limits {
+        cpu_shares: Some(shares),
+        hugepages: hugepage_sizes.iter().map(|&size| (size, UNBOUNDED)).collect(),
+        ..Limits::default()
+    }
+}
+
+/// What a group gets that holds an amount of the node: kubepods, or one that is reserved.
+pub fn of_amounts(amounts: &Amounts, hugepage_sizes: &[u64]) -> Limits {
+    let mut hugepages: BTreeMap<u64, u64> = hugepage_sizes.iter().map(|&size| (size, 0)).collect();
+    hugepages.extend(&amounts.hugepages);
+    Limits {
+        cpu_shares: amounts.cpu_milli.map(cpu::shares),
+        memory: amounts.memory_bytes.filter(|bytes| *bytes > 0),
+        pids: amounts.pids.filter(|pids| *pids > 0),
+        hugepages,
+        ..Limits::default()
+    }
+}
+
+/// What counts of a pod for the weight of burstable pods.
+pub fn requested_milli(pod: &Pod) -> i64 {
+    resources::pod_requests(pod.spec(), Overhead::Included).get(CPU).map_or(0, |a| a.milli())
+}
+
+/// Whether each container has a limit above zero, or the pod level has one. For an init
+/// container the limits of sidecars before it count too, as in the reference.
+fn is_limited(pod: &Pod, resource: &str) -> bool {
+    let above_zero = |r: Option<&api::ResourceRequirements>| {
+        let quantity = r.and_then(|r| r.limits.as_ref()?.get(resource));
+        quantity.and_then(|q| Amount::try_from(q).ok()).is_some_and(|a| !a.is_zero())
+    };
+    if above_zero(pod.spec().resources.as_ref()) {
+        return true;
+    }
+    let mut sidecars = false;
+    let init = pod.init_containers().iter().all(|c| {
+        let own = above_zero(c.resources.as_ref());
+        sidecars |= own && Pod::is_sidecar(c);
+        own || sidecars
+    });
+    init && pod.containers().iter().all(|c| above_zero(c.resources.as_ref()))
+}
+
+fn quota(milli: i64, rules: &PodRules) -> i64 {
+    let quota = cpu::quota(milli, rules.cpu_period_us);
+    if rules.driver == Driver::Systemd { rounded_for_systemd(quota, rules.cpu_period_us) } else { quota }
+}
+
+/// The quota that systemd makes of one: rounded up to 10 ms per second (spec 06a §7).
+pub fn rounded_for_systemd(quota: i64, period_us: u64) -> i64 {
+    if quota <= 0 || period_us == 0 {
+        return quota;
+    }
+    let period = i128::from(period_us);
+    let per_second = i128::from(quota) * 1_000_000 / period;
+    let step = i128::from(SYSTEMD_STEP_US);
+    let rounded = (per_second + step - 1) / step * step;
+    i64::try_from(rounded * period / 1_000_000).unwrap_or(i64::MAX)
+}
+
+/// Huge pages come from requests; sizes that are not requested are limited to nothing.
+fn pod_hugepages(requests: &resources::Amounts, rules: &PodRules) -> BTreeMap<u64, u64> {
+    let mut limits: BTreeMap<u64, u64> = rules.hugepage_sizes.iter().map(|&size| (size, 0)).collect();
+    for (name, amount) in requests {
+        if let Some(limit) = resources::page_size_of(name).and_then(|size| limits.get_mut(&size)) {
+            *limit = amount.value().max(0).unsigned_abs();
+        }
+    }
+    limits
+}
+
+/// The kind of hierarchy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Version {
+    /// The old hierarchies.
+    V1,
+    /// The unified one.
+    V2,
+}
+
+/// The controller a file belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owner {
+    /// `cpu`
+    Cpu,
+    /// `cpuset`
+    Cpuset,
+    /// `memory`
+    Memory,
+    /// `pids`
+    Pids,
+    /// `hugetlb`
+    Hugetlb,
+}
+
+/// One file to write. Skipped where its controller is not there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Write {
+    /// Whose file it is.
+    pub owner: Owner,
+    /// Its name.
+    pub file: String,
+    /// The text.
+    pub value: String,
+    /// Whether it may be missing.
+    pub optional: bool,
+}
+
+fn write(owner: Owner, file: impl Into<String>, value: impl ToString) -> Write {
+    Write { owner, file: file.into(), value: value.to_string(), optional: false }
+}
+
+/// The files that a group's limits become, in order.
+pub fn writes(limits: &Limits, version: Version) -> Vec<Write> {
+    match version {
+        Version::V1 => writes_v1(limits),
+        Version::V2 => writes_v2(limits),
+    }
+}
+
+fn writes_v2(limits: &Limits) -> Vec<Write> {
+    let mut all = Vec::new();
+    all.extend(limits.pids.map(|n| write(Owner::Pids, "pids.max", pids(n))));
+    all.extend(limits.memory.filter(|n| *n != 0).map(|n| write(Owner::Memory, "memory.max", or_max(n))));
+    all.extend(limits.cpu_shares.map(|shares| write(Owner::Cpu, "cpu.weight", cpu::linear_weight(shares))));
+    let quota = limits.cpu_quota.filter(|quota| *quota != 0);
+    if quota.is_some() || limits.cpu_period.is_some_and(|period| period != 0) {
+        let quota = quota.map_or_else(|| "max".to_owned(), or_max);
+        let value = match limits.cpu_period.filter(|period| *period != 0) {
+            Some(period) => format!("{quota} {period}"),
+            None => quota,
+        };
+        all.push(write(Owner::Cpu, "cpu.max", value));
+    }
+    all.extend(limits.cpuset_cpus.as_ref().map(|cpus| write(Owner::Cpuset, "cpuset.cpus", cpus)));
+    for (size, limit) in &limits.hugepages {
+        let name = resources::page_size_name(*size);
+        all.push(write(Owner::Hugetlb, format!("hugetlb.{name}.max"), limit));
+        all.push(Write { optional: true, ..write(Owner::Hugetlb, format!("hugetlb.{name}.rsvd.max"), limit) });
+    }
+    all
+}
+
+fn writes_v1(limits: &Limits) -> Vec<Write> {
+    let mut all = Vec::new();
+    all.extend(limits.pids.map(|n| write(Owner::Pids, "pids.max", pids(n))));
+    all.extend(limits.memory.filter(|n| *n != 0).map(|n| write(Owner::Memory, "memory.limit_in_bytes", n)));
+    all.extend(limits.cpu_shares.map(|shares| write(Owner::Cpu, "cpu.shares", shares)));
+    let period = limits.cpu_period.filter(|period| *period != 0);
+    all.extend(period.map(|period| write(Owner::Cpu, "cpu.cfs_period_us", period)));
+    let quota = limits.cpu_quota.filter(|quota| *quota != 0);
+    all.extend(quota.map(|quota| write(Owner::Cpu, "cpu.cfs_quota_us", quota)));
+    for (size, limit) in &limits.hugepages {
+        let name = resources::page_size_name(*size);
+        all.push(write(Owner::Hugetlb, format!("hugetlb.{name}.limit_in_bytes"), limit));
+        let reserved = write(Owner::Hugetlb, format!("hugetlb.{name}.rsvd.limit_in_bytes"), limit);
+        all.push(Write { optional: true, ..reserved });
+    }
+    all
+}
+
+fn or_max(value: i64) -> String {
+    if value < 0 { "max".to_owned() } else { value.to_string() }
+}
+
+fn pids(limit: i64) -> String {
+    if limit == 0 { "1".to_owned() } else { or_max(limit) }
+}
+
+#[cfg(test)]
+mod tests;

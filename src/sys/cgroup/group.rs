@@ -1,0 +1,153 @@
+//! A group's path, and the file work that both kinds of hierarchy share.
+
+use std::{
+    fmt, fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use super::{CgroupError, CgroupResult};
+
+/// Attempts to remove a directory that is busy.
+const REMOVE_ATTEMPTS: u32 = 10;
+/// Pause after the first; doubles.
+const REMOVE_PAUSE: Duration = Duration::from_millis(1);
+
+/// A group's path below the root of its hierarchy: plain names, none leads upwards.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct GroupPath(Vec<String>);
+
+impl GroupPath {
+    /// Reads `/kubepods/burstable`; `None` where a name is empty, `.` or `..`.
+    pub fn parse(path: &str) -> Option<Self> {
+        let names = path.trim_matches('/');
+        if names.is_empty() {
+            return Some(Self(Vec::new()));
+        }
+        let names: Vec<String> = names.split('/').map(str::to_owned).collect();
+        let plain = |name: &String| !matches!(name.as_str(), "" | "." | "..") && !name.contains('\0');
+        names.iter().all(plain).then_some(Self(names))
+    }
+
+    /// The group of that name below this one; `None` where it is no plain name.
+    pub fn child(&self, name: &str) -> Option<Self> {
+        if name.contains('/') {
+            return None;
+        }
+        Self::parse(&format!("{self}/{name}"))
+    }
+
+    /// The group above; `None` for the root.
+    pub fn parent(&self) -> Option<Self> {
+        let (_, above) = self.0.split_last()?;
+        Some(Self(above.to_vec()))
+    }
+
+    /// Whether it is the root of the hierarchy.
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Its directory in a hierarchy that is mounted there.
+    pub(super) fn below(&self, root: &Path) -> PathBuf {
+        let mut path = root.to_owned();
+        path.extend(&self.0);
+        path
+    }
+}
+
+impl fmt::Display for GroupPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "/{}", self.0.join("/"))
+    }
+}
+
+/// Whether this call made the directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Made {
+    Now,
+    Before,
+}
+
+/// Makes one directory.
+pub(super) fn make(path: &Path) -> CgroupResult<Made> {
+    match fs::create_dir(path) {
+        Ok(()) => Ok(Made::Now),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(Made::Before),
+        Err(e) => Err(CgroupError::file("create", path, e)),
+    }
+}
+
+/// Control files take a value in one write; a file that is not there is never created.
+pub(super) fn write(path: &Path, value: &str) -> CgroupResult<()> {
+    let wrote = fs::OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(value.as_bytes()));
+    wrote.map_err(|e| CgroupError::file(format!("write {value:?} to"), path, e))
+}
+
+pub(super) fn read(path: &Path) -> CgroupResult<String> {
+    let text = fs::read_to_string(path).map_err(|e| CgroupError::file("read", path, e))?;
+    Ok(text.trim_end().to_owned())
+}
+
+/// Names of the directories in a directory; none where it does not exist.
+pub(super) fn children(path: &Path) -> CgroupResult<Vec<String>> {
+    let list = match fs::read_dir(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(|e| CgroupError::file("list", path, e))?,
+    };
+    let directories = list.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    Ok(directories.filter_map(|entry| entry.file_name().into_string().ok()).collect())
+}
+
+/// Removes a group's directory and all below, deepest first. Control files are not touched: they
+/// go with their directory.
+pub(super) fn remove_tree(path: &Path) -> CgroupResult<()> {
+    for child in children(path)? {
+        remove_tree(&path.join(child))?;
+    }
+    let mut pause = REMOVE_PAUSE;
+    for attempt in 1.. {
+        match fs::remove_dir(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            // The kernel lets go of a group a moment after its last process has exited.
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy && attempt < REMOVE_ATTEMPTS => thread::sleep(pause),
+            other => return other.map_err(|e| CgroupError::file("remove", path, e)),
+        }
+        pause *= 2;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_never_lead_upwards() {
+        for (text, expected) in [
+            ("/", Some("/")),
+            ("", Some("/")),
+            ("/kubepods/burstable", Some("/kubepods/burstable")),
+            ("kubepods/", Some("/kubepods")),
+            ("/a//b", None),
+            ("/a/../b", None),
+            ("/a/.", None),
+        ] {
+            assert_eq!(GroupPath::parse(text).map(|p| p.to_string()).as_deref(), expected, "{text}");
+        }
+        let group = GroupPath::parse("/a").expect("plain");
+        assert_eq!(group.child("b").map(|p| p.to_string()).as_deref(), Some("/a/b"));
+        assert_eq!((group.child("b/c"), group.child(".."), group.child("")), (None, None, Some(group.clone())));
+        assert_eq!(group.parent().and_then(|p| p.parent()), None);
+    }
+
+    #[test]
+    fn a_missing_file_is_never_created() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let error = write(&directory.path().join("cpu.max"), "max 100000").expect_err("missing");
+        assert!(error.is_missing());
+        assert!(error.to_string().starts_with("write \"max 100000\" to /"), "{error}");
+    }
+}
