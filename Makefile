@@ -7,7 +7,7 @@ run:            ## pods on this machine with a private containerd under ./.run
 	@examples/run.sh
 
 test: deps      ## everything: tables, properties, simulation, scripted CRI, real containerd
-	$(CARGO) test --all-targets
+	$(CARGO) test --lib --bins --tests --examples
 	$(CARGO) test --doc
 
 bench: deps     ## the figures of BENCHMARKS.md; BIN=/path/to/kubelet measures that one beside

@@ -58,8 +58,6 @@ pub enum Lifecycle {
         cause: StopCause,
         /// Effective grace period in seconds, at least 1.
         grace: i64,
-        /// Whether a kill has been sent.
-        started: bool,
     },
     /// No container runs any more; volumes and cgroup are being taken down.
     Terminated {
@@ -100,7 +98,7 @@ impl Lifecycle {
     pub fn heed(self, wish: &Wish, pod: Option<&Pod>) -> Self {
         let Some(pod) = pod else {
             return match self {
-                Self::Syncing => Self::Terminating { cause: StopCause::Deleted, grace: 1, started: false },
+                Self::Syncing => Self::Terminating { cause: StopCause::Deleted, grace: 1 },
                 other => other,
             };
         };
@@ -109,12 +107,11 @@ impl Lifecycle {
         match (self, asked) {
             (Self::Syncing, None) => Self::Syncing,
             (Self::Syncing, Some(cause)) => {
-                Self::Terminating { cause, grace: effective_grace(pod, None, grace_override), started: false }
+                Self::Terminating { cause, grace: effective_grace(pod, None, grace_override) }
             }
-            (Self::Terminating { cause: old, grace, started }, asked) => Self::Terminating {
+            (Self::Terminating { cause: old, grace }, asked) => Self::Terminating {
                 cause: stronger(old, asked),
                 grace: effective_grace(pod, Some(grace), grace_override),
-                started,
             },
             (Self::Terminated { cause }, asked) => Self::Terminated { cause: stronger(cause, asked) },
             (Self::Finished { cause }, asked) => Self::Finished { cause: stronger(cause, asked) },
@@ -128,7 +125,6 @@ impl Lifecycle {
             (Self::Syncing, Done::PhaseTerminal) => Self::Terminating {
                 cause: StopCause::Completed,
                 grace: pod.map_or(1, |pod| effective_grace(pod, None, None)),
-                started: true,
             },
             (Self::Terminating { cause, .. }, Done::Stopped) if pod.is_some() => Self::Terminated { cause },
             (Self::Terminating { cause, .. }, Done::Stopped) | (Self::Terminated { cause }, Done::CleanedUp) => {
@@ -243,7 +239,7 @@ mod tests {
         let syncing = Lifecycle::first(false, false);
         assert_eq!(syncing.clone().heed(&Wish::default(), Some(&plain)), Lifecycle::Syncing);
         let stopping = syncing.heed(&stop(StopCause::Deleted, None), Some(&plain));
-        assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 30, started: false });
+        assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 30 });
         assert_eq!(stopping.clone().heed(&Wish::default(), Some(&plain)), stopping, "a wish withdrawn changes nothing");
         let stopped = stopping.after(Done::Stopped, Some(&plain));
         assert_eq!(stopped, Lifecycle::Terminated { cause: StopCause::Deleted });
@@ -257,9 +253,9 @@ mod tests {
         let deleting = pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 7}), "");
         // AC-02a-9
         let stopping = Lifecycle::Syncing.heed(&Wish::default(), Some(&deleting));
-        assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 7, started: false });
+        assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 7 });
         let failed = Lifecycle::Syncing.heed(&Wish::default(), Some(&pod(json!({}), "Failed")));
-        assert_eq!(failed, Lifecycle::Terminating { cause: StopCause::Completed, grace: 30, started: false });
+        assert_eq!(failed, Lifecycle::Terminating { cause: StopCause::Completed, grace: 30 });
         assert!(!failed.after(Done::Stopped, Some(&deleting)).content_removable(), "completed pods keep their content");
         assert_eq!(Lifecycle::first(true, false), Lifecycle::Terminated { cause: StopCause::Completed });
         assert_eq!(Lifecycle::first(true, true), Lifecycle::Syncing);
@@ -269,7 +265,7 @@ mod tests {
     fn what_only_the_runtime_knows_goes_with_one_second() {
         // AC-02a-17
         let stopping = Lifecycle::Syncing.heed(&Wish::default(), None);
-        assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 1, started: false });
+        assert_eq!(stopping, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 1 });
         assert_eq!(stopping.after(Done::Stopped, None), Lifecycle::Finished { cause: StopCause::Deleted });
     }
 
@@ -280,9 +276,9 @@ mod tests {
             pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": grace}), "")
         };
         let first = Lifecycle::Syncing.heed(&Wish::default(), Some(&deleting(30)));
-        assert_eq!(first, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 30, started: false });
+        assert_eq!(first, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 30 });
         let second = first.heed(&Wish::default(), Some(&deleting(0)));
-        assert_eq!(second, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 1, started: false });
+        assert_eq!(second, Lifecycle::Terminating { cause: StopCause::Deleted, grace: 1 });
     }
 
     #[test]

@@ -237,7 +237,7 @@ impl Running<'_> {
             tokio::select! {
                 biased;
                 out = &mut turn => return (out, overheard),
-                changed = self.mailbox.changed(), if !overheard || self.mailbox.has_changed().unwrap_or(false) => {
+                changed = self.mailbox.changed() => {
                     if changed.is_err() {
                         return (turn.await, overheard);
                     }
