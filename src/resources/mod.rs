@@ -16,6 +16,7 @@ mod budget;
 mod id_file;
 pub mod id_space;
 mod id_table;
+pub mod kernel_flags;
 pub mod manager;
 pub mod names;
 mod shares;

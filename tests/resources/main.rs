@@ -235,6 +235,32 @@ async fn leftovers_are_killed_and_removed() {
     assert!(!bench.directory("/kubepods/besteffort/poduid-left", "memory").exists());
 }
 
+/// Hybrid machines mount a unified hierarchy without controllers: enough for groups and killing.
+#[test]
+fn the_unified_hierarchy_kills_a_whole_tree_at_once() {
+    let mounts = berth::sys::mount_table::read().expect("readable");
+    let Some(mount) = mounts.into_iter().find(|m| m.kind == "cgroup2") else {
+        return println!("skipped: needs a unified hierarchy");
+    };
+    let unified = Hierarchy::V2(berth::sys::cgroup::v2::Unified::at(mount.target.clone()).expect("readable"));
+    let name = format!("berth-test-{}-unified", std::process::id());
+    let (top, inner) = (format!("/{name}"), format!("/{name}/a/b"));
+    let (top, inner) = (GroupPath::parse(&top).expect("plain"), GroupPath::parse(&inner).expect("plain"));
+    match unified.create(&inner) {
+        Err(_) => return println!("skipped: needs root/cgroups"),
+        Ok(above) => assert_eq!(above.len(), 2),
+    }
+    assert_eq!(unified.presence(&inner).expect("readable"), Presence::Complete);
+    assert_eq!(unified.children(&top).expect("listable"), ["a"]);
+    let mut sleeper = Command::new("sleep").arg("1000").spawn().expect("spawnable");
+    fs::write(mount.target.join(&name).join("a/b/cgroup.procs"), sleeper.id().to_string()).expect("movable");
+    let reaper = std::thread::spawn(move || sleeper.wait());
+    unified.remove(&top).expect("removed");
+    assert!(!reaper.join().expect("joined").expect("waited").success());
+    assert_eq!(unified.presence(&top).expect("readable"), Presence::Absent);
+    unified.remove(&top).expect("nothing left is fine");
+}
+
 #[tokio::test]
 async fn a_half_made_group_is_mended_not_counted_as_missing() {
     let Some(bench) = Bench::new() else { return };
