@@ -20,12 +20,12 @@ use super::{
     events::EventLog,
     pages::{AgentHealth, AgentPages},
     settings,
-    standalone::{NoCgroups, NoObjects, NoUserNamespaces, ProbesAbsent},
+    standalone::{NoObjects, ProbesAbsent},
     state_file::DiskStateFile,
 };
 use crate::{
     config::Loaded,
-    cri::{self, Connection, RuntimeInfo},
+    cri::{self, Connection, RuntimeCgroupDriver, RuntimeInfo},
     engine::{
         self, EngineConfig, EngineHandle, Inputs, SourcesReady, WorkerContext,
         admission::{AdmissionRules, sysctls::Allowlist},
@@ -35,11 +35,12 @@ use crate::{
     images::{self, ImagesDeps},
     logs::{self, LogsDeps},
     metrics::{
-        self, AdmissionMetrics, AllocationMetrics, BuildInfo, EngineMetrics, PlegMetrics, Registry, RuntimeMetrics,
-        SourceMetrics, StatusMetrics,
+        self, AdmissionMetrics, AllocationMetrics, BuildInfo, CgroupMetrics, EngineMetrics, PlegMetrics, Registry,
+        RuntimeMetrics, SourceMetrics, Stability, StatusMetrics,
     },
     node::{self, Machine},
     pleg::{self, PlegConfig, PlegDeps},
+    resources::{self, IdRanges, ManagerDeps, userns},
     runtime::{
         ActuatedStore, RuntimeCheck, RuntimeDeps, RuntimeManager,
         preparer::{Preparer, PreparerDeps},
@@ -47,7 +48,7 @@ use crate::{
     server,
     sources::{self, SourcesDeps},
     status::StatusManager,
-    sys,
+    sys::{self, cgroup::Hierarchy},
     volumes::{self, VolumesConfig, VolumesDeps},
 };
 
@@ -109,8 +110,7 @@ async fn assemble(
     let objects: Arc<dyn ObjectSource> = Arc::new(NoObjects);
     let probes: Arc<dyn ProbeManager> = Arc::new(ProbesAbsent::new(base.events.clone()));
 
-    let resources: Arc<dyn ResourceManager> = Arc::new(NoCgroups);
-    let user_namespaces = Arc::new(NoUserNamespaces);
+    let (resources, user_namespaces) = open_resources(loaded, base, machine, info).await?;
 
     let logs = logs::Manager::new(
         LogsDeps { cri: connection.runtime.clone(), clock: base.clock.clone() },
@@ -138,7 +138,7 @@ async fn assemble(
         PreparerDeps {
             objects: objects.clone(),
             resources: resources.clone(),
-            user_namespaces,
+            user_namespaces: user_namespaces.clone(),
             events: base.events.clone(),
             node: facts.clone(),
             runtime: runtime_state.clone(),
@@ -282,6 +282,40 @@ async fn open_images(
     let (running, stop) = (images.clone(), base.stop.child_token());
     base.tasks.spawn(async move { running.run(stop).await });
     Ok(images)
+}
+
+/// Pod cgroups and host ids. The runtime's word on the cgroup driver wins over the configuration's
+/// (spec 01 §13).
+async fn open_resources(
+    loaded: &Loaded,
+    base: &Base,
+    machine: &Machine,
+    info: &RuntimeInfo,
+) -> Result<(Arc<dyn ResourceManager>, Arc<IdRanges>), BuildError> {
+    let driver = match info.cgroup_driver {
+        RuntimeCgroupDriver::Systemd => resources::Driver::Systemd,
+        RuntimeCgroupDriver::AsConfigured if loaded.config.cgroup_driver == "systemd" => resources::Driver::Systemd,
+        RuntimeCgroupDriver::Cgroupfs | RuntimeCgroupDriver::AsConfigured => resources::Driver::Cgroupfs,
+    };
+    let per_pod = loaded.config.user_namespaces.as_ref().and_then(|u| u.ids_per_pod).unwrap_or(65536);
+    let max_pods = u64::try_from(loaded.config.max_pods).unwrap_or_default();
+    let space = userns::discover(u64::try_from(per_pod).unwrap_or(65536), max_pods).await.map_err(wrong)?;
+    let ids = Arc::new(IdRanges::open(&settings::root(loaded), space).await.map_err(wrong)?);
+    let hierarchy = if loaded.config.cgroups_per_qos { Some(Hierarchy::detect().map_err(wrong)?) } else { None };
+    if let Some(hierarchy) = &hierarchy {
+        let help = "cgroup version on the hosts.";
+        let version = base.registry.gauge(Stability::Alpha, "kubelet_cgroup_version", help);
+        version.set(hierarchy.version().into());
+    }
+    let manager = resources::Manager::new(
+        settings::resources(loaded, machine, driver)?,
+        hierarchy,
+        ManagerDeps { events: base.events.clone(), metrics: CgroupMetrics::new(&base.registry), ids: ids.clone() },
+    )
+    .map_err(wrong)?;
+    manager.start().await.map_err(wrong)?;
+    base.tasks.spawn(manager.clone().run(base.stop.child_token()));
+    Ok((manager, ids))
 }
 
 async fn open_allocator(loaded: &Loaded, base: &Base, machine: &Machine, root: &Path) -> Result<Allocator, BuildError> {

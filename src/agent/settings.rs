@@ -1,16 +1,21 @@
 //! From the configuration to each room's own settings; one function per room, no IO. Pure.
 
-use std::{num::NonZeroU32, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, num::NonZeroU32, path::PathBuf, time::Duration};
 
 use jiff::SignedDuration;
 
+use super::build::BuildError;
 use crate::{
     config::{KubeletConfiguration, Loaded},
     cri::CriConfig,
     images::{self, DockerFolders, ImagesConfig, Parallelism, PluginFlags, VerificationPolicy},
     logs::LogsConfig,
-    node::{self, NodeConfig, reserved::ReservedConfig},
+    node::{
+        self, NodeConfig,
+        reserved::{Reserved, ReservedConfig},
+    },
     pod::{api, quantity::Amount},
+    resources::{self, Enforcement, ManagerConfig, PodRules, Reservation, ReservedFor},
     runtime::{
         RuntimeConfig,
         backoff::Limits,
@@ -206,7 +211,7 @@ pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kerne
         machine_masked: kernel.masked,
         machine: Machine {
             cpu_cfs_quota: config.cpu_cfs_quota,
-            cpu_period_us: u64::try_from(config.cpu_cfs_quota_period.std().as_micros()).unwrap_or(100_000),
+            cpu_period_us: cpu_period_us(config),
             memory_bytes: machine.memory,
             hugepage_sizes: kernel.hugepage_sizes,
             cgroup_v2: kernel.cgroup_v2,
@@ -221,6 +226,74 @@ pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kerne
             },
         },
     }
+}
+
+/// Pod cgroups.
+///
+/// # Errors
+/// Reservations that cannot be read or that the machine does not have.
+pub fn resources(
+    loaded: &Loaded,
+    machine: &node::Machine,
+    driver: resources::Driver,
+) -> Result<ManagerConfig, BuildError> {
+    let config = &loaded.config;
+    let node = node(loaded);
+    let capacity = node::capacity(&node, machine);
+    let wrong = |error: node::reserved::ReservedError| BuildError(error.to_string());
+    let reserved = Reserved::new(&node.reserved, &machine.cpus, &capacity).map_err(wrong)?;
+    let enforces = |what: &str| config.enforce_node_allocatable.iter().any(|value| value == what);
+    let enforcement = |who: &str| match (enforces(who), enforces(&format!("{who}-compressible"))) {
+        (true, _) => Enforcement::Full,
+        (false, true) => Enforcement::Compressible,
+        (false, false) => Enforcement::None,
+    };
+    Ok(ManagerConfig {
+        cgroup_root: config.cgroup_root.clone(),
+        cgroups_per_qos: config.cgroups_per_qos,
+        rules: PodRules {
+            cpu_cfs_quota: config.cpu_cfs_quota,
+            cpu_period_us: cpu_period_us(config),
+            pids_limit: config.pod_pids_limit,
+            hugepage_sizes: machine.hugepages.keys().copied().collect(),
+            driver,
+        },
+        capacity: kept(&capacity),
+        reservations: vec![
+            Reservation {
+                for_whom: ReservedFor::System,
+                amounts: kept(&reserved.system),
+                cgroup: config.system_reserved_cgroup.clone(),
+                enforcement: enforcement("system-reserved"),
+            },
+            Reservation {
+                for_whom: ReservedFor::Kube,
+                amounts: kept(&reserved.kube),
+                cgroup: config.kube_reserved_cgroup.clone(),
+                enforcement: enforcement("kube-reserved"),
+            },
+        ],
+        enforce_pods: enforces("pods"),
+        online_cpus: None,
+    })
+}
+
+/// The amounts cgroups know of.
+fn kept(amounts: &BTreeMap<String, Amount>) -> resources::Amounts {
+    let hugepages = amounts.iter().filter_map(|(name, amount)| {
+        let size = Amount::parse(name.strip_prefix("hugepages-")?).ok()?.value();
+        Some((u64::try_from(size).ok()?, u64::try_from(amount.value()).ok()?))
+    });
+    resources::Amounts {
+        cpu_milli: amounts.get("cpu").map(|amount| amount.milli()),
+        memory_bytes: amounts.get("memory").map(|amount| amount.value()),
+        pids: amounts.get("pid").map(|amount| amount.value()),
+        hugepages: hugepages.collect(),
+    }
+}
+
+fn cpu_period_us(config: &KubeletConfiguration) -> u64 {
+    u64::try_from(config.cpu_cfs_quota_period.std().as_micros()).unwrap_or(100_000)
 }
 
 /// What was read of the kernel.

@@ -5,11 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use async_trait::async_trait;
 
 use crate::{
-    engine::ports::{
-        ContainerTuning, Event, EventSink, IdRange, ObjectError, ObjectSource, PodCgroup, ProbeManager, ProbeResult,
-        ProbeResults, PullSecret, ResourceError, ResourceManager, UserNamespaces,
-    },
-    pod::{ContainerId, ContainerKind, Pod, PodRef, PodUid, api},
+    engine::ports::{Event, EventSink, ObjectError, ObjectSource, ProbeManager, ProbeResult, ProbeResults, PullSecret},
+    pod::{ContainerId, Pod, PodUid, api},
 };
 
 /// There is no API server: references fail with the reference's words, no service exists.
@@ -75,50 +72,4 @@ impl ProbeManager for ProbesAbsent {
         let passed = Some(ProbeResult::Success);
         ProbeResults { startup: passed, readiness: passed, liveness: passed }
     }
-}
-
-/// Without pod cgroups containers lie where the runtime puts them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoCgroups;
-
-#[async_trait]
-impl ResourceManager for NoCgroups {
-    fn cgroup_parent(&self, _pod: &Pod) -> String {
-        String::new()
-    }
-
-    async fn exists(&self, _pod: &Pod) -> bool {
-        true
-    }
-
-    async fn ensure(&self, _pod: &Arc<Pod>) -> Result<PodCgroup, ResourceError> {
-        Ok(PodCgroup { parent: String::new(), created: false })
-    }
-
-    async fn remove(&self, _pod: &PodRef) -> Result<(), ResourceError> {
-        Ok(())
-    }
-
-    async fn pods(&self) -> Vec<PodUid> {
-        Vec::new()
-    }
-
-    fn tuning(&self, _pod: &Pod, _kind: ContainerKind, _container: &str) -> Result<ContainerTuning, ResourceError> {
-        Ok(ContainerTuning::default())
-    }
-
-    fn released(&self, _pod: &PodUid, _container: &str) {}
-}
-
-/// No host ids to hand out.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoUserNamespaces;
-
-#[async_trait]
-impl UserNamespaces for NoUserNamespaces {
-    async fn assign(&self, _pod: &PodUid) -> Result<IdRange, ResourceError> {
-        Err(ResourceError("user namespaces are not supported by this release".to_owned()))
-    }
-
-    async fn release(&self, _pod: &PodUid) {}
 }
