@@ -18,6 +18,7 @@ use tracing::info;
 use super::{
     adapters::{SourceWarnings, follow_runtime_features, forward_deaths},
     events::EventLog,
+    memory,
     pages::{AgentHealth, AgentPages},
     settings,
     standalone::{NoObjects, ProbesAbsent},
@@ -92,6 +93,7 @@ pub async fn build(loaded: &Loaded, stop: CancellationToken) -> Result<TaskTrack
     let connection = cri::connect(&settings::cri(loaded), &base.registry).map_err(wrong)?;
     let info = cri::probe(&connection, &base.registry, RUNTIME_PATIENCE).await.map_err(wrong)?;
     assemble(loaded, &base, &machine, facts, &connection, &info).await?;
+    base.tasks.spawn(memory::keep_small(base.stop.child_token()));
     info!("Started kubelet");
     Ok(base.tasks)
 }

@@ -12,7 +12,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::{build, logging, process};
-use crate::config::{Loaded, StartupError};
+use crate::{
+    config::{Loaded, StartupError},
+    sys::heap,
+};
 
 /// How long tasks may take to end.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
@@ -21,6 +24,7 @@ const WORKERS: usize = 2;
 
 /// Runs the agent until it is told to stop.
 pub fn run(loaded: Loaded) -> ExitCode {
+    heap::tune();
     let log = match logging::start(&loaded.config.logging) {
         Ok(log) => log,
         Err(cause) => {

@@ -6,6 +6,7 @@ mod build;
 mod events;
 mod life;
 pub mod logging;
+mod memory;
 mod pages;
 mod process;
 mod settings;

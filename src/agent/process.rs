@@ -21,20 +21,26 @@ use tracing::{error, info, warn};
 
 use crate::config::Loaded;
 
-/// Sets oom_score_adj and the limit of open files; what the kernel refuses is logged.
+/// Sets oom_score_adj (tried twice, without holding up the start) and the limit of open files;
+/// what the kernel refuses is logged. Needs a tokio runtime.
 pub fn tune(loaded: &Loaded) {
-    let score = loaded.config.oom_score_adj.to_string();
-    let write = || fs::write("/proc/self/oom_score_adj", &score);
-    if write().is_err() {
-        std::thread::sleep(Duration::from_millis(100)); // nothing runs yet that could be delayed
-        if let Err(error) = write() {
-            warn!(err = %error, oomScoreAdj = score, "Failed to apply oom_score_adj");
-        }
+    let score = loaded.config.oom_score_adj;
+    if set_oom_score(score).is_err() {
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            if let Err(error) = set_oom_score(score) {
+                warn!(err = %error, oomScoreAdj = score, "Failed to apply oom_score_adj");
+            }
+        });
     }
     let files = u64::try_from(loaded.config.max_open_files).unwrap_or_default();
     if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, files, files) {
         warn!(err = %error, maxOpenFiles = files, "Failed to set rlimit on max file handles");
     }
+}
+
+fn set_oom_score(score: i32) -> std::io::Result<()> {
+    fs::write("/proc/self/oom_score_adj", score.to_string())
 }
 
 /// Takes the lock file where one is asked for, blocking until it is free; held while the value lives.

@@ -2,6 +2,8 @@
 
 pub mod atomic_file;
 pub mod cgroup;
+#[allow(unsafe_code, reason = "the allocator has no safe interface")]
+pub mod heap;
 pub mod machine;
 pub mod mount_table;
 pub mod sub_path;
