@@ -1,7 +1,7 @@
 //! The record of resources last applied to containers: what a resize is compared with.
 //!
-//! Kept in memory; a writer brings it to disk soon after each change, so that a start never
-//! waits for a disk. What a crash loses in between is applied once more (spec 03a §10).
+//! Kept in memory; a writer brings it to disk soon after a change, many at once, so that neither
+//! a start nor the runtime beside it waits for the disk. What a crash loses in between is applied once more (spec 03a §10).
 
 use std::{
     collections::BTreeMap,
@@ -21,6 +21,9 @@ use crate::{
     },
 };
 
+/// From the first unwritten change to the write: longer than a container takes to start, because
+/// a runtime on the same disk would wait for our fsync.
+const GATHER: Duration = Duration::from_secs(1);
 /// After a failed write.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -104,6 +107,7 @@ impl ActuatedStore {
                 _ = changes.changed() => {}
                 () = stop.cancelled() => return,
             }
+            let _stopped = tokio::time::timeout(GATHER, stop.cancelled()).await; // either way it is time to write
         }
     }
 

@@ -236,9 +236,9 @@ async fn allocations_outlive_the_agent() {
     let mut first = bench.load().await.expect("no file yet");
     assert!(bench.admit(&mut first, &web, &[]));
     first.store(&web);
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
     first.store(&web);
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(*bench.file.writes.lock().expect("unpoisoned"), 1, "not rewritten when unchanged");
 
     let mut second = bench.load().await.expect("sound");

@@ -16,8 +16,9 @@ use tracing::error;
 use super::{Allocations, Checkpoint};
 use crate::pod::resource_state::ResourceEntries;
 
-/// From the first unwritten admission to the write.
-const GATHER: Duration = Duration::from_millis(200);
+/// From the first unwritten admission to the write: longer than a pod takes to start, because a
+/// runtime on the same disk would wait for our fsync.
+const GATHER: Duration = Duration::from_secs(1);
 /// After a failed write.
 const RETRY: Duration = Duration::from_secs(10);
 
