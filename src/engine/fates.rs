@@ -17,7 +17,7 @@ pub struct Fates {
     pub pods: HashMap<PodUid, Option<Lifecycle>>,
 }
 
-/// The latest [`Fates`].
+/// The latest `Fates`.
 #[derive(Clone, Debug)]
 pub struct FatesView(pub(super) watch::Receiver<Arc<Fates>>);
 

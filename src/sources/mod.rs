@@ -1,8 +1,9 @@
 //! Where manifests come from, and how they become one stream of operations.
 //!
 //! In: a directory or file, a URL, the API server's pods. Out: ordered, minimal operations
-//! ([`PodChange`]) on a channel of 50. Each source is a task that owns what it last read and sends
-//! full sets; the mux owns what the engine was told of every source and compares.
+//! ([`PodChange`](crate::pod::PodChange)) on a channel of 50. Each source is a task that owns what
+//! it last read and sends full sets; the mux owns what the engine was told of every source and
+//! compares.
 //!
 //! Static pods (file, http) are decoded, defaulted, named, validated and checked for references to
 //! API objects here ([`decode`], [`defaults`], [`normalise`], [`validate`], [`references`]: all

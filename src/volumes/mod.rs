@@ -4,7 +4,7 @@
 //! clean disks. Every call works on one pod, on the blocking pool and with a deadline: storage that
 //! hangs holds up its pod and nothing else. What is on disk is the state; nothing else is kept.
 //!
-//! A kind of volume is a file in [`plugins`] and a line in its table; kinds that are not there are
+//! A kind of volume is a file in `plugins/` and a line in its table; kinds that are not there are
 //! refused by name. Behaviour: spec 07 §1, 5, 7, 8, 10.
 
 mod atomic_writer;
