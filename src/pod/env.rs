@@ -12,7 +12,7 @@ use std::{
 use super::{
     api,
     env_file::{self, EnvFileError},
-    expand::expand,
+    expand::{LONGEST_LIST, TooLong, expand},
     service_env::service_variables,
 };
 
@@ -81,6 +81,9 @@ pub enum EnvError {
     /// Services are not known yet.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     NoServices,
+    /// The variables are longer than any runtime takes, by themselves or together.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
     /// An object cannot be read, a field or resource has no value.
     #[error("{0}")]
     Unreadable(String),
@@ -168,13 +171,16 @@ pub fn build(container: &api::Container, inputs: &EnvInputs<'_>) -> Result<Vec<(
         let value = match (&variable.value, &variable.value_from) {
             (Some(text), _) if !text.is_empty() => {
                 let known = |name: &str| env.get(name).or_else(|| service_env.get(name).map(String::as_str));
-                Some(expand(text, known))
+                Some(expand(text, known)?)
             }
             (_, Some(source)) => value_from(source, inputs)?,
             _ => Some(String::new()),
         };
         if let Some(value) = value {
             env.set(variable.name.clone(), value);
+        }
+        if env.size > LONGEST_LIST {
+            return Err(TooLong { limit: LONGEST_LIST }.into());
         }
     }
     let mut all = env.into_list();
@@ -187,13 +193,19 @@ pub fn build(container: &api::Container, inputs: &EnvInputs<'_>) -> Result<Vec<(
 #[derive(Default)]
 struct Declared {
     list: Vec<(String, String)>,
+    /// Bytes of the values.
+    size: usize,
     index: HashMap<String, usize>,
 }
 
 impl Declared {
     fn set(&mut self, name: String, value: String) {
+        self.size += value.len();
         match self.index.get(&name).and_then(|&at| self.list.get_mut(at)) {
-            Some(entry) => entry.1 = value,
+            Some(entry) => {
+                self.size -= entry.1.len();
+                entry.1 = value;
+            }
             None => {
                 self.index.insert(name.clone(), self.list.len());
                 self.list.push((name, value));

@@ -2,21 +2,47 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+/// Most bytes that references may add to one text: no kernel takes a longer argument or variable
+/// (`MAX_ARG_STRLEN`), and variables that double each other would take all memory of the node.
+pub const LONGEST: usize = 128 << 10;
+/// Most bytes of an environment, and of a command line: no runtime takes a longer message.
+pub const LONGEST_LIST: usize = 16 << 20;
+
+/// References make a text or a list too long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("argument list too long: references to variables expand to more than {limit} bytes")]
+pub struct TooLong {
+    /// What is allowed.
+    pub limit: usize,
+}
+
 /// Replaces each `$(NAME)` by what `lookup` knows; unknown references stay as they are, `$$`
 /// becomes `$`, an unclosed `$(` and any other `$x` stay. One pass, no recursion.
-pub fn expand<'v>(text: &str, lookup: impl Fn(&str) -> Option<&'v str>) -> String {
+///
+/// # Errors
+/// Where the values add up to more than [`LONGEST`].
+pub fn expand<'v>(text: &str, lookup: impl Fn(&str) -> Option<&'v str>) -> Result<String, TooLong> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
+    let mut added = 0_usize;
+    // Looked for no more once there is none: many open ones would each search to the end.
+    let mut may_close = true;
     while let Some(at) = rest.find('$') {
         let (before, found) = rest.split_at(at);
         out.push_str(before);
         let after = found.strip_prefix('$').unwrap_or_default();
+        let open = after.strip_prefix('(').filter(|_| may_close);
+        let closed = open.and_then(|open| open.split_once(')'));
+        may_close = may_close && (open.is_none() || closed.is_some());
         rest = if let Some(more) = after.strip_prefix('$') {
             out.push('$');
             more
-        } else if let Some((name, more)) = after.strip_prefix('(').and_then(|open| open.split_once(')')) {
+        } else if let Some((name, more)) = closed {
             match lookup(name) {
-                Some(value) => out.push_str(value),
+                Some(value) => {
+                    added = added.saturating_add(value.len());
+                    out.push_str(Some(value).filter(|_| added <= LONGEST).ok_or(TooLong { limit: LONGEST })?);
+                }
                 None => out.extend(["$(", name, ")"]),
             }
             more
@@ -26,7 +52,7 @@ pub fn expand<'v>(text: &str, lookup: impl Fn(&str) -> Option<&'v str>) -> Strin
         };
     }
     out.push_str(rest);
-    out
+    Ok(out)
 }
 
 /// The final environment, for what is expanded against it: the last of equal names wins.
@@ -40,15 +66,24 @@ impl<'a> Variables<'a> {
     }
 
     /// `command` or `args`, expanded.
-    pub fn expand_all(&self, list: &[String]) -> Vec<String> {
-        list.iter().map(|text| expand(text, |name| self.0.get(name).copied())).collect()
+    ///
+    /// # Errors
+    /// Where that makes one of them, or all together, too long.
+    pub fn expand_all(&self, list: &[String]) -> Result<Vec<String>, TooLong> {
+        let mut size = 0_usize;
+        let one = |text: &String| {
+            let text = expand(text, |name| self.0.get(name).copied())?;
+            size = size.saturating_add(text.len());
+            if size > LONGEST_LIST { Err(TooLong { limit: LONGEST_LIST }) } else { Ok(text) }
+        };
+        list.iter().map(one).collect()
     }
 
     /// `subPathExpr`, expanded.
     ///
     /// # Errors
-    /// Where a variable is missing or empty.
-    pub fn expand_sub_path(&self, text: &str) -> Result<String, MissingVariables> {
+    /// Where a variable is missing or empty, or the path gets too long.
+    pub fn expand_sub_path(&self, text: &str) -> Result<String, SubPathError> {
         let missing = std::cell::RefCell::new(BTreeSet::new());
         let expanded = expand(text, |name| {
             let value = self.0.get(name).copied().unwrap_or_default();
@@ -56,16 +91,22 @@ impl<'a> Variables<'a> {
                 missing.borrow_mut().insert(name.to_owned());
             }
             Some(value)
-        });
+        })?;
         let missing = missing.into_inner();
-        if missing.is_empty() { Ok(expanded) } else { Err(MissingVariables(missing)) }
+        if missing.is_empty() { Ok(expanded) } else { Err(SubPathError::Missing(missing)) }
     }
 }
 
-/// Variables a `subPathExpr` needs and does not find.
+/// Why a `subPathExpr` names no path.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("missing value for {}", .0.iter().map(String::as_str).collect::<Vec<_>>().join(", "))]
-pub struct MissingVariables(pub BTreeSet<String>);
+pub enum SubPathError {
+    /// Variables it needs and does not find.
+    #[error("missing value for {}", .0.iter().map(String::as_str).collect::<Vec<_>>().join(", "))]
+    Missing(BTreeSet<String>),
+    /// No path is that long.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
+}
 
 #[cfg(test)]
 mod tests {
@@ -90,8 +131,22 @@ mod tests {
             ("$(x(y)", "odd"),
             ("$($(A)", "$($(A)"),
         ] {
-            assert_eq!(known.expand_all(&[text.to_owned()]), [expected], "{text}");
+            assert_eq!(known.expand_all(&[text.to_owned()]), Ok(vec![expected.to_owned()]), "{text}");
         }
+    }
+
+    #[test]
+    fn what_grows_without_end_is_refused() {
+        let half = "x".repeat(LONGEST / 2);
+        let known = Variables::new([("HALF", half.as_str())]);
+        let whole = known.expand_all(&["$(HALF)$(HALF)".to_owned()]).expect("as long as the kernel allows");
+        assert_eq!(whole.concat().len(), LONGEST);
+        let too_long = known.expand_all(&["$(HALF)$(HALF)$(HALF)".to_owned()]).unwrap_err();
+        assert_eq!(too_long.limit, LONGEST);
+        assert_eq!(known.expand_sub_path("$(HALF)$(HALF)$(HALF)"), Err(SubPathError::TooLong(too_long)));
+        let many = vec!["$(HALF)$(HALF)".to_owned(); LONGEST_LIST / LONGEST + 1];
+        assert_eq!(known.expand_all(&many), Err(TooLong { limit: LONGEST_LIST }));
+        assert_eq!(known.expand_all(&["y".repeat(LONGEST * 2)]).map(|l| l.concat().len()), Ok(LONGEST * 2), "its own");
     }
 
     #[test]

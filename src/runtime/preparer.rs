@@ -293,7 +293,7 @@ impl Prepare for Preparer {
         resources.cpuset_mems.clone_from(&tuning.cpuset_mems);
         let mut mounts = tuning.mounts;
         mounts.extend(self.mounts(&request, planned, &ips, id_mappings).await?);
-        Ok(container::config(ContainerParts {
+        container::config(ContainerParts {
             pod,
             container,
             restart_count: request.restart_count,
@@ -306,7 +306,8 @@ impl Prepare for Preparer {
             resources,
             security,
             stop_signals: self.config.stop_signals,
-        }))
+        })
+        .map_err(text_of)
     }
 
     async fn restart_count(&self, pod: &Pod, container: &str, newest: Option<&ObservedContainer>) -> u32 {

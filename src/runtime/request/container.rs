@@ -6,7 +6,11 @@
 use std::collections::HashMap;
 
 use crate::{
-    pod::{Pod, api, expand::Variables, hash::container_hash},
+    pod::{
+        Pod, api,
+        expand::{TooLong, Variables},
+        hash::container_hash,
+    },
     proto::cri,
 };
 
@@ -48,21 +52,24 @@ pub struct ContainerParts<'a> {
 }
 
 /// The configuration of a container.
-pub fn config(parts: ContainerParts<'_>) -> cri::ContainerConfig {
+///
+/// # Errors
+/// Where the variables make the command line too long.
+pub fn config(parts: ContainerParts<'_>) -> Result<cri::ContainerConfig, TooLong> {
     let ContainerParts { pod, container, .. } = parts;
     let variables = Variables::new(parts.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     let list = |list: &Option<Vec<String>>| variables.expand_all(list.as_deref().unwrap_or_default());
     let mut annotations: HashMap<String, String> = parts.annotations.iter().cloned().collect();
     annotations.extend(self::annotations(pod, container, parts.restart_count));
-    cri::ContainerConfig {
+    Ok(cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt: parts.restart_count }),
         image: Some(cri::ImageSpec {
             image: parts.image.to_owned(),
             user_specified_image: container.image.clone().unwrap_or_default(),
             ..Default::default()
         }),
-        command: list(&container.command),
-        args: list(&container.args),
+        command: list(&container.command)?,
+        args: list(&container.args)?,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: parts
             .env
@@ -84,7 +91,7 @@ pub fn config(parts: ContainerParts<'_>) -> cri::ContainerConfig {
         windows: None,
         cdi_devices: parts.cdi_devices,
         stop_signal: if parts.stop_signals { stop_signal(container).into() } else { 0 },
-    }
+    })
 }
 
 /// Path of a log below the pod's log directory.
@@ -186,6 +193,7 @@ mod tests {
             security: cri::LinuxContainerSecurityContext::default(),
             stop_signals: true,
         })
+        .expect("short")
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::{
     pod::{
         api,
-        expand::{MissingVariables, Variables},
+        expand::{SubPathError, Variables},
     },
     proto::cri,
 };
@@ -86,9 +86,9 @@ pub enum MountError {
     /// The volume is an image, and nothing has resolved it.
     #[error("volume {0:?}: image volumes are not supported by this release")]
     ImageVolume(String),
-    /// `subPathExpr` names variables that are not set.
+    /// `subPathExpr` names no path, for instance because of variables that are not set.
     #[error(transparent)]
-    MissingVariables(#[from] MissingVariables),
+    Expression(#[from] SubPathError),
     /// The sub-path is absolute.
     #[error("error SubPath `{0}` must not be an absolute path")]
     Absolute(String),
