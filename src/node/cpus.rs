@@ -21,7 +21,7 @@ impl CpuSet {
     /// The text is something else.
     pub fn parse(text: &str) -> Result<Self, CpuSetError> {
         let error = || CpuSetError(text.to_owned());
-        let mut cpus = BTreeSet::new();
+        let mut ranges = Vec::new();
         for part in text.split(',').filter(|_| !text.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let number = |text: &str| text.parse::<u32>().ok().filter(|n| *n < MAX).ok_or_else(error);
@@ -29,9 +29,17 @@ impl CpuSet {
             if first > last {
                 return Err(error());
             }
-            cpus.extend(first..=last);
+            ranges.push((first, last));
         }
-        Ok(Self(cpus))
+        // Each CPU is looked at once, however often the text names it.
+        ranges.sort_unstable();
+        let mut next = 0;
+        let mut new = |(first, last): (u32, u32)| {
+            let from = first.max(next);
+            next = next.max(last + 1);
+            from..=last
+        };
+        Ok(Self(ranges.into_iter().flat_map(&mut new).collect()))
     }
 
     /// How many there are.

@@ -12,16 +12,24 @@ const MOST: u32 = 1 << 16;
 /// # Errors
 /// What is wrong, in the reference's words.
 pub fn parse(text: &str) -> Result<BTreeSet<u32>, String> {
-    let mut cpus = BTreeSet::new();
+    let mut ranges = Vec::new();
     for range in text.split(',').filter(|_| !text.is_empty()) {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last) = (number(first)?, number(last)?);
         if first > last || last >= MOST {
             return Err(format!("invalid range {} ({first} > {last})", quote(range)));
         }
-        cpus.extend(first..=last);
+        ranges.push((first, last));
     }
-    Ok(cpus)
+    // Each CPU is looked at once, however often the text names it.
+    ranges.sort_unstable();
+    let mut next = 0;
+    let mut new = |(first, last): (u32, u32)| {
+        let from = first.max(next);
+        next = next.max(last + 1);
+        from..=last
+    };
+    Ok(ranges.into_iter().flat_map(&mut new).collect())
 }
 
 fn number(text: &str) -> Result<u32, String> {

@@ -2,6 +2,8 @@
 //!
 //! Options come in the order in which they first appear (the reference's order is random).
 
+use std::collections::{HashMap, HashSet};
+
 use crate::{
     pod::{Pod, api, names},
     proto::cri,
@@ -48,6 +50,7 @@ pub struct MalformedResolvConf;
 /// For a `nameserver` line without an address.
 pub fn parse(text: &str) -> Result<HostDns, MalformedResolvConf> {
     let mut found = HostDns::default();
+    let mut options = Options::default();
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
         let mut fields = line.split_whitespace();
         match fields.next() {
@@ -56,10 +59,11 @@ pub fn parse(text: &str) -> Result<HostDns, MalformedResolvConf> {
                 let searches = fields.filter(|s| *s != ".");
                 found.searches = searches.map(|s| s.strip_suffix('.').unwrap_or(s).to_owned()).collect();
             }
-            Some("options") => fields.for_each(|option| set_option(&mut found.options, option.to_owned())),
+            Some("options") => fields.for_each(|option| options.set(option.to_owned())),
             _ => {}
         }
     }
+    found.options = options.list;
     Ok(found)
 }
 
@@ -67,10 +71,23 @@ fn option_name(option: &str) -> &str {
     option.split_once(':').map_or(option, |(name, _)| name)
 }
 
-fn set_option(options: &mut Vec<String>, option: String) {
-    match options.iter_mut().find(|o| option_name(o) == option_name(&option)) {
-        Some(old) => *old = option,
-        None => options.push(option),
+/// Options in the order in which their names first appear; of equal names the last counts.
+#[derive(Default)]
+struct Options {
+    list: Vec<String>,
+    places: HashMap<String, usize>,
+}
+
+impl Options {
+    fn set(&mut self, option: String) {
+        let name = option_name(&option);
+        match self.places.get(name).and_then(|&at| self.list.get_mut(at)) {
+            Some(old) => *old = option,
+            None => {
+                self.places.insert(name.to_owned(), self.list.len());
+                self.list.push(option);
+            }
+        }
     }
 }
 
@@ -177,18 +194,21 @@ fn append(dns: &mut HostDns, own: &api::PodDNSConfig) {
     };
     add(&mut dns.servers, own.nameservers.as_ref());
     add(&mut dns.searches, own.searches.as_ref());
+    let mut options = Options::default();
+    std::mem::take(&mut dns.options).into_iter().for_each(|option| options.set(option));
     for option in own.options.iter().flatten() {
         let Some(name) = option.name.as_deref() else { continue };
         let text = match option.value.as_deref() {
             Some(value) if !value.is_empty() => format!("{name}:{value}"),
             _ => name.to_owned(),
         };
-        set_option(&mut dns.options, text);
+        options.set(text);
     }
+    dns.options = options.list;
 }
 
 fn without_duplicates(all: impl Iterator<Item = String>) -> Vec<String> {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     all.filter(|item| seen.insert(item.clone())).collect()
 }
 
