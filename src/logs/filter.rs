@@ -143,7 +143,8 @@ impl Filter {
     }
 
     fn take_head<'b>(&mut self, bytes: &'b [u8], out: &mut Vec<u8>) -> Result<&'b [u8], LogFormatError> {
-        if self.format == Format::Docker {
+        let is_no_head = self.format == Format::Unknown && self.pending.len() >= LONGEST_HEAD;
+        if self.format == Format::Docker || is_no_head {
             return self.take_json(bytes, out);
         }
         if self.pending.is_empty() {

@@ -77,6 +77,8 @@ pub const LONGEST_HEAD: usize = 256;
 /// Parses the head of a CRI line from the bytes that are there (the line's newline included,
 /// where it is there).
 pub fn head(bytes: &[u8]) -> Head<'_> {
+    // Only so much is looked at, however much is there: else the answer would depend on it.
+    let bytes = bytes.get(..LONGEST_HEAD).unwrap_or(bytes);
     let line_end = bytes.iter().position(|b| *b == b'\n');
     let line = &bytes[..line_end.unwrap_or(bytes.len())];
     let is_final = line_end.is_some() || line.len() >= LONGEST_HEAD;
@@ -98,7 +100,7 @@ pub fn head(bytes: &[u8]) -> Head<'_> {
 
 /// The part before the first blank, and the part behind it.
 fn split(line: &[u8]) -> Option<(&[u8], &[u8])> {
-    let at = line.iter().take(LONGEST_HEAD).position(|b| *b == b' ')?;
+    let at = line.iter().position(|b| *b == b' ')?;
     Some((line.get(..at)?, line.get(at + 1..)?))
 }
 
