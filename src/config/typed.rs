@@ -19,6 +19,10 @@ use super::{
     fields::{FLUSH_FREQUENCY_TYPE, QUANTITY_TYPE},
 };
 
+/// For so many unknown fields of a document the nearest one is looked for; a document with more is
+/// something else altogether.
+const HINTS: usize = 50;
+
 /// How field names are matched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Names {
@@ -44,7 +48,7 @@ pub struct Typed<T> {
 pub struct Unknown {
     /// Its path: `authentication.foo`, `reservedMemory[0].foo`.
     pub path: String,
-    /// The nearest field the type does have there, if one is near.
+    /// The nearest field the type does have there, if one is near; for the first fifty only.
     pub nearest: Option<String>,
 }
 
@@ -372,8 +376,9 @@ impl<'de> de::MapAccess<'de> for Fields<'_, '_> {
             let Some((key, value)) = self.entries.next() else { return Ok(None) };
             let Some(name) = self.known_as(key) else {
                 let path = self.node.place.field(self.owner, key).path;
-                let nearest = nearest(key, self.known).map(str::to_owned);
-                self.node.state.borrow_mut().unknown.push(Unknown { path, nearest });
+                let unknown = &mut self.node.state.borrow_mut().unknown;
+                let nearest = (unknown.len() < HINTS).then(|| nearest(key, self.known)).flatten().map(str::to_owned);
+                unknown.push(Unknown { path, nearest });
                 continue;
             };
             let place = self.node.place.field(self.owner, name);
@@ -400,8 +405,10 @@ impl<'de> de::MapAccess<'de> for Fields<'_, '_> {
 fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     let limit = (key.len() / 4).max(1);
     let lower = key.to_ascii_lowercase();
+    let length = lower.chars().count();
     known
         .iter()
+        .filter(|name| name.len().abs_diff(length) <= limit)
         .map(|name| (distance(&lower, &name.to_ascii_lowercase()), *name))
         .filter(|(distance, _)| *distance <= limit)
         .min()
