@@ -1,7 +1,7 @@
 # What people type. Every target installs what it needs and says what it lacks.
 CARGO ?= cargo
 
-.PHONY: run test bench lint release deps fuzz-smoke
+.PHONY: run test bench lint release deps fuzz-smoke fuzz
 
 run:            ## pods on this machine with a private containerd under ./.run
 	@examples/run.sh
@@ -24,3 +24,14 @@ release:        ## one stripped binary
 
 deps:           ## Debian packages the real-runtime tests use; without root they are skipped by name
 	@examples/install-deps.sh
+
+fuzz-smoke:     ## every parser of foreign bytes on its corpus and on seeded mutations; SECONDS=60 longer, SEED=2 others
+	FUZZ_SMOKE_SECONDS=$(or $(SECONDS),1) FUZZ_SMOKE_SEED=$(or $(SEED),1) $(CARGO) test --test fuzz_smoke -- --nocapture
+
+fuzz:           ## one parser under a coverage-guided fuzzer until it fails: make fuzz TARGET=manifest_file
+	@test -n "$(TARGET)" || { echo "which? make fuzz TARGET=…, one of:"; ls fuzz/corpus | column; exit 2; }
+	@test -d "fuzz/corpus/$(TARGET)" || { echo "no target $(TARGET) in fuzz/corpus"; exit 2; }
+	@$(CARGO) fuzz --version >/dev/null 2>&1 || { echo "needs cargo-fuzz: cargo install cargo-fuzz"; exit 2; }
+	@$(CARGO) +nightly --version >/dev/null 2>&1 || { echo "needs a nightly compiler: rustup toolchain install nightly"; exit 2; }
+	@mkdir -p fuzz/grown/$(TARGET)
+	$(CARGO) +nightly fuzz run $(TARGET) fuzz/grown/$(TARGET) fuzz/corpus/$(TARGET) -- $(FUZZ_ARGS)

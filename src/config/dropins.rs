@@ -30,13 +30,29 @@ pub fn merge_directory(
 ) -> Result<(KubeletConfiguration, Vec<Notice>), String> {
     let mut notices = Vec::new();
     let files = find(directory, &mut notices).map_err(|e| walk_error(directory, &e))?;
+    let texts = files.into_iter().map(|path| (path.display().to_string(), read(&path)));
+    let (config, told) = merge_texts(base, directory, texts, gates)?;
+    notices.extend(told);
+    Ok((config, notices))
+}
+
+/// Merges drop-ins over `base`, in order; each is its path and its text, or why it has none.
+///
+/// # Errors
+/// The first text that is no drop-in, or the sum if it is no configuration.
+pub fn merge_texts(
+    base: &KubeletConfiguration,
+    directory: &str,
+    texts: impl IntoIterator<Item = (String, Result<String, String>)>,
+    gates: &FeatureGates,
+) -> Result<(KubeletConfiguration, Vec<Notice>), String> {
+    let mut notices = Vec::new();
     let mut merged = configz::to_json(base);
-    for path in files {
-        let name = path.display().to_string();
+    for (name, text) in texts {
         let failed =
             |cause: &str| walk_error(directory, &format!("failed to load kubelet dropin file, path: {name}{cause}"));
-        let text = read(&path)
-            .map_err(|e| failed(&format!(", error: failed to load Kubelet config file {name}, error {e}")))?;
+        let text =
+            text.map_err(|e| failed(&format!(", error: failed to load Kubelet config file {name}, error {e}")))?;
         let patch = read_dropin(&text).map_err(|e| match e {
             DropinError::Unreadable(e) => {
                 failed(&format!(", error: failed to load Kubelet config file {name}, error {e}"))

@@ -27,7 +27,7 @@ mod rotated;
 mod tail;
 mod termination;
 
-pub use filter::{LogFormatError, LogOptions, LogStreams, since};
+pub use filter::{Filter, LogFormatError, LogOptions, LogStreams, since};
 pub use instance::{NoInstance, instance};
 pub use line::{DockerLine, Head, Header, LineError, Stamp, Stream, docker, head};
 pub use manager::{LogsConfig, LogsDeps, Manager};

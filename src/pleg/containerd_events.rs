@@ -61,7 +61,9 @@ struct OnlyId {
     container_id: String,
 }
 
-fn hint(envelope: &Envelope) -> Option<Hint> {
+/// What an event says about a container of the CRI; `None` where it says nothing that matters, or
+/// is malformed.
+pub fn hint(envelope: &Envelope) -> Option<Hint> {
     if envelope.namespace != NAMESPACE {
         return None;
     }

@@ -10,10 +10,10 @@
 //! In: [`PodObserver::acted`](crate::engine::ports::PodObserver::acted), [`Hint`]s, the clock.
 //! Out: observations on watch channels, each with the generation at which its look *began*.
 //!
-//! One task ([`owner`]) decides what is looked at and when; a look is a task of its own with its
+//! One task (`owner.rs`) decides what is looked at and when; a look is a task of its own with its
 //! own deadline, so a pod whose query hangs stops nobody else. Marks coalesce: a flood costs one
 //! look per pod, and a mark set during a look costs exactly one more. Events are only ever marks;
-//! the truth is the query that follows, and the list audits both. The store ([`store`]) is
+//! the truth is the query that follows, and the list audits both. The store (`store.rs`) is
 //! written by this room alone.
 //!
 //! Behaviour: spec 03b §5-7, §15.1-2; 03a §12. Do better (§15): no event queue that overflows, no
@@ -21,8 +21,8 @@
 
 mod changes;
 mod config;
-mod containerd_events;
-mod convert;
+pub mod containerd_events;
+pub mod convert;
 mod cri_events;
 mod expect;
 mod health;

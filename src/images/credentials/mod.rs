@@ -8,9 +8,9 @@ pub mod glob;
 pub mod hash;
 mod node;
 mod plugin;
-mod plugin_answer;
+pub mod plugin_answer;
 mod plugin_cache;
-mod plugin_config;
+pub mod plugin_config;
 mod plugins;
 mod secrets;
 
