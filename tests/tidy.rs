@@ -1,11 +1,37 @@
-//! The house's own rules, read from the sources: who imports whom, where `unsafe` stands, and
-//! that what calls itself pure is.
+//! The house's own rules, read from the sources: who imports whom, where `unsafe` stands, that what
+//! calls itself pure is, how long a file may be, what never ships, and under which licences we build.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
+
+/// Lines of a file, tests not counted, from which it has to be thought about again.
+const LONG: usize = 500;
+
+/// Files that may be longer: up to how many lines, and why.
+const LONG_FILES: &[(&str, usize, &str)] = &[
+    ("config/fields.rs", 700, "a data table: every field of the configuration, in the reference's order"),
+    ("engine/sync_loop.rs", 900, "one task owns all of this state; housekeeping is the part to move out first"),
+];
+
+/// Licences that dependencies may be under: permissive, and compatible with our Apache-2.0.
+const LICENCES: &[&str] = &[
+    "0BSD",
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CDLA-Permissive-2.0", // data: the certificate authorities of webpki-roots
+    "ISC",
+    "MIT",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
 
 fn sources() -> Vec<(PathBuf, String)> {
     fn walk(folder: &Path, out: &mut Vec<(PathBuf, String)>) {
@@ -161,6 +187,193 @@ fn pure_files_are_pure() {
 fn every_file_says_what_it_is_for() {
     for (path, text) in sources() {
         assert!(text.starts_with("//!"), "{} has no header", path.display());
+    }
+}
+
+/// Files that are compiled for tests only: `#[cfg(test)] mod name;`.
+fn test_files(all: &[(PathBuf, String)]) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for (path, text) in all {
+        let stem = path.file_stem().expect("a name").to_string_lossy();
+        let folder = path.parent().expect("below src");
+        let folder = match &*stem {
+            "mod" | "lib" | "main" => folder.to_owned(),
+            stem => folder.join(stem),
+        };
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        for pair in lines.windows(2).filter(|pair| pair[0] == "#[cfg(test)]") {
+            if let Some((_, name)) = pair[1].strip_suffix(';').and_then(|line| line.split_once("mod ")) {
+                found.extend([folder.join(format!("{name}.rs")), folder.join(name).join("mod.rs")]);
+            }
+        }
+    }
+    found
+}
+
+/// What ships of each file, by its path below `src/`: no tests.
+fn shipped() -> Vec<(String, String)> {
+    let all = sources();
+    let tests = test_files(&all);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let name = |path: &Path| path.strip_prefix(&root).expect("below src").to_string_lossy().into_owned();
+    let code = |text: &str| text.split("#[cfg(test)]\nmod ").next().expect("text").to_owned();
+    all.iter().filter(|(path, _)| !tests.contains(path)).map(|(path, text)| (name(path), code(text))).collect()
+}
+
+/// The code of a text, comments left out, with line numbers from 1.
+fn code_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line));
+    lines.filter(|(_, line)| !line.trim_start().starts_with("//"))
+}
+
+#[test]
+fn files_are_read_in_one_sitting() {
+    let mut listed: BTreeMap<&str, usize> = LONG_FILES.iter().map(|(name, most, _)| (*name, *most)).collect();
+    let mut wrong = Vec::new();
+    for (name, code) in shipped() {
+        let (lines, most) = (code.lines().count(), listed.remove(name.as_str()));
+        match most {
+            Some(_) if lines <= LONG => wrong.push(format!("{name} is short enough now: take it off the list")),
+            most if lines > most.unwrap_or(LONG) => wrong.push(format!(
+                "{name} has {lines} lines without its tests: split it by its ideas, or list it with a reason"
+            )),
+            _ => {}
+        }
+    }
+    wrong.extend(listed.keys().map(|name| format!("{name} is listed and does not exist")));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn nothing_ships_that_panics_without_a_reason() {
+    let mut wrong = Vec::new();
+    for (name, code) in shipped() {
+        for (number, line) in code_lines(&code) {
+            for word in [".unwrap()", ".unwrap_err()", ".expect(\"\")", ".expect_err("] {
+                if line.contains(word) {
+                    wrong.push(format!("src/{name}:{number}: {word}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "say by expect which invariant holds, or return an error:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn nothing_is_left_to_do() {
+    let mut wrong = Vec::new();
+    for (path, text) in sources() {
+        for (number, line) in code_lines(&text) {
+            if ["todo!(", "unimplemented!(", "dbg!("].iter().any(|word| line.contains(word)) {
+                wrong.push(format!("{}:{number}: {}", path.display(), line.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What `cargo metadata` says, without the network; `None` where there is no cargo.
+fn metadata() -> Option<serde_json::Value> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let environment = if cfg!(target_env = "musl") { "musl" } else { "gnu" };
+    let ours = format!("{}-unknown-linux-{environment}", std::env::consts::ARCH);
+    let mut complaint = String::new();
+    // Crates of other platforms may never have been downloaded here.
+    for platform in [&[][..], &["--filter-platform", &ours]] {
+        let mut command = Command::new(&cargo);
+        command.args(["metadata", "--format-version", "1", "--offline", "--locked"]).args(platform);
+        match command.current_dir(env!("CARGO_MANIFEST_DIR")).output() {
+            Ok(output) if output.status.success() => return serde_json::from_slice(&output.stdout).ok(),
+            Ok(output) => complaint = String::from_utf8_lossy(&output.stderr).into_owned(),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
+            Err(e) => complaint = e.to_string(),
+        }
+    }
+    panic!("cargo metadata: {complaint}")
+}
+
+#[test]
+fn licences_are_on_the_list() {
+    let Some(metadata) = metadata() else {
+        println!("skipped licences_are_on_the_list: there is no cargo here");
+        return;
+    };
+    let packages = metadata["packages"].as_array().expect("packages");
+    assert!(packages.len() > 100, "only {} packages", packages.len());
+    let text = |package: &serde_json::Value, field: &str| package[field].as_str().unwrap_or_default().to_owned();
+    let wrong: Vec<String> = packages
+        .iter()
+        .filter(|package| !is_licensed(&text(package, "license")))
+        .map(|p| format!("{} {}: {:?}", text(p, "name"), text(p, "version"), text(p, "license")))
+        .collect();
+    assert!(wrong.is_empty(), "licences that are not on the list:\n{}", wrong.join("\n"));
+}
+
+/// Whether the list satisfies an SPDX expression; `/` is the old way to write `OR`.
+fn is_licensed(expression: &str) -> bool {
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+    let words: Vec<&str> = spaced.split_whitespace().collect();
+    let mut rest = words.as_slice();
+    let verdict = any_of(&mut rest);
+    verdict && rest.is_empty()
+}
+
+fn any_of(words: &mut &[&str]) -> bool {
+    let mut verdict = all_of(words);
+    while let ["OR", rest @ ..] = *words {
+        *words = rest;
+        verdict |= all_of(words);
+    }
+    verdict
+}
+
+fn all_of(words: &mut &[&str]) -> bool {
+    let mut verdict = one_of(words);
+    while let ["AND", rest @ ..] = *words {
+        *words = rest;
+        verdict &= one_of(words);
+    }
+    verdict
+}
+
+fn one_of(words: &mut &[&str]) -> bool {
+    match *words {
+        ["(", rest @ ..] => {
+            *words = rest;
+            let verdict = any_of(words);
+            let [")", rest @ ..] = *words else { return false };
+            *words = rest;
+            verdict
+        }
+        [name, "WITH", exception, rest @ ..] => {
+            *words = rest;
+            LICENCES.contains(&format!("{name} WITH {exception}").as_str())
+        }
+        [name, rest @ ..] => {
+            *words = rest;
+            LICENCES.contains(name)
+        }
+        [] => false,
+    }
+}
+
+#[test]
+fn the_reader_of_licences_reads() {
+    for (expression, expected) in [
+        ("MIT", true),
+        ("GPL-3.0-only", false),
+        ("MIT OR GPL-3.0-only", true),
+        ("MIT AND GPL-3.0-only", false),
+        ("GPL-3.0-only OR MIT AND ISC", true),
+        ("(MIT OR Apache-2.0) AND Unicode-3.0", true),
+        ("(MIT OR Apache-2.0) AND OpenSSL", false),
+        ("Apache-2.0 WITH LLVM-exception OR GPL-2.0-only", true),
+        ("Apache-2.0 WITH other-exception", false),
+        ("MIT/Apache-2.0", true),
+        ("", false),
+        ("(MIT", false),
+    ] {
+        assert_eq!(is_licensed(expression), expected, "{expression}");
     }
 }
 
