@@ -57,6 +57,7 @@ fn every_target_is_run_and_has_a_program_and_a_corpus() {
     let names: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
     assert_eq!(names, RUN);
     let manifest = fs::read_to_string(fuzz_folder().join("Cargo.toml")).expect("the fuzz crate");
+    assert_eq!(manifest.matches("[[bin]]").count(), names.len(), "programs without a target");
     for name in names {
         assert!(manifest.contains(&format!("name = \"{name}\"")), "{name} is no program of fuzz/Cargo.toml");
         let program = fuzz_folder().join(format!("fuzz_targets/{name}.rs"));

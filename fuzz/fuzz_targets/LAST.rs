@@ -1,7 +1,0 @@
-#![no_main]
-//! See `line` in the targets.
-
-#[path = "../../tests/fuzz_smoke/targets.rs"]
-mod targets;
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::line(data));
