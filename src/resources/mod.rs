@@ -9,7 +9,7 @@
 //!
 //! [`Manager`] plays [`ResourceManager`](crate::engine::ports::ResourceManager): it owns what
 //! burstable pods request together and writes the QoS groups when that changes. File work runs on
-//! the blocking pool, each call with a deadline. [`IdRanges`](userns::IdRanges) hands out host
+//! the blocking pool, each call with a deadline. [`IdRanges`] hands out host
 //! ids. Behaviour: spec 06 §5, 06a.
 
 mod budget;
