@@ -37,7 +37,7 @@ use crate::{
     logs::{self, LogsDeps},
     metrics::{
         self, AdmissionMetrics, AllocationMetrics, BuildInfo, CgroupMetrics, EngineMetrics, PlegMetrics, Registry,
-        RuntimeMetrics, SourceMetrics, Stability, StatusMetrics,
+        RuntimeMetrics, SourceMetrics, StatusMetrics,
     },
     node::{self, Machine},
     pleg::{self, PlegConfig, PlegDeps},
@@ -304,15 +304,14 @@ async fn open_resources(
     let space = userns::discover(u64::try_from(per_pod).unwrap_or(65536), max_pods).await.map_err(wrong)?;
     let ids = Arc::new(IdRanges::open(&settings::root(loaded), space).await.map_err(wrong)?);
     let hierarchy = if loaded.config.cgroups_per_qos { Some(Hierarchy::detect().map_err(wrong)?) } else { None };
+    let metrics = CgroupMetrics::new(&base.registry);
     if let Some(hierarchy) = &hierarchy {
-        let help = "cgroup version on the hosts.";
-        let version = base.registry.gauge(Stability::Alpha, "kubelet_cgroup_version", help);
-        version.set(hierarchy.version().into());
+        metrics.set_version(hierarchy.version());
     }
     let manager = resources::Manager::new(
         settings::resources(loaded, machine, driver)?,
         hierarchy,
-        ManagerDeps { events: base.events.clone(), metrics: CgroupMetrics::new(&base.registry), ids: ids.clone() },
+        ManagerDeps { events: base.events.clone(), metrics, ids: ids.clone() },
     )
     .map_err(wrong)?;
     manager.start().await.map_err(wrong)?;

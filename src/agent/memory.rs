@@ -1,11 +1,12 @@
-//! Keeps the process small: after a burst, memory that is free goes back to the kernel.
+//! Keeps the process small: after the start and after bursts, free memory goes back to the
+//! kernel, and code that is not needed any more is unmapped.
 
 use std::time::Duration;
 
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::sys::heap;
+use crate::sys::{heap, program};
 
 /// How often the look is taken; it is one system call.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -27,6 +28,7 @@ pub async fn keep_small(stop: CancellationToken) {
         }
         if decided.look(heap::page_faults()) {
             heap::give_back();
+            program::unmap_code();
         }
     }
 }

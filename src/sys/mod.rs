@@ -6,4 +6,6 @@ pub mod cgroup;
 pub mod heap;
 pub mod machine;
 pub mod mount_table;
+#[allow(unsafe_code, reason = "unmapping has no safe interface")]
+pub mod program;
 pub mod sub_path;
