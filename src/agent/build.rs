@@ -11,13 +11,15 @@ use std::{
 };
 
 use jiff::Timestamp;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::info;
 
 use super::{
     adapters::{SourceWarnings, follow_runtime_features, forward_deaths},
     events::EventLog,
+    life::Life,
+    logging::LogHandle,
     memory,
     pages::{AgentHealth, AgentPages},
     settings,
@@ -31,7 +33,9 @@ use crate::{
         self, EngineConfig, EngineHandle, Inputs, SourcesReady, WorkerContext,
         admission::{AdmissionRules, sysctls::Allowlist},
         allocation::{Allocator, AllocatorDeps, resize::ResizeRules},
-        ports::{Clock, EventSink, NodeFacts, ObjectSource, PodObserver, ProbeManager, ResourceManager, SystemClock},
+        ports::{
+            Clock, Event, EventSink, NodeFacts, ObjectSource, PodObserver, ProbeManager, ResourceManager, SystemClock,
+        },
     },
     images::{self, ImagesDeps},
     logs::{self, LogsDeps},
@@ -46,7 +50,7 @@ use crate::{
         ActuatedStore, RuntimeCheck, RuntimeDeps, RuntimeManager,
         preparer::{Preparer, PreparerDeps},
     },
-    server,
+    server::{self, ports::Health},
     sources::{self, SourcesDeps},
     status::StatusManager,
     sys::{self, cgroup::Hierarchy},
@@ -55,6 +59,8 @@ use crate::{
 
 /// How long a runtime that is not there yet is waited for (spec 01 §20).
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(30);
+/// How long what comes first is waited for before what builds on it starts all the same.
+const SETTLE: Duration = Duration::from_secs(2);
 /// Capacity of the channel that tells of dead containers; lossy, garbage collection catches up.
 const DEATHS: usize = 256;
 
@@ -74,28 +80,33 @@ struct Base {
     clock: Arc<dyn Clock>,
     stop: CancellationToken,
     tasks: TaskTracker,
+    log: LogHandle,
 }
 
-/// Builds and starts everything; returns all tasks.
+/// Builds and starts everything; returns the checks that tell whether it lives.
 ///
 /// # Errors
 /// What stands in the way, in the reference's words.
-pub async fn build(loaded: &Loaded, stop: CancellationToken) -> Result<TaskTracker, BuildError> {
+pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, BuildError> {
     let registry = Registry::new();
-    let tasks = TaskTracker::new();
+    let tasks = life.tasks.clone();
     register_identity(loaded, &registry, &tasks);
     let root = settings::root(loaded);
     make_directory(&root, 0o750)?;
     let machine = Machine::read(Path::new("/"), &root).map_err(wrong)?;
     let facts = node::facts(&settings::node(loaded), &machine).map_err(wrong)?;
+    metrics::register_node(&registry, facts.name.as_str(), if is_cgroup_v2() { 2 } else { 1 });
     let events = Arc::new(EventLog::new(facts.name.as_str()));
-    let base = Base { registry, events, clock: Arc::new(SystemClock), stop, tasks };
+    let base =
+        Base { registry, events, clock: Arc::new(SystemClock), stop: life.stop.clone(), tasks, log: life.log.clone() };
     let connection = cri::connect(&settings::cri(loaded), &base.registry).map_err(wrong)?;
-    let info = cri::probe(&connection, &base.registry, RUNTIME_PATIENCE).await.map_err(wrong)?;
-    assemble(loaded, &base, &machine, facts, &connection, &info).await?;
+    let patience = RUNTIME_PATIENCE.min(loaded.config.runtime_request_timeout.std());
+    let info = cri::probe(&connection, &base.registry, patience).await.map_err(wrong)?;
+    base.events.record(Event::node_normal("Starting", "Starting kubelet."));
+    let health = assemble(loaded, &base, &machine, facts, &connection, &info).await?;
     base.tasks.spawn(memory::keep_small(base.stop.child_token()));
     info!("Started kubelet");
-    Ok(base.tasks)
+    Ok(health)
 }
 
 async fn assemble(
@@ -105,7 +116,7 @@ async fn assemble(
     facts: NodeFacts,
     connection: &Connection,
     info: &RuntimeInfo,
-) -> Result<(), BuildError> {
+) -> Result<Arc<dyn Health>, BuildError> {
     let root = settings::root(loaded);
     let node_name = facts.name.clone();
     let (node, facts) = watch::channel(Arc::new(facts));
@@ -127,7 +138,7 @@ async fn assemble(
     let health = pleg.clone();
     let checks = vec![("PLEG", Arc::new(move || health.health()) as Arc<dyn Fn() -> Option<String> + Send + Sync>)];
     let (check, runtime_state) = RuntimeCheck::new(connection.runtime.clone(), checks);
-    base.tasks.spawn(check.run(base.stop.child_token()));
+    base.tasks.spawn(check_runtime(check, pleg.clone(), base.stop.child_token()));
     base.tasks.spawn(follow_runtime_features(runtime_state.clone(), node, base.stop.child_token()));
 
     let images = open_images(loaded, base, connection).await?;
@@ -167,6 +178,9 @@ async fn assemble(
     base.tasks.spawn(forward_deaths(deaths, runtime.clone(), base.stop.child_token()));
 
     let allocator = open_allocator(loaded, base, machine, &root).await?;
+    // Pods that come before the runtime is known to be well would be put off.
+    let mut state = runtime_state.clone();
+    let _ = timeout(SETTLE, state.wait_for(|state| state.runtime_error.is_none())).await;
     let sources = sources::start(
         settings::sources(loaded, &node_name),
         SourcesDeps {
@@ -211,6 +225,26 @@ async fn assemble(
     start_servers(loaded, base, &engine, status).await
 }
 
+/// Checks the runtime from the moment that PLEG, whose health is part of it, can have any.
+async fn check_runtime(check: RuntimeCheck, pleg: Arc<pleg::Pleg>, stop: CancellationToken) {
+    tokio::select! {
+        () = stop.cancelled() => return,
+        _ = timeout(SETTLE, pleg.listed()) => {}
+    }
+    check.run(stop).await;
+}
+
+/// Waits until the first status of every pod is there: nobody shall see pods that run as pending
+/// only because the agent has just started.
+async fn first_statuses(engine: &EngineHandle, status: &StatusManager) {
+    let all = async {
+        engine.fates.sources_told().await;
+        let (pods, mut changes) = (engine.pods.borrow().clone(), status.changes());
+        while pods.iter().any(|pod| status.status(pod.uid()).is_none()) && changes.changed().await.is_ok() {}
+    };
+    let _ = timeout(SETTLE, all).await; // what is slower than that is shown as it is
+}
+
 fn state_file(root: &Path, name: &str) -> Arc<DiskStateFile> {
     Arc::new(DiskStateFile::new(root.join(name)))
 }
@@ -231,8 +265,12 @@ fn register_identity(loaded: &Loaded, registry: &Registry, tasks: &TaskTracker) 
     metrics::register_process(registry, move || tasks.len());
 }
 
+fn is_cgroup_v2() -> bool {
+    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+}
+
 fn read_kernel() -> settings::Kernel {
-    let cgroup_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let cgroup_v2 = is_cgroup_v2();
     settings::Kernel {
         selinux: sys::machine::selinux_enabled(),
         masked: sys::machine::thermal_throttle_paths(),
@@ -341,14 +379,20 @@ async fn open_allocator(loaded: &Loaded, base: &Base, machine: &Machine, root: &
     Allocator::load(deps).await.map_err(wrong)
 }
 
-/// The read-only port where it is asked for (a failure is fatal), and the healthz port (never fatal).
+/// The read-only port where it is asked for (a failure is fatal), and the healthz port (never fatal); returns
+/// the checks behind the former.
 async fn start_servers(
     loaded: &Loaded,
     base: &Base,
     engine: &EngineHandle,
     status: Arc<StatusManager>,
-) -> Result<(), BuildError> {
+) -> Result<Arc<dyn Health>, BuildError> {
     let config = &loaded.config;
+    let health: Arc<dyn Health> = Arc::new(AgentHealth {
+        heartbeat: engine.heartbeat.clone(),
+        sync_frequency: config.sync_frequency.std(),
+        log: base.log.clone(),
+    });
     let port = |number: i32| u16::try_from(number).ok().filter(|port| *port != 0);
     if let Some(port) = port(config.healthz_port) {
         let address: IpAddr = config.healthz_bind_address.parse().map_err(wrong)?;
@@ -358,16 +402,22 @@ async fn start_servers(
     if let Some(port) = port(config.read_only_port) {
         let address: IpAddr = config.address.parse().map_err(wrong)?;
         let started = metrics::start_time_seconds().unwrap_or_default() as u64;
-        let pages = AgentPages::new(engine.pods.clone(), status, base.registry.clone(), started);
-        let health = AgentHealth { heartbeat: engine.heartbeat.clone(), sync_frequency: config.sync_frequency.std() };
-        let router = server::read_only_router(Arc::new(pages), Arc::new(health));
+        let pages = AgentPages::new(engine.pods.clone(), status.clone(), base.registry.clone(), started);
+        let router = server::read_only_router(Arc::new(pages), health.clone());
         let listening = server::bind(address, port)
             .await
             .map_err(|error| BuildError(format!("failed to listen on the read-only port {address}:{port}: {error}")))?;
         info!(address = %address, port, "Starting to listen read-only");
-        base.tasks.spawn(server::serve(listening, router, base.stop.child_token()));
+        let (engine, stop) = (engine.clone(), base.stop.child_token());
+        base.tasks.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = first_statuses(&engine, &status) => {}
+            }
+            server::serve(listening, router, stop).await;
+        });
     }
-    Ok(())
+    Ok(health)
 }
 
 fn make_directory(path: &PathBuf, mode: u32) -> Result<(), BuildError> {

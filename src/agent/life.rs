@@ -2,18 +2,25 @@
 //!
 //! Pods keep running when the agent stops.
 
-use std::{process::ExitCode, time::Duration};
+use std::{fs::File, process::ExitCode, sync::Arc, time::Duration};
 
+use nix::fcntl::Flock;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::timeout,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, info, warn};
 
-use super::{build, logging, process};
+use super::{
+    build,
+    logging::{self, LogHandle},
+    process,
+    watchdog::{self, Checks, ServiceManager},
+};
 use crate::{
     config::{Loaded, StartupError},
+    server::ports::Health,
     sys::heap,
 };
 
@@ -35,7 +42,7 @@ pub fn run(loaded: Loaded) -> ExitCode {
     logging::open(&loaded);
     let outcome = match runtime() {
         Ok(runtime) => {
-            let outcome = runtime.block_on(live(&loaded));
+            let outcome = runtime.block_on(live(&loaded, &log));
             // What blocks in a file system that hangs is left behind, never waited for.
             runtime.shutdown_timeout(Duration::from_secs(1));
             outcome
@@ -65,29 +72,66 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
-async fn live(loaded: &Loaded) -> Result<(), String> {
+/// What the parts need of the process they live in.
+pub struct Life {
+    /// Cancelled when everything is to end.
+    pub stop: CancellationToken,
+    /// Every task there is.
+    pub tasks: TaskTracker,
+    /// The log.
+    pub log: LogHandle,
+}
+
+async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
     let mut signals = Signals::new().map_err(|error| format!("cannot listen for signals: {error}"))?;
+    let life = Life { stop: CancellationToken::new(), tasks: TaskTracker::new(), log: log.clone() };
+    let (manager, checks) = (service_manager(loaded), Checks::default());
+    if let (Some(manager), Some(timeout)) = (&manager, loaded.watchdog) {
+        life.tasks.spawn(watchdog::beat(manager.clone(), timeout, checks.clone(), life.stop.child_token()));
+    }
+    let period = loaded.config.logging.flush_frequency.duration.std();
+    life.tasks.spawn(log.clone().keep_flushing(period, life.stop.child_token()));
     may_start(loaded)?;
     process::tune(loaded);
-    let _lock = process::lock_file(loaded).await?;
-    let stop = CancellationToken::new();
-    let tasks = tokio::select! {
-        built = build::build(loaded, stop.clone()) => built.map_err(|error| error.to_string())?,
+    let (health, _lock) = tokio::select! {
+        started = start(loaded, &life) => started?,
         () = signals.next() => return Ok(()),
     };
-    process::notify_ready();
+    let _ = checks.set(health); // set nowhere else
+    if let Some(manager) = &manager {
+        watchdog::tell_twice(&**manager, "READY=1").await;
+    }
     signals.next().await;
     info!("Stopping; pods keep running");
-    stop.cancel();
-    tasks.close();
+    life.stop.cancel();
+    life.tasks.close();
     let ended = tokio::select! {
-        ended = timeout(STOP_LIMIT, tasks.wait()) => ended.is_ok(),
+        ended = timeout(STOP_LIMIT, life.tasks.wait()) => ended.is_ok(),
         () = signals.next() => return Err("stopped at once by a second signal".to_owned()),
     };
     if !ended {
-        warn!(tasks = tasks.len(), "Some tasks did not end in time");
+        warn!(tasks = life.tasks.len(), "Some tasks did not end in time");
     }
     Ok(())
+}
+
+/// The parts, and the lock they run under.
+async fn start(loaded: &Loaded, life: &Life) -> Result<(Arc<dyn Health>, Option<Flock<File>>), String> {
+    let lock = process::lock_file(loaded).await?;
+    let health = build::build(loaded, life).await.map_err(|error| error.to_string())?;
+    Ok((health, lock))
+}
+
+/// Who started us and wants to hear from us; that it cannot be reached is no reason not to start.
+fn service_manager(loaded: &Loaded) -> Option<Arc<ServiceManager>> {
+    let manager = ServiceManager::of_environment().unwrap_or_else(|error| {
+        error!(err = %error, "Cannot reach the service manager that NOTIFY_SOCKET names");
+        None
+    });
+    if manager.is_none() && loaded.watchdog.is_some() {
+        warn!("WATCHDOG_USEC is set without a NOTIFY_SOCKET that can be reached: the watchdog will hear nothing");
+    }
+    manager.map(Arc::new)
 }
 
 /// What this release cannot do is refused with the setting's name, not half done.

@@ -12,5 +12,6 @@ mod process;
 mod settings;
 mod standalone;
 pub mod state_file;
+mod watchdog;
 
 pub use life::run;

@@ -6,12 +6,14 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use tokio::sync::watch;
 
+use super::logging::LogHandle;
 use crate::{
     engine::Heartbeat,
     metrics::{Registry, exposition::Format},
@@ -113,12 +115,17 @@ impl Pages for AgentPages {
     }
 }
 
-/// The checks behind `/healthz` on the read-only port.
+/// How long the log may go without a flush that succeeds (spec 01 §8.2).
+const LOG_LIMIT: Duration = Duration::from_secs(120);
+
+/// The checks behind `/healthz` on the read-only port, and behind the watchdog.
 pub struct AgentHealth {
     /// The sync loop's.
     pub heartbeat: Heartbeat,
     /// `syncFrequency`.
-    pub sync_frequency: std::time::Duration,
+    pub sync_frequency: Duration,
+    /// The log.
+    pub log: LogHandle,
 }
 
 impl Health for AgentHealth {
@@ -129,7 +136,8 @@ impl Health for AgentHealth {
     fn check(&self, name: &str) -> Option<String> {
         match name {
             "syncloop" => self.heartbeat.check(self.sync_frequency).map(str::to_owned),
-            _ => None, // every record is written and flushed at once: the log cannot lag behind
+            "log" => (self.log.since_flush() > LOG_LIMIT).then(|| "log file not flushed for 2 minutes".to_owned()),
+            _ => None,
         }
     }
 }

@@ -1,11 +1,8 @@
-//! What the process does to itself: oom_score_adj, file limit, lock file, sd_notify (spec 01 §8).
+//! What the process does to itself: oom_score_adj, file limit, lock file (spec 01 §8).
 
 use std::{
     fs::{self, File, OpenOptions},
-    os::unix::{
-        fs::OpenOptionsExt,
-        net::{SocketAddr, UnixDatagram},
-    },
+    os::unix::fs::OpenOptionsExt,
     path::Path,
     time::Duration,
 };
@@ -17,7 +14,7 @@ use nix::{
         resource::{Resource, setrlimit},
     },
 };
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use crate::config::Loaded;
 
@@ -86,20 +83,4 @@ fn leave_on_contention(path: &str) -> nix::Result<()> {
         })
         .map(drop)
         .map_err(|_| nix::errno::Errno::EAGAIN)
-}
-
-/// Tells systemd that the agent is up.
-pub fn notify_ready() {
-    let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|s| !s.is_empty()) else { return };
-    let sent = (|| {
-        use std::os::{linux::net::SocketAddrExt, unix::ffi::OsStrExt};
-        let address = match socket.as_bytes().strip_prefix(b"@") {
-            Some(name) => SocketAddr::from_abstract_name(name)?,
-            None => SocketAddr::from_pathname(&socket)?,
-        };
-        UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address)
-    })();
-    if let Err(error) = sent {
-        error!(err = %error, "Failed to tell systemd that the agent is ready");
-    }
 }

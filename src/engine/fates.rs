@@ -21,6 +21,13 @@ pub struct Fates {
 #[derive(Clone, Debug)]
 pub struct FatesView(pub(super) watch::Receiver<Arc<Fates>>);
 
+impl FatesView {
+    /// Waits until every source has told its pods, or the sync loop is gone.
+    pub async fn sources_told(&self) {
+        let _ = self.0.clone().wait_for(|fates| fates.sources_ready).await;
+    }
+}
+
 impl PodFates for FatesView {
     fn sources_ready(&self) -> bool {
         self.0.borrow().sources_ready

@@ -21,7 +21,9 @@ mod status;
 
 pub use admission::AdmissionMetrics;
 pub use allocation::AllocationMetrics;
-pub use build::{BuildInfo, register_build_info, register_features, register_process, start_time_seconds};
+pub use build::{
+    BuildInfo, register_build_info, register_features, register_node, register_process, start_time_seconds,
+};
 pub use engine::{EngineMetrics, WorkingPods, static_label};
 pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
 pub use pleg::PlegMetrics;

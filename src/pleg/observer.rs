@@ -1,9 +1,6 @@
 //! PLEG as the rest of the house sees it.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use tokio::{
@@ -48,7 +45,7 @@ pub fn start(deps: PlegDeps, config: PlegConfig, cancel: CancellationToken) -> (
     let (hints, hinted) = mpsc::channel(1024);
     let (waiters, waiting) = mpsc::channel(64);
     let (state, stream) = watch::channel(StreamState::default());
-    let last_good: LastGood = Arc::new(Mutex::new(None));
+    let last_good: LastGood = Arc::new(watch::Sender::new(None));
     let recovered = Arc::new(Notify::new());
     let pleg = Arc::new(Pleg {
         store: store.clone(),
@@ -86,6 +83,12 @@ pub fn start(deps: PlegDeps, config: PlegConfig, cancel: CancellationToken) -> (
 }
 
 impl Pleg {
+    /// Waits until the first complete list has worked.
+    pub async fn listed(&self) {
+        // The sender is ours: it is never gone.
+        let _ = self.last_good.subscribe().wait_for(Option::is_some).await;
+    }
+
     /// Pods whose look has been under way for longer than `limit`; for people, never for health.
     pub fn stuck(&self, limit: Duration) -> Vec<StuckPod> {
         self.store.stuck(limit).into_iter().map(|(pod, since)| StuckPod { pod, since }).collect()
@@ -114,7 +117,7 @@ impl PodObserver for Pleg {
     }
 
     fn health(&self) -> Option<String> {
-        let last = *self.last_good.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *self.last_good.borrow();
         health::verdict(last.map(|at| Instant::now() - at), self.unhealthy_after)
     }
 }

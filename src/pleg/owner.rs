@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -58,8 +58,8 @@ pub(super) struct Inbox {
     pub stream: watch::Receiver<StreamState>,
 }
 
-/// Start of the last good list, shared with who asks for health.
-pub(super) type LastGood = Arc<Mutex<Option<Instant>>>;
+/// Start of the last good list, for who asks for health or waits for the first.
+pub(super) type LastGood = Arc<watch::Sender<Option<Instant>>>;
 
 /// What the owner works with.
 pub(super) struct Tools {
@@ -296,7 +296,8 @@ impl Owner {
         let now = Instant::now();
         let start =
             ListStart { seq: self.seq, generation: self.tools.store.now(), at: now, wall: self.tools.clock.now() };
-        if let Some(last) = *self.tools.last_good.lock().unwrap_or_else(PoisonError::into_inner) {
+        let last_good = *self.tools.last_good.borrow();
+        if let Some(last) = last_good {
             self.tools.metrics.relist_interval.observe((now - last).as_secs_f64());
         }
         self.lists.is_running = true;
@@ -356,7 +357,7 @@ impl Owner {
         for uid in self.tools.store.sweep() {
             self.records.remove(&uid);
         }
-        *self.tools.last_good.lock().unwrap_or_else(PoisonError::into_inner) = Some(start.at);
+        self.tools.last_good.send_replace(Some(start.at));
         let seconds = std::time::Duration::try_from(start.wall.duration_since(jiff::Timestamp::UNIX_EPOCH));
         self.tools.metrics.last_seen.set(seconds.unwrap_or_default().as_secs_f64());
         if std::mem::take(&mut self.lists.is_failing) {
