@@ -39,6 +39,10 @@ use crate::{
     proto::cri,
 };
 
+/// For how long a failed pull is shown as such before it is shown as held back, as everyone
+/// expects it to be; the back-off itself is not changed.
+const TOLD: Duration = Duration::from_secs(3);
+
 /// The images room.
 pub struct Manager {
     images: Arc<dyn ImageService>,
@@ -361,7 +365,7 @@ impl Manager {
         let previous = Failure { reason, message: message.clone() };
         let now = Instant::now().into_std();
         let retry = self.backoff.lock().unwrap_or_else(PoisonError::into_inner).failed(key, secrets, previous, now);
-        ImageError { reason, message, retry_at: Some(Instant::from_std(retry)) }
+        ImageError { reason, message, retry_at: Some(Instant::from_std(retry.min(now + TOLD))) }
     }
 }
 

@@ -95,7 +95,7 @@ async fn a_failed_pull_is_held_back() {
     let first = room.ensure(simple("r.io/x")).await.expect_err("fails");
     let words = "rpc error: code = NotFound desc = failed to pull r.io/x";
     assert_eq!((first.reason, first.message.as_str()), ("ErrImagePull", words));
-    assert_eq!(first.retry_at, Some(Instant::now() + secs(10)));
+    assert_eq!(first.retry_at, Some(Instant::now() + secs(3)), "to be shown as held back");
     let failed = format!("Warning Failed: Failed to pull image \"r.io/x\": {words}");
     assert_eq!(room.events(), ["Normal Pulling: Pulling image \"r.io/x\"".to_owned(), failed]);
     advance(secs(3)).await;
