@@ -8,4 +8,5 @@ pub mod image;
 pub mod leash;
 pub mod players;
 pub mod pods;
+pub mod process;
 pub mod scripted;

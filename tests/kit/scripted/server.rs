@@ -31,8 +31,9 @@ pub async fn serve(cri: Arc<ScriptedCri>, socket: &Path, cancel: CancellationTok
         .expect("the server runs");
 }
 
+/// The runtime's two services, to be served in any combination.
 #[derive(Clone)]
-struct Rpc(Arc<ScriptedCri>);
+pub struct Rpc(pub Arc<ScriptedCri>);
 
 fn status(error: CriError) -> Status {
     match error {

@@ -39,6 +39,7 @@ pub struct ScriptedCri {
     slots: Semaphore,
     conditions: Mutex<(bool, bool)>,
     restarts: watch::Sender<u64>,
+    version: Mutex<String>,
 }
 
 struct Events {
@@ -78,6 +79,7 @@ impl ScriptedCri {
             slots: Semaphore::new(parallel),
             conditions: Mutex::new((true, true)),
             restarts: watch::channel(0).0,
+            version: Mutex::new("0.1.0".to_owned()),
         });
         made.add_image("docker.io/library/busybox:1", 1_000_000);
         made
@@ -155,6 +157,11 @@ impl ScriptedCri {
     /// Sets RuntimeReady and NetworkReady.
     pub fn set_conditions(&self, runtime: bool, network: bool) {
         *lock(&self.conditions) = (runtime, network);
+    }
+
+    /// Sets the version of the contract it claims to speak.
+    pub fn set_version(&self, version: &str) {
+        version.clone_into(&mut lock(&self.version));
     }
 
     /// Calls so far.
@@ -421,9 +428,9 @@ fn labels_match(
 #[async_trait]
 impl RuntimeService for ScriptedCri {
     async fn version(&self, version: &str) -> CriResult<cri::VersionResponse> {
-        self.call("version", version.to_owned(), String::new(), REQUEST_TIMEOUT, |_| async {
+        self.call("version", version.to_owned(), String::new(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
             Ok(cri::VersionResponse {
-                version: "0.1.0".to_owned(),
+                version: lock(&me.version).clone(),
                 runtime_name: "scripted".to_owned(),
                 runtime_version: "1.0.0".to_owned(),
                 runtime_api_version: "v1".to_owned(),
