@@ -95,7 +95,7 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
     make_directory(&root, 0o750)?;
     let machine = Machine::read(Path::new("/"), &root).map_err(wrong)?;
     let facts = node::facts(&settings::node(loaded), &machine).map_err(wrong)?;
-    metrics::register_node(&registry, facts.name.as_str(), if is_cgroup_v2() { 2 } else { 1 });
+    metrics::register_node(&registry, facts.name.as_str());
     let events = Arc::new(EventLog::new(facts.name.as_str()));
     let base =
         Base { registry, events, clock: Arc::new(SystemClock), stop: life.stop.clone(), tasks, log: life.log.clone() };
@@ -265,12 +265,8 @@ fn register_identity(loaded: &Loaded, registry: &Registry, tasks: &TaskTracker) 
     metrics::register_process(registry, move || tasks.len());
 }
 
-fn is_cgroup_v2() -> bool {
-    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
-}
-
 fn read_kernel() -> settings::Kernel {
-    let cgroup_v2 = is_cgroup_v2();
+    let cgroup_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     settings::Kernel {
         selinux: sys::machine::selinux_enabled(),
         masked: sys::machine::thermal_throttle_paths(),

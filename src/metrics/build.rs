@@ -56,13 +56,10 @@ pub fn register_features(registry: &Registry, gates: impl IntoIterator<Item = (&
     }
 }
 
-/// Registers what is said of the node once and for all: its name, which every public rule joins on,
-/// and the version of its cgroups.
-pub fn register_node(registry: &Registry, name: &str, cgroup_version: i64) {
+/// Registers the node's name, which every public rule joins on.
+pub fn register_node(registry: &Registry, name: &str) {
     let help = "The node's name. The count is always 1.";
     registry.gauges(Stability::Alpha, "kubelet_node_name", help, &["node"]).with_label_values(&[name]).set(1);
-    let help = "cgroup version on the hosts.";
-    registry.gauge(Stability::Alpha, "kubelet_cgroup_version", help).set(cgroup_version);
 }
 
 /// Registers the `process_*` families, read from the kernel whenever they are asked for, and

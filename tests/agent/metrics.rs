@@ -72,6 +72,7 @@ const PLAIN: &[(&str, &str, &str)] = &[
 const LABELLED: &[(&str, &str, &str, &[&str])] = &[
     ("kubelet_active_pods", "gauge", "[ALPHA] ", &["static"]),
     ("kubelet_admission_rejections_total", "counter", "[ALPHA] ", &["reason"]),
+    ("kubelet_cgroup_manager_duration_seconds", DEF, "[ALPHA] ", &["operation_type"]),
     ("kubelet_desired_pods", "gauge", "[ALPHA] ", &["static"]),
     (
         "kubelet_image_manager_ensure_image_requests_total",
