@@ -390,11 +390,6 @@ async fn start_servers(
         log: base.log.clone(),
     });
     let port = |number: i32| u16::try_from(number).ok().filter(|port| *port != 0);
-    if let Some(port) = port(config.healthz_port) {
-        let address: IpAddr = config.healthz_bind_address.parse().map_err(wrong)?;
-        let router = server::healthz_router();
-        base.tasks.spawn(server::serve_persistently(address, port, router, base.stop.child_token()));
-    }
     if let Some(port) = port(config.read_only_port) {
         let address: IpAddr = config.address.parse().map_err(wrong)?;
         let started = metrics::start_time_seconds().unwrap_or_default() as u64;
@@ -412,6 +407,12 @@ async fn start_servers(
             }
             server::serve(listening, router, stop).await;
         });
+    }
+    // Last: who is told that all is well may ask the other port.
+    if let Some(port) = port(config.healthz_port) {
+        let address: IpAddr = config.healthz_bind_address.parse().map_err(wrong)?;
+        let router = server::healthz_router();
+        base.tasks.spawn(server::serve_persistently(address, port, router, base.stop.child_token()));
     }
     Ok(health)
 }

@@ -113,13 +113,16 @@ const LABELLED: &[(&str, &str, &str, &[&str])] = &[
     ("kubernetes_feature_enabled", "gauge", "[BETA] ", &["name", "stage"]),
 ];
 
+/// Name, labels, value.
+type Series = (String, Vec<(String, String)>, f64);
+
 /// One family, as the page shows it.
 #[derive(Debug, Default)]
 struct Family {
     help: String,
     kind: String,
-    /// Name, labels, value, in the page's order.
-    series: Vec<(String, Vec<(String, String)>, f64)>,
+    /// In the page's order.
+    series: Vec<Series>,
 }
 
 /// Reads the page the way a strict scraper does.
@@ -149,7 +152,7 @@ fn parse(page: &str) -> BTreeMap<String, Family> {
     families
 }
 
-fn series(line: &str) -> (String, Vec<(String, String)>, f64) {
+fn series(line: &str) -> Series {
     let (head, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no value: {line}"));
     let value = value.replace("Inf", "inf").parse().unwrap_or_else(|_| panic!("no number: {line}"));
     let Some((name, labels)) = head.split_once('{') else { return (head.to_owned(), Vec::new(), value) };
