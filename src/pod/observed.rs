@@ -139,7 +139,7 @@ pub struct ObservedPod {
     pub began_at: Timestamp,
     /// Newest first: attempt descending, then creation descending, then id.
     pub sandboxes: Vec<ObservedSandbox>,
-    /// Every instance, newest creation first, then id.
+    /// Every instance, newest creation first, then the higher restart count, then id.
     pub containers: Vec<ObservedContainer>,
     /// Addresses of the newest sandbox where that is ready; kept from before when no sandbox is ready.
     pub ips: Vec<IpAddr>,
@@ -181,6 +181,7 @@ impl ObservedPod {
     pub fn sort(&mut self) {
         self.sandboxes
             .sort_by(|a, b| (b.attempt, b.created_at).cmp(&(a.attempt, a.created_at)).then_with(|| a.id.cmp(&b.id)));
-        self.containers.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+        let age = |c: &ObservedContainer| (c.created_at, c.restart_count);
+        self.containers.sort_by(|a, b| age(b).cmp(&age(a)).then_with(|| a.id.cmp(&b.id)));
     }
 }
