@@ -80,7 +80,12 @@ impl RuntimeManager {
             };
             let Some(file) = next else { return };
             let id = file.id.clone();
-            if let Err(err) = self.remove_instance(file, Logs::Remove).await {
+            let removed = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                removed = self.remove_instance(file, Logs::Remove) => removed,
+            };
+            if let Err(err) = removed {
                 error!(containerID = %id, err, "Failed to remove a dead container");
             }
         }
@@ -95,7 +100,12 @@ impl RuntimeManager {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(PERIOD) => {}
             }
-            match self.collect_garbage(&fates, GcMode::Normal).await {
+            let collected = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                collected = self.collect_garbage(&fates, GcMode::Normal) => collected,
+            };
+            match collected {
                 Ok(()) => failing = false,
                 Err(err) => {
                     error!(err, "Container garbage collection failed");
