@@ -145,6 +145,10 @@ impl Pass<'_> {
             let message = "Pod sandbox changed, it will be killed and re-created.";
             self.event(Event::normal(self.req.pod.id(), "SandboxChanged", message));
         }
+        if !self.actions.create_sandbox && !self.req.observed.is_alive() {
+            self.outcome.over = true;
+            return Err(Halt);
+        }
         if !self.req.observed.is_gone() {
             self.outcome.acted = true;
             let (_keep, grace) = tokio::sync::watch::channel(None);

@@ -82,6 +82,8 @@ pub struct SyncOutcome {
     pub retry_at: Option<Instant>,
     /// Whether this turn removed the containers of a restart-all: turn again at once.
     pub reset: bool,
+    /// Whether nothing of the pod is alive and nothing of it will ever start again.
+    pub over: bool,
     /// Failure of the turn as a whole.
     pub error: Option<String>,
 }

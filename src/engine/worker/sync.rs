@@ -43,6 +43,8 @@ pub(super) struct Memory {
     pub begun: bool,
     /// Whether the pod has been seen running.
     pub was_running: bool,
+    /// Whether the runtime said that nothing of the pod can start any more.
+    pub over: bool,
     /// Whether the last turn stopped at a runtime that is not ready.
     pub blocked_on_runtime: bool,
     /// What acting waits for.
@@ -76,6 +78,7 @@ impl Memory {
             cgroup: None,
             begun: false,
             was_running: false,
+            over: false,
             blocked_on_runtime: false,
             hold: None,
             failed_in_a_row: 0,
@@ -225,6 +228,12 @@ impl Turn<'_> {
         }
         let request = self.prepare(&pod, observed.clone(), built, stopping, restart_all).await?;
         let done = self.context.runtime.sync_pod(request).await;
+        if done.over {
+            // Its phase need not say so: a container that never ran would be left waiting for ever.
+            self.memory.over = true;
+            self.context.allocations.finished(pod.uid());
+            return Ok(Outcome::Moved(Done::PhaseTerminal));
+        }
         Ok(Outcome::Stays(self.conclude(done, observed)))
     }
 
