@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::sync::watch;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::sync::{Outcome, Turn};
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
         ports::{Event, Grace, KillPod},
     },
     pod::{Pod, api, observed::ObservedPod},
-    status::Build,
+    status::{Build, Phase},
 };
 
 impl Turn<'_> {
@@ -41,9 +41,25 @@ impl Turn<'_> {
         }
         match self.pod.clone() {
             Some(pod) => self.publish(&pod, &observed, Build::Terminal, order.as_ref()),
-            None => self.remove_content(&observed).await?, // nobody else will
+            None => self.bury(&observed).await?, // nobody else will
         }
         Ok(Outcome::Moved(Done::Stopped))
+    }
+
+    /// Takes down what is left of a pod that only the runtime knew. What stays of it on disk or in
+    /// the cgroup tree is left to housekeeping.
+    async fn bury(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
+        self.remove_from_runtime(observed).await?;
+        let id = self.memory.id.clone();
+        self.memory.stage.set("remove pod cgroup");
+        if let Err(error) = self.context.resources.remove(&id).await {
+            debug!(podUID = %id.uid, err = %error, "Orphaned pod cgroup stays");
+        }
+        self.memory.stage.set("remove pod directory");
+        if let Err(error) = self.context.volumes.remove_directory(&id.uid).await {
+            debug!(podUID = %id.uid, err = %error, "Orphaned pod directory stays");
+        }
+        Ok(())
     }
 
     /// Kills with the pod's own grace period; for a pod whose cgroup has gone missing.
@@ -77,13 +93,20 @@ impl Turn<'_> {
         self.context.status.terminate(&pod, self.context.clock.now());
         if content_removable && let Err(error) = self.remove_content(&observed).await {
             // Housekeeping comes back to it once the pod is forgotten.
-            warn!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Something of a finished pod stays in the runtime");
+            warn!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Something of a finished pod stays");
         }
         Ok(Outcome::Moved(Done::CleanedUp))
     }
 
-    /// Removes the pod from the runtime, and lets the pod store see that it is gone.
+    /// Removes the pod from the runtime and its directory from the disk, and lets the pod store
+    /// see that it is gone.
     async fn remove_content(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
+        self.remove_from_runtime(observed).await?;
+        self.memory.stage.set("remove pod directory");
+        self.context.volumes.remove_directory(&self.memory.id.uid).await.map_err(|error| error.to_string())
+    }
+
+    async fn remove_from_runtime(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
         if observed.is_gone() {
             return Ok(());
         }
@@ -98,6 +121,10 @@ impl Turn<'_> {
 
     fn publish(&mut self, pod: &Arc<Pod>, observed: &ObservedPod, kind: Build, order: Option<&StatusOverride>) {
         let mut built = self.build(pod, observed, kind);
+        if self.memory.over && Phase::of(&built).is_none_or(|phase| !phase.is_terminal()) {
+            built.phase = Some("Failed".to_owned());
+            built.message = Some("The pod's sandbox is gone, and its restart policy allows no other".to_owned());
+        }
         if let Some(order) = order {
             overrule(&mut built, order, self.context.clock.now());
         }
