@@ -37,7 +37,7 @@ use super::{
     static_order::StaticOrder,
     worker::{self, Cause, Desired, Report, WorkerContext, WorkerHandle},
 };
-use crate::pod::{Operation, Pod, PodChange, PodRef, PodUid, api, qos::Qos};
+use crate::pod::{Operation, Pod, PodChange, PodFullName, PodRef, PodUid, api, observed::ObservedPod, qos::Qos};
 
 /// What others ask of the sync loop.
 #[derive(Debug)]
@@ -126,6 +126,8 @@ struct Record {
     life: Lifecycle,
     state: State,
     restart_requested: bool,
+    /// Whether leftovers of its full name have been looked for.
+    leftovers_seen: bool,
 }
 
 impl Record {
@@ -157,6 +159,9 @@ pub struct SyncLoop {
 
 /// How often leftovers on disk are looked for although nothing was removed.
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);
+
+/// How long the first list of the runtime is waited for before pods are taken in without it.
+const FIRST_LIST: Duration = Duration::from_secs(5);
 
 /// Starts the sync loop.
 pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
@@ -201,13 +206,19 @@ impl SyncLoop {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let shutdown = self.context.shutdown.clone();
         let mut sources_open = true;
+        // Admission and restarts depend on what runs already; a runtime that is down is not waited for.
+        let observer = self.context.observer.clone();
+        let first_list = tokio::time::timeout(FIRST_LIST, observer.list());
+        tokio::pin!(first_list);
+        let mut listed = false;
         loop {
             self.heartbeat.beat();
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
                 Some(report) = reports.recv() => self.on_report(report),
-                change = changes.recv(), if sources_open => match change {
+                _ = &mut first_list, if !listed => listed = true,
+                change = changes.recv(), if listed && sources_open => match change {
                     Some(change) => self.on_change(change).await,
                     None => sources_open = false,
                 },
@@ -412,11 +423,12 @@ impl SyncLoop {
             send(record, cause);
             return;
         }
+        // What is not known may be alive: a sync turn finds out.
         let alive = self
             .context
             .observer
             .known()
-            .is_some_and(|known| known.pods.get(pod.uid()).is_some_and(|observed| observed.is_alive()));
+            .is_none_or(|known| known.pods.get(pod.uid()).is_some_and(|observed| observed.is_alive()));
         let record = Record {
             id: pod.id().clone(),
             life: Lifecycle::first(pod.is_api_terminal(), alive),
@@ -424,6 +436,7 @@ impl SyncLoop {
             wish: Wish::default(),
             state: State::Waiting,
             restart_requested: false,
+            leftovers_seen: false,
         };
         self.records.insert(pod.uid().clone(), record);
         self.try_start(pod.uid(), cause);
@@ -431,18 +444,49 @@ impl SyncLoop {
 
     /// Starts a record's worker unless it has to wait for its full name or for a removal.
     fn try_start(&mut self, uid: &PodUid, cause: Cause) {
-        let Some(record) = self.records.get_mut(uid) else { return };
+        let Some(record) = self.records.get(uid) else { return };
         if !matches!(record.state, State::Waiting) || self.sweeping.contains(uid) {
             return;
         }
         let is_static = record.pod.as_ref().is_some_and(|pod| pod.is_static());
-        if is_static && !self.order.enter(&record.id.full_name(), uid) {
-            debug!(pod = %record.id.object_name(), podUID = %uid, "Static pod waits for another of its name");
+        let (id, name) = (record.id.clone(), record.id.full_name());
+        if is_static && !(self.let_leftovers_first(uid, &name) && self.order.enter(&name, uid)) {
+            debug!(pod = %id.object_name(), podUID = %uid, "Static pod waits for another of its name");
             return;
         }
+        let Some(record) = self.records.get_mut(uid) else { return };
         let desired = Desired { pod: record.pod.clone(), wish: record.wish.clone(), cause, handed_at: Instant::now() };
         let handle = worker::spawn(self.context.clone(), record.id.clone(), record.life.clone(), desired);
         record.state = State::Working(handle);
+    }
+
+    /// A static pod that was changed while the agent was away still runs under its old UID: that
+    /// one is taken down first, whatever the other sources have yet to tell (none of them can
+    /// want a pod of the same name). False while the runtime has not shown what it holds.
+    fn let_leftovers_first(&mut self, uid: &PodUid, name: &PodFullName) -> bool {
+        match self.records.get_mut(uid) {
+            Some(record) if !record.leftovers_seen => {}
+            _ => return true,
+        }
+        let Some(known) = self.context.observer.known() else { return false };
+        if let Some(record) = self.records.get_mut(uid) {
+            record.leftovers_seen = true;
+        }
+        let others = known.pods.into_iter().filter(|(other, _)| other != uid && !self.pods.contains(other));
+        let alive = others.filter(|(_, observed)| observed.id.full_name() == *name && observed.is_alive());
+        for (other, observed) in alive.collect::<Vec<_>>() {
+            match self.records.get(&other) {
+                None => {
+                    self.order.enter(name, &other);
+                    self.bury(&observed);
+                }
+                Some(record) if record.pod.is_none() && !record.life.is_terminated() => {
+                    self.order.enter(name, &other);
+                }
+                Some(_) => {}
+            }
+        }
+        true
     }
 
     /// Orders a pod to stop because nobody wants it any more, if its source may be believed.
@@ -497,9 +541,6 @@ impl SyncLoop {
 
     fn leave_line(&mut self, uid: &PodUid) {
         let Some(record) = self.records.get(uid) else { return };
-        if record.pod.as_ref().is_none_or(|pod| !pod.is_static()) {
-            return;
-        }
         if let Some(next) = self.order.leave(&record.id.full_name(), uid) {
             self.try_start(&next, Cause::Create);
         }
@@ -626,6 +667,7 @@ impl SyncLoop {
     async fn housekeeping(&mut self) {
         let begun = Instant::now();
         self.count();
+        self.start_waiting();
         if Instant::now() >= self.retry_at {
             self.retry_resizes(Trigger::Periodic).await;
         }
@@ -660,6 +702,15 @@ impl SyncLoop {
         }
     }
 
+    /// Static pods that wait for the first list of the runtime.
+    fn start_waiting(&mut self) {
+        let waits = |record: &Record| matches!(record.state, State::Waiting) && !record.leftovers_seen;
+        let held = self.records.iter().filter(|(_, record)| waits(record)).map(|(uid, _)| uid.clone());
+        for uid in held.collect::<Vec<_>>() {
+            self.try_start(&uid, Cause::Create);
+        }
+    }
+
     /// Takes down what the runtime holds although nobody knows it, be it alive or dead.
     fn bury_orphans(&mut self) {
         let Some(known) = self.context.observer.known() else { return };
@@ -667,22 +718,29 @@ impl SyncLoop {
             if self.records.contains_key(&uid) || self.pods.contains(&uid) {
                 continue;
             }
-            if observed.is_alive() {
-                info!(pod = %observed.id.object_name(), podUID = %uid, "Killing a pod that nobody wants");
-                self.context.metrics.orphaned_runtime_pods.inc();
-            }
-            let record = Record {
-                id: observed.id.clone(),
-                pod: None,
-                wish: Wish::default(),
-                // Known at once, so that a pod of this UID that comes now starts after it.
-                life: Lifecycle::Syncing.heed(&Wish::default(), None),
-                state: State::Waiting,
-                restart_requested: false,
-            };
-            self.records.insert(uid.clone(), record);
-            self.try_start(&uid, Cause::Kill);
+            self.bury(&observed);
         }
+    }
+
+    /// A worker for what only the runtime knows; it takes it down.
+    fn bury(&mut self, observed: &ObservedPod) {
+        let id = observed.id.clone();
+        if observed.is_alive() {
+            info!(pod = %id.object_name(), podUID = %id.uid, "Killing a pod that nobody wants");
+            self.context.metrics.orphaned_runtime_pods.inc();
+        }
+        let record = Record {
+            id: id.clone(),
+            pod: None,
+            wish: Wish::default(),
+            // Known at once, so that a pod of this UID that comes now starts after it.
+            life: Lifecycle::Syncing.heed(&Wish::default(), None),
+            state: State::Waiting,
+            restart_requested: false,
+            leftovers_seen: true,
+        };
+        self.records.insert(id.uid.clone(), record);
+        self.try_start(&id.uid, Cause::Kill);
     }
 
     /// Looks for directories and cgroups of pods that are gone, in a task of its own.
