@@ -10,7 +10,7 @@ use berth::{
     engine::{
         self, Command, EngineConfig, EngineHandle, Inputs, SourcesReady, WorkerContext, WorkerView,
         allocation::{Allocator, AllocatorDeps},
-        ports::{Clock, NodeFacts, PodFates, PodObserver, PodRuntime},
+        ports::{Clock, EnsureImage, ImageProvider, NodeFacts, PodFates, PodObserver, PodRuntime, PullPolicy, Stage},
     },
     images,
     metrics::{
@@ -30,6 +30,7 @@ use super::{
     clock::TokioClock,
     leash::Leash,
     players::{Disk, MemoryFile, NoApi, NoLogs, PlainRequests, Probes, Recorder, RuntimeMessages},
+    pods::simple,
     scripted::ScriptedCri,
 };
 
@@ -40,6 +41,9 @@ pub struct Setup {
     pub sources: Vec<PodSource>,
     /// Crash back-off: first delay and longest.
     pub backoff: (Duration, Duration),
+    /// Whether the node's logins, which are files, are read at the start and not with the first
+    /// pull: so that no other task waits for a file.
+    pub reads_logins: bool,
     /// Node.
     pub node: NodeFacts,
 }
@@ -60,6 +64,7 @@ impl Default for Setup {
         Self {
             sources: vec![PodSource::File, PodSource::Api],
             backoff: (Duration::from_secs(10), Duration::from_secs(300)),
+            reads_logins: false,
             node,
         }
     }
@@ -169,6 +174,7 @@ impl Machine {
         let (registry, leash) = (Registry::new(), Leash::new(self.cri.clone()));
         let (tasks, shutdown) = (TaskTracker::new(), CancellationToken::new());
         let (events, probes) = (Arc::<Recorder>::default(), Arc::<Probes>::default());
+        let images = self.images(&leash, &events, &registry).await;
         let (to_prune, died) = mpsc::channel(50);
         let deps = PlegDeps {
             cri: Arc::new(leash.clone()),
@@ -184,7 +190,7 @@ impl Machine {
         });
         let deps = RuntimeDeps {
             cri: Arc::new(leash.clone()),
-            images: self.images(&leash, &events, &registry).await,
+            images,
             prepare: Arc::new(PlainRequests),
             events: events.clone(),
             probes: probes.clone(),
@@ -225,7 +231,21 @@ impl Machine {
             plugins: None,
             gc: images::GcPolicy::default(),
         };
-        images::Manager::new(deps, config).await.expect("opens without files")
+        let manager = images::Manager::new(deps, config).await.expect("opens without files");
+        if self.setup.reads_logins {
+            let request = EnsureImage {
+                pod: simple("logins"),
+                image: "logins".to_owned(),
+                policy: PullPolicy::Always,
+                secrets: Arc::from([]),
+                sandbox: None,
+                handler: String::new(),
+                field_path: None,
+                stage: Stage::new(),
+            };
+            manager.ensure(request).await.expect("pulled");
+        }
+        manager
     }
 
     async fn allocator(&self, parts: &Parts) -> Allocator {

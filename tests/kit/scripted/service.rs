@@ -43,7 +43,7 @@ pub struct ScriptedCri {
 }
 
 struct Events {
-    sender: Option<broadcast::Sender<cri::ContainerEventResponse>>,
+    sender: Option<broadcast::Sender<Arc<cri::ContainerEventResponse>>>,
     held: Option<cri::ContainerEventResponse>,
     chance: SmallRng,
 }
@@ -127,6 +127,18 @@ impl ScriptedCri {
         let mut script = lock(&self.script);
         script.rules.clear();
         script.events = EventFaults::default();
+    }
+
+    /// Removes all faults but those of calls whose target is asked for by just that name.
+    pub fn heal_except(&self, target: &str) {
+        let mut script = lock(&self.script);
+        script.rules.retain(|rule| rule.target == target && rule.times.is_none());
+        script.events = EventFaults::default();
+    }
+
+    /// Changes what containers are programmed to do.
+    pub fn each_behaviour(&self, change: impl Fn(&mut Vec<Behaviour>)) {
+        lock(&self.script).behaviour.values_mut().for_each(change);
     }
 
     /// Sets the ordinary latency of an operation.
@@ -281,7 +293,10 @@ impl ScriptedCri {
     }
 
     fn emit(&self, id: &str, kind: cri::ContainerEventType) {
-        let event = self.event(id, kind);
+        self.publish(self.event(id, kind));
+    }
+
+    fn publish(&self, event: cri::ContainerEventResponse) {
         let faults = lock(&self.script).events;
         let mut events = lock(&self.events);
         let lost = events.chance.random_bool(faults.lose);
@@ -297,7 +312,7 @@ impl ScriptedCri {
         out.extend(held);
         if let Some(sender) = &events.sender {
             for event in out {
-                let _ = sender.send(event);
+                let _ = sender.send(Arc::new(event));
             }
         }
         drop(events);
@@ -331,6 +346,7 @@ impl ScriptedCri {
             script.calls.push(Call { at: Instant::now(), op, target: target.clone(), detail });
             (script.fault(op, &target), script.latency.0.get(op).copied().unwrap_or_default())
         };
+        tracing::debug!(target: "cri", op, of = %target, fault = ?fault, "call");
         self.touch();
         let me = self.me.upgrade().expect("the runtime lives");
         let work = async move {
@@ -506,10 +522,7 @@ impl RuntimeService for ScriptedCri {
             let event = me.event(&id, cri::ContainerEventType::ContainerDeletedEvent);
             let now = me.now();
             lock(&me.state).remove_sandbox(&id, now);
-            if let Some(sender) = &lock(&me.events).sender {
-                let _ = sender.send(event);
-            }
-            me.touch();
+            me.publish(event);
             Ok(())
         })
         .await
@@ -615,11 +628,10 @@ impl RuntimeService for ScriptedCri {
         self.call("remove_container", target, id.clone(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
             let now = me.now();
             let event = me.event(&id, cri::ContainerEventType::ContainerDeletedEvent);
-            let known = { lock(&me.state).remove(&id, now) };
-            if known && let Some(sender) = &lock(&me.events).sender {
-                let _ = sender.send(event);
+            let known = lock(&me.state).remove(&id, now);
+            if known {
+                me.publish(event);
             }
-            me.touch();
             Ok(())
         })
         .await
@@ -721,7 +733,7 @@ impl RuntimeService for ScriptedCri {
         let stream = futures::stream::unfold(receiver, |mut receiver| async move {
             loop {
                 match receiver.recv().await {
-                    Ok(event) => return Some((Ok(event), receiver)),
+                    Ok(event) => return Some((Ok((*event).clone()), receiver)),
                     Err(broadcast::error::RecvError::Lagged(_)) => {}
                     Err(broadcast::error::RecvError::Closed) => return None,
                 }

@@ -1,0 +1,194 @@
+//! Whether all is as it is wanted.
+
+use std::collections::BTreeMap;
+
+use berth::{
+    pod::{Pod, api, hash},
+    proto::cri,
+};
+
+use crate::world::World;
+
+/// What the runtime holds of one pod.
+#[derive(Default)]
+struct Held {
+    sandboxes: Vec<cri::PodSandbox>,
+    containers: Vec<cri::Container>,
+}
+
+impl Held {
+    fn ready(&self) -> impl Iterator<Item = &cri::PodSandbox> {
+        self.sandboxes.iter().filter(|s| s.state() == cri::PodSandboxState::SandboxReady)
+    }
+
+    fn running(&self) -> impl Iterator<Item = &cri::Container> {
+        self.containers.iter().filter(|c| c.state() == cri::ContainerState::ContainerRunning)
+    }
+}
+
+fn name_of(container: &cri::Container) -> &str {
+    container.metadata.as_ref().map_or("", |m| &m.name)
+}
+
+const UID: &str = "io.kubernetes.pod.uid";
+
+fn held(world: &World) -> BTreeMap<String, Held> {
+    let mut pods: BTreeMap<String, Held> = BTreeMap::new();
+    for sandbox in world.machine.cri.sandboxes() {
+        pods.entry(sandbox.labels[UID].clone()).or_default().sandboxes.push(sandbox);
+    }
+    for container in world.machine.cri.listed() {
+        pods.entry(container.labels[UID].clone()).or_default().containers.push(container);
+    }
+    pods
+}
+
+/// Whether runtime, statuses, disk and engine are as wanted; a pod of the name `except` does not
+/// count.
+pub async fn settled(world: &World, except: Option<&str>) -> Result<(), String> {
+    let counts = |uid: &str| except.is_none_or(|name| uid.split('-').nth(1) != Some(name));
+    let mut pods = held(world);
+    for pod in world.wanted().filter(|pod| counts(pod.uid().as_str())) {
+        let uid = pod.uid().as_str();
+        if pod.is_deleting() {
+            return Err(format!("{uid} is still being deleted"));
+        }
+        let held = pods.remove(uid).unwrap_or_default();
+        as_wanted(world, pod, &held).map_err(|lacking| format!("{uid}: {lacking}"))?;
+    }
+    let wanted = |uid: &str| world.wanted().any(|pod| pod.uid().as_str() == uid);
+    if let Some((uid, held)) = pods.iter().find(|(uid, _)| counts(uid) && !wanted(uid)) {
+        let (sandboxes, containers) = (held.sandboxes.len(), held.containers.len());
+        return Err(format!("{uid} is not wanted, but has {sandboxes} sandboxes and {containers} containers"));
+    }
+    let left = world.machine.disk.pods().into_iter().chain(world.machine.disk.cgroups());
+    if let Some(uid) = left.into_iter().find(|uid| counts(uid.as_str()) && !wanted(uid.as_str())) {
+        return Err(format!("{uid} is not wanted, but has a directory or a cgroup"));
+    }
+    workers(world, counts, wanted).await
+}
+
+async fn workers(world: &World, counts: impl Fn(&str) -> bool, wanted: impl Fn(&str) -> bool) -> Result<(), String> {
+    let Some(agent) = &world.agent else { return Err("the agent is down".to_owned()) };
+    for view in agent.describe().await {
+        let uid = view.id.uid.as_str();
+        if counts(uid) && !wanted(uid) {
+            return Err(format!("{uid} is not wanted, but worked on: {:?} {:?}", view.life, view.stage));
+        }
+        if counts(uid) && view.life.is_stopping() && !view.life.is_finished() {
+            return Err(format!("{uid} is still stopping: {:?} {:?}", view.life, view.stage));
+        }
+    }
+    let told = agent.status.snapshot();
+    match told.iter().find(|(pod, _)| counts(pod.uid.as_str()) && !wanted(pod.uid.as_str())) {
+        Some((pod, _)) => Err(format!("{} is not wanted, but has a status", pod.uid)),
+        None => Ok(()),
+    }
+}
+
+fn as_wanted(world: &World, pod: &Pod, held: &Held) -> Result<(), String> {
+    let agent = world.agent.as_ref().ok_or("the agent is down")?;
+    let status = agent.status.status(pod.uid()).ok_or("no status")?;
+    let policy = pod.spec().restart_policy.as_deref().unwrap_or_default();
+    match (status.phase.as_deref(), policy) {
+        (Some("Running"), _) => runs(world, pod, held, &status),
+        (Some("Succeeded"), "OnFailure" | "Never") | (Some("Failed"), "Never") => ended(held, &status),
+        (phase, _) => Err(format!("phase {phase:?} under {policy}; {}", states(&status))),
+    }
+}
+
+/// For people: what the status says of each container.
+fn states(status: &api::PodStatus) -> String {
+    let state = |c: &api::ContainerStatus| {
+        let state = c.state.clone().unwrap_or_default();
+        let text = match (state.waiting, state.running, state.terminated) {
+            (Some(w), ..) => format!("waits: {}", w.reason.unwrap_or_default()),
+            (_, Some(_), _) => "runs".to_owned(),
+            (.., Some(t)) => format!("ended: {} {}", t.exit_code, t.reason.unwrap_or_default()),
+            _ => "nothing".to_owned(),
+        };
+        format!("{} {text}", c.name)
+    };
+    let all = status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+    all.map(state).collect::<Vec<_>>().join(", ")
+}
+
+fn ended(held: &Held, status: &api::PodStatus) -> Result<(), String> {
+    if let Some(container) = held.running().next() {
+        return Err(format!("{:?}, but {} runs", status.phase, name_of(container)));
+    }
+    if held.ready().next().is_some() {
+        return Err(format!("{:?}, but a sandbox is ready", status.phase));
+    }
+    if !status.init_container_statuses.iter().flatten().all(succeeded) {
+        return Ok(()); // what was never initialised stays waiting
+    }
+    let open =
+        status.container_statuses.iter().flatten().find(|c| c.state.as_ref().is_none_or(|s| s.terminated.is_none()));
+    open.map_or(Ok(()), |c| Err(format!("{:?}, but {} has not ended: {}", status.phase, c.name, states(status))))
+}
+
+fn succeeded(init: &api::ContainerStatus) -> bool {
+    init.state.as_ref().and_then(|s| s.terminated.as_ref()).is_some_and(|t| t.exit_code == 0)
+}
+
+fn runs(world: &World, pod: &Pod, held: &Held, status: &api::PodStatus) -> Result<(), String> {
+    let ready: Vec<_> = held.ready().collect();
+    let [sandbox] = ready.as_slice() else { return Err(format!("{} ready sandboxes", ready.len())) };
+    let mut alive = 0;
+    for (container, is_sidecar) in pod
+        .containers()
+        .iter()
+        .map(|c| (c, false))
+        .chain(pod.init_containers().iter().filter(|c| Pod::is_sidecar(c)).map(|c| (c, true)))
+    {
+        let name = &container.name;
+        let instances: Vec<_> = held.running().filter(|c| name_of(c) == name).collect();
+        match instances.as_slice() {
+            [instance] if instance.pod_sandbox_id == sandbox.id => {
+                alive += usize::from(!is_sidecar);
+                fits(container, instance, status)?;
+            }
+            [] if !is_sidecar && is_done(world, pod, held, name) => {}
+            found => return Err(format!("{name} runs {} times; {}", found.len(), states(status))),
+        }
+    }
+    let is_init =
+        |c: &cri::Container| pod.init_containers().iter().any(|i| i.name == name_of(c) && !Pod::is_sidecar(i));
+    match held.running().find(|c| is_init(c)) {
+        Some(init) => Err(format!("{} still runs", name_of(init))),
+        None if alive == 0 => Err("no container runs".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// Whether a container has ended and stays so.
+fn is_done(world: &World, pod: &Pod, held: &Held, name: &str) -> bool {
+    let named = held.containers.iter().filter(|c| name_of(c) == name);
+    let newest = named.max_by_key(|c| (c.created_at, c.metadata.as_ref().map_or(0, |m| m.attempt)));
+    let Some(newest) = newest.filter(|c| c.state() == cri::ContainerState::ContainerExited) else { return false };
+    let failed = world.machine.cri.containers().into_iter().any(|c| c.id == newest.id && c.exit_code != 0);
+    match pod.spec().restart_policy.as_deref() {
+        Some("Never") => true,
+        Some("OnFailure") => !failed,
+        _ => false,
+    }
+}
+
+fn fits(container: &api::Container, instance: &cri::Container, status: &api::PodStatus) -> Result<(), String> {
+    let name = &container.name;
+    let wanted = hash::container_hash(name, container.image.as_deref().unwrap_or_default());
+    if instance.annotations["io.kubernetes.container.hash"] != format!("{wanted:x}") {
+        return Err(format!("{name} runs another image"));
+    }
+    let all = status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());
+    let told = all.into_iter().find(|c| c.name == *name).ok_or_else(|| format!("no status of {name}"))?;
+    let running = told.state.as_ref().is_some_and(|s| s.running.is_some());
+    if !running || !told.ready {
+        return Err(format!("{name} runs, but its status says: {}", states(status)));
+    }
+    if told.container_id.as_deref() != Some(&format!("scripted://{}", instance.id)) {
+        return Err(format!("{name} runs as {}, but its status says {:?}", instance.id, told.container_id));
+    }
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! Deterministic simulation: real engine, runtime, images, PLEG, status and mux, in one thread, on
+//! a paused clock, against a scripted runtime that fails, hangs, forgets and reboots as a seed says.
+//!
+//! ```text
+//!  seed ─► profile (which faults) ─► script (≈ 30 events) ─► heal ─► settled? quiet? nothing broken?
+//! ```
+//!
+//! `BERTH_SIM_SEEDS=n` runs that many seeds, `BERTH_SIM_SEED=n` replays one with a full trace. The
+//! same seed is the same run: time is virtual, and all chance comes from it (see [`chance`]).
+
+#[path = "../kit/mod.rs"]
+mod kit;
+
+mod accounts;
+#[allow(unsafe_code, reason = "chance can only be taken from a process by answering getrandom(2) for it")]
+mod chance;
+mod check;
+mod invariants;
+mod profile;
+mod script;
+mod trace;
+mod world;
+
+use std::{
+    collections::BTreeMap,
+    env,
+    panic::{self, AssertUnwindSafe},
+    process::Command,
+    sync::mpsc,
+    time::Duration,
+};
+
+use world::World;
+
+/// Seeds of an ordinary run.
+const SEEDS: u64 = 1000;
+/// Between them, the first seeds make all that lives once per process.
+const MAKERS: u64 = 8;
+/// Whose fingerprint is compared between a run of its own and one among others.
+const COMPARED: u64 = 19;
+
+/// Real time after which a run is given up: somebody is busy without ever waiting.
+const ENDLESS: Duration = Duration::from_secs(30);
+
+/// What a run ended with.
+struct Done {
+    /// Of everything that happened.
+    fingerprint: u64,
+    /// Time from healing to the desired state.
+    settled_in: Duration,
+    /// Time it would have been granted.
+    granted: Duration,
+}
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}")))
+}
+
+/// One seed, on a thread and a runtime of its own.
+fn run(seed: u64, replay: bool) -> Result<Done, String> {
+    let (ended, end) = mpsc::channel();
+    let thread = std::thread::Builder::new().name(format!("seed {seed}")).spawn(move || {
+        chance::seed(seed);
+        let runtime = runtime();
+        let _log = replay.then(trace::to_stdout);
+        let life = AssertUnwindSafe(|| runtime.block_on(World::live(seed)));
+        let done = panic::catch_unwind(life).unwrap_or_else(|_| Err("a panic, see above".to_owned()));
+        drop(runtime);
+        // Whoever waits may have given up.
+        let _ = ended.send(done);
+    });
+    thread.expect("a thread");
+    end.recv_timeout(ENDLESS).unwrap_or_else(|_| Err(format!("virtual time stands still: no end within {ENDLESS:?}")))
+}
+
+/// Brings this process to where it is in an ordinary run when a seed's turn comes: what lives once
+/// per process has been made, by the first seeds, and tokio has drawn as often.
+fn catch_up(seed: u64) {
+    for earlier in 0..seed.min(MAKERS) {
+        // Its outcome is of no interest here.
+        let _ = run(earlier, false);
+    }
+    chance::skip(seed.saturating_sub(MAKERS), || drop(runtime()));
+}
+
+/// Draws on chance as often for every seed.
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().start_paused(true).max_blocking_threads(1).build().expect("a runtime");
+    runtime.block_on(async { tokio::task::spawn_blocking(|| {}).await.expect("a thread for files") });
+    runtime
+}
+
+#[test]
+fn pods_survive_random_faults() {
+    if let Some(seed) = number("BERTH_SIM_SEED") {
+        catch_up(seed);
+        let done = run(seed, true).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        println!("fingerprint of {seed}: {:016x}", done.fingerprint);
+        return;
+    }
+    let shown = number("BERTH_SIM_FINGERPRINT");
+    let (mut failures, mut slowest) = (BTreeMap::new(), (Duration::ZERO, 0, Duration::ZERO));
+    let seeds = number("BERTH_SIM_SEEDS").unwrap_or(SEEDS);
+    for seed in 0..seeds {
+        match run(seed, false) {
+            Ok(done) => {
+                slowest = slowest.max((done.settled_in, seed, done.granted));
+                if shown == Some(seed) {
+                    println!("fingerprint of {seed}: {:016x}", done.fingerprint);
+                }
+            }
+            Err(error) => {
+                let text = if failures.is_empty() { error.clone() } else { String::new() };
+                println!("seed {seed} failed; replay it with BERTH_SIM_SEED={seed}\n{text}");
+                failures.insert(seed, error);
+            }
+        }
+    }
+    println!("{seeds} seeds; the slowest to settle was {}, in {:?} of {:?}", slowest.1, slowest.0, slowest.2);
+    let list: Vec<String> =
+        failures.iter().map(|(seed, error)| format!("{seed}: {}", error.lines().next().unwrap_or_default())).collect();
+    assert!(
+        list.is_empty(),
+        "{} of {seeds} seeds failed; replay one with\n  BERTH_SIM_SEED=<seed> cargo test --test simulation -- --nocapture\n{}",
+        list.len(),
+        list.join("\n")
+    );
+}
+
+#[test]
+fn a_seed_is_the_same_run_wherever_it_is_run() {
+    let fingerprint = |variables: &[(&str, u64)]| {
+        let mut command = Command::new(env::current_exe().expect("this program"));
+        command.args(["pods_survive_random_faults", "--exact", "--nocapture"]);
+        for name in ["BERTH_SIM_SEED", "BERTH_SIM_SEEDS", "BERTH_SIM_FINGERPRINT"] {
+            command.env_remove(name);
+        }
+        command.envs(variables.iter().map(|(name, value)| (name, value.to_string())));
+        let output = command.output().expect("it runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().find(|line| line.starts_with("fingerprint")).unwrap_or(&text).to_owned()
+    };
+    let alone = fingerprint(&[("BERTH_SIM_SEED", COMPARED)]);
+    let among = fingerprint(&[("BERTH_SIM_SEEDS", COMPARED + 1), ("BERTH_SIM_FINGERPRINT", COMPARED)]);
+    assert_eq!(alone, among);
+}

@@ -1,0 +1,435 @@
+//! What happens in a run, drawn from its chance.
+
+use std::{sync::Arc, time::Duration};
+
+use berth::pod::{Pod, PodSource, PodUid};
+use rand::{Rng, seq::IndexedRandom, seq::IteratorRandom};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::{
+    kit::{
+        pods,
+        scripted::{Behaviour, EventFaults, Fault},
+    },
+    profile::Trouble,
+    world::World,
+};
+
+/// Names that are no substrings of anything else in the calls.
+const STATIC: [&str; 4] = ["wa", "wb", "wc", "wd"];
+const API: [&str; 4] = ["xa", "xb", "xc", "xd"];
+const OPERATIONS: [&str; 12] = [
+    "run_podsandbox",
+    "stop_podsandbox",
+    "remove_podsandbox",
+    "podsandbox_status",
+    "list_podsandbox",
+    "list_containers",
+    "container_status",
+    "create_container",
+    "start_container",
+    "stop_container",
+    "remove_container",
+    "status",
+];
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// Plays the script.
+pub async fn play(world: &mut World) -> Result<(), String> {
+    if world.profile.has(Trouble::Latency) {
+        for operation in OPERATIONS {
+            let latency = ms(world.chance.random_range(1..150));
+            world.machine.cri.latency(operation, latency);
+            world.accounts.latency += latency;
+        }
+    }
+    for _ in 0..world.chance.random_range(0..3) {
+        add_static(world);
+    }
+    if !world.profile.has(Trouble::SlowSources) {
+        world.up().await;
+    }
+    for _ in 0..world.chance.random_range(10..28) {
+        let pause = match world.chance.random_range(0..10) {
+            0..4 => Duration::ZERO,
+            4..9 => ms(world.chance.random_range(1..1500)),
+            _ => ms(world.chance.random_range(2000..20_000)),
+        };
+        world.wait(pause).await?;
+        step(world).await;
+    }
+    Ok(())
+}
+
+async fn step(world: &mut World) {
+    let slow = world.profile.has(Trouble::SlowSources);
+    if world.agent.is_none() && world.chance.random_bool(0.5) {
+        world.agent = Some(world.machine.start().await);
+        world.note("agent started".to_owned());
+        if !slow {
+            world.up().await;
+        }
+    } else if world.chance.random_bool(0.5) {
+        for source in [PodSource::File, PodSource::Api] {
+            if !world.told.contains(&source) && world.agent.is_some() {
+                world.note(format!("{} answers", source.as_str()));
+                world.hand_in(source).await;
+            }
+        }
+    }
+    if world.chance.random_bool(0.6) { want(world).await } else { trouble(world).await }
+}
+
+/// Somebody wants something else.
+async fn want(world: &mut World) {
+    match world.chance.random_range(0..12) {
+        0..3 => {
+            add_static(world);
+            world.changed(PodSource::File).await;
+        }
+        3..5 => {
+            add_api(world);
+            world.changed(PodSource::Api).await;
+        }
+        5 => change_static(world).await,
+        6 => remove_static(world, false).await,
+        7 => remove_static(world, true).await,
+        8 => delete(world).await,
+        9 => shorten(world).await,
+        10 => force(world).await,
+        _ => change_image(world).await,
+    }
+}
+
+fn draw_name(world: &mut World, names: &[&str]) -> String {
+    (*names.choose(&mut world.chance).expect("names")).to_owned()
+}
+
+fn add_static(world: &mut World) {
+    let name = draw_name(world, &STATIC);
+    if !world.files.contains_key(&name) {
+        let pod = draw_pod(world, &name, "file");
+        world.note(format!("+ static {} {}", pod.uid(), summary(&pod)));
+        world.files.insert(name, pod);
+    }
+}
+
+fn add_api(world: &mut World) {
+    let name = draw_name(world, &API);
+    if world.api.values().any(|pod| pod.name() == name) {
+        return; // the API server knows a name once
+    }
+    let pod = draw_pod(world, &name, "api");
+    world.note(format!("+ api {} {}", pod.uid(), summary(&pod)));
+    world.api.insert(pod.uid().clone(), pod);
+}
+
+async fn change_static(world: &mut World) {
+    let Some(name) = world.files.keys().choose(&mut world.chance).cloned() else { return };
+    let pod = draw_pod(world, &name, "file");
+    world.note(format!("~ static {} {}", pod.uid(), summary(&pod)));
+    world.files.insert(name, pod);
+    world.changed(PodSource::File).await;
+}
+
+/// Removes a manifest, and perhaps puts it back as it was.
+async fn remove_static(world: &mut World, back: bool) {
+    let Some(name) = world.files.keys().choose(&mut world.chance).cloned() else { return };
+    let Some(pod) = world.files.remove(&name) else { return };
+    world.note(format!("- static {}", pod.uid()));
+    world.changed(PodSource::File).await;
+    if !back {
+        return;
+    }
+    if world.chance.random_bool(0.6) {
+        let pause = ms(world.chance.random_range(0..3000));
+        tokio::time::sleep(pause).await;
+    }
+    world.note(format!("+ static {} again", pod.uid()));
+    world.returned.insert(pod.uid().clone());
+    world.files.insert(name, pod);
+    world.changed(PodSource::File).await;
+}
+
+fn draw_api(world: &mut World, passes: impl Fn(&Pod) -> bool) -> Option<Arc<Pod>> {
+    world.api.values().filter(|pod| passes(pod)).choose(&mut world.chance).cloned()
+}
+
+async fn delete(world: &mut World) {
+    let Some(pod) = draw_api(world, |pod| !pod.is_deleting()) else { return };
+    let own = pod.spec().termination_grace_period_seconds.unwrap_or(30);
+    let grace = if world.chance.random_bool(0.7) { own } else { world.chance.random_range(1..=own) };
+    request_deletion(world, &pod, grace).await;
+}
+
+async fn shorten(world: &mut World) {
+    let Some(pod) = draw_api(world, Pod::is_deleting) else { return };
+    request_deletion(world, &pod, 1).await;
+}
+
+async fn request_deletion(world: &mut World, pod: &Arc<Pod>, grace: i64) {
+    world.note(format!("delete api {} within {grace} s", pod.uid()));
+    let mut object = pod.to_object();
+    object.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).ok();
+    object.metadata.deletion_grace_period_seconds = Some(grace);
+    world.api.insert(pod.uid().clone(), Arc::new(Pod::new(object).expect("complete")));
+    world.changed(PodSource::Api).await;
+}
+
+async fn force(world: &mut World) {
+    let Some(pod) = draw_api(world, |_| true) else { return };
+    world.note(format!("- api {} by force", pod.uid()));
+    world.api.remove(pod.uid());
+    world.changed(PodSource::Api).await;
+}
+
+async fn change_image(world: &mut World) {
+    let always = |pod: &Pod| !pod.is_deleting() && pod.spec().restart_policy.as_deref() == Some("Always");
+    let Some(pod) = draw_api(world, always) else { return };
+    let mut spec = pod.spec().clone();
+    let Some(container) = spec.containers.first_mut() else { return };
+    let image = if container.image.as_deref() == Some("busybox:1") { "busybox:2" } else { "busybox:1" };
+    container.image = Some(image.to_owned());
+    world.note(format!("~ api {} runs {image}", pod.uid()));
+    world.api.insert(pod.uid().clone(), Arc::new(pod.with_spec(spec)));
+    world.changed(PodSource::Api).await;
+}
+
+fn summary(pod: &Pod) -> String {
+    let names = |list: &[berth::pod::api::Container]| list.iter().map(|c| c.name.clone()).collect::<Vec<_>>().join(" ");
+    let spec = pod.spec();
+    format!(
+        "{} grace {} init [{}] containers [{}]",
+        spec.restart_policy.as_deref().unwrap_or_default(),
+        spec.termination_grace_period_seconds.unwrap_or_default(),
+        names(pod.init_containers()),
+        names(pod.containers())
+    )
+}
+
+fn draw_pod(world: &mut World, name: &str, source: &str) -> Arc<Pod> {
+    world.next += 1;
+    let uid = format!("uid-{name}-{}", world.next);
+    let policy = ["Always", "Always", "Always", "OnFailure", "Never"].choose(&mut world.chance).expect("policies");
+    let grace = *[1, 2, 2, 5, 30].choose(&mut world.chance).expect("graces");
+    world.accounts.grace = world.accounts.grace.max(Duration::from_secs(grace));
+    let (mut init, mut regular): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
+    for i in 0..[0, 0, 0, 1, 1, 2].choose(&mut world.chance).copied().unwrap_or_default() {
+        init.push(container(world, name, &format!("i{i}"), Kind::Init));
+    }
+    if world.chance.random_bool(0.2) {
+        let mut sidecar = container(world, name, "s", Kind::Forever);
+        sidecar["restartPolicy"] = "Always".into();
+        init.insert(world.chance.random_range(0..=init.len()), sidecar);
+    }
+    for i in 0..[1, 1, 1, 2, 3].choose(&mut world.chance).copied().unwrap_or_default() {
+        let kind = match *policy {
+            "Always" => Kind::Forever,
+            "OnFailure" => Kind::Once(false),
+            _ => Kind::Once(true),
+        };
+        regular.push(container(world, name, &format!("c{i}"), kind));
+    }
+    let metadata = json!({
+        "uid": uid,
+        "annotations": {"kubernetes.io/config.source": source, "kubernetes.io/config.hash": uid},
+    });
+    let spec = json!({
+        "restartPolicy": policy,
+        "terminationGracePeriodSeconds": grace,
+        "initContainers": init,
+        "containers": regular,
+    });
+    pods::pod_with(name, metadata, spec)
+}
+
+/// What a container does in the end.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Exits with 0.
+    Init,
+    /// Runs for ever.
+    Forever,
+    /// Runs for ever or exits, even badly if so.
+    Once(bool),
+}
+
+fn container(world: &mut World, pod: &str, name: &str, kind: Kind) -> Value {
+    let behaviours = draw_behaviours(world, kind);
+    world.machine.cri.behave(&format!("{pod}/{name}"), behaviours);
+    let image = if world.chance.random_bool(0.2) {
+        format!("absent{}:1", world.chance.random_range(0..3))
+    } else {
+        "busybox:1".to_owned()
+    };
+    json!({"name": name, "image": image})
+}
+
+fn draw_behaviours(world: &mut World, kind: Kind) -> Vec<Behaviour> {
+    let mut list = Vec::new();
+    if world.profile.has(Trouble::Crashes) {
+        for _ in 0..world.chance.random_range(0..3) {
+            let after = ms(world.chance.random_range(0..3000));
+            list.push(match world.chance.random_range(0..4) {
+                0 => Behaviour { start_error: Some("no such file".to_owned()), ..Behaviour::default() },
+                1 if !matches!(kind, Kind::Init) => Behaviour::exits(0, after),
+                _ => Behaviour::exits(1, after),
+            });
+        }
+    }
+    let mut last = match kind {
+        Kind::Init => Behaviour::exits(0, ms(world.chance.random_range(0..1000))),
+        Kind::Once(may_fail) if world.chance.random_bool(0.5) => {
+            let code = i32::from(may_fail && world.chance.random_bool(0.5));
+            Behaviour::exits(code, ms(world.chance.random_range(0..1000)))
+        }
+        Kind::Forever | Kind::Once(_) => Behaviour::default(),
+    };
+    if world.profile.has(Trouble::Stubborn) {
+        last.stops_after = match world.chance.random_range(0..3) {
+            0 => None,
+            1 => Some(ms(world.chance.random_range(100..3000))),
+            _ => last.stops_after,
+        };
+    }
+    list.push(last);
+    list
+}
+
+/// From now on every container does what it does in the end.
+pub fn last_behaviours(world: &mut World) {
+    let last = |list: &mut Vec<Behaviour>| {
+        if let Some(last) = list.pop() {
+            *list = vec![last];
+        }
+    };
+    world.machine.cri.each_behaviour(last);
+}
+
+/// Trouble of a kind that the seed knows.
+async fn trouble(world: &mut World) {
+    let kinds: &[(Trouble, u32)] = &[
+        (Trouble::Crashes, 3),
+        (Trouble::SandboxesDie, 2),
+        (Trouble::Errors, 4),
+        (Trouble::LostAnswers, 3),
+        (Trouble::Hangs, 2),
+        (Trouble::Delays, 3),
+        (Trouble::Events, 1),
+        (Trouble::Streams, 2),
+        (Trouble::NotReady, 2),
+        (Trouble::AgentKilled, 3),
+        (Trouble::AgentStopped, 1),
+        (Trouble::RuntimeRestarts, 1),
+        (Trouble::Reboots, 1),
+        (Trouble::Victim, 2),
+        (Trouble::Pulls, 1),
+    ];
+    let known: Vec<_> = kinds.iter().filter(|(kind, _)| world.profile.has(*kind)).collect();
+    let Ok((kind, _)) = known.choose_weighted(&mut world.chance, |(_, weight)| *weight) else { return };
+    match kind {
+        Trouble::Crashes => kill_container(world),
+        Trouble::SandboxesDie => kill_sandbox(world),
+        Trouble::AgentKilled => world.down(true).await,
+        Trouble::AgentStopped => world.down(false).await,
+        Trouble::Reboots => {
+            world.down(true).await;
+            world.note("reboot".to_owned());
+            world.machine.cri.reboot();
+            world.machine.disk.reboot();
+        }
+        Trouble::RuntimeRestarts => {
+            world.note("the runtime restarts".to_owned());
+            world.machine.cri.restart();
+        }
+        Trouble::Streams => {
+            world.note("streams break".to_owned());
+            world.machine.cri.break_streams();
+        }
+        Trouble::NotReady => {
+            let (runtime, network) = (world.chance.random_bool(0.6), world.chance.random_bool(0.6));
+            world.note(format!("runtime ready {runtime}, network ready {network}"));
+            world.machine.cri.set_conditions(runtime, network);
+        }
+        Trouble::Events => {
+            let mut odds = || world.chance.random_range(0.0..0.5);
+            let faults = EventFaults { lose: odds(), duplicate: odds(), reorder: odds() };
+            world.note(format!("{faults:?}"));
+            world.machine.cri.event_faults(faults);
+        }
+        Trouble::Victim => strike(world),
+        Trouble::Pulls => refuse_pulls(world),
+        _ => refuse_calls(world, *kind),
+    }
+}
+
+fn kill_container(world: &mut World) {
+    let containers = world.machine.cri.containers();
+    let Some(container) = containers.choose(&mut world.chance) else { return };
+    let code = *[0, 1, 137].choose(&mut world.chance).expect("codes");
+    let (id, reason) = (container.id.clone(), if code == 137 { "OOMKilled" } else { "" });
+    world.note(format!("container {id} is killed: {code}"));
+    world.machine.cri.kill(&id, code, reason);
+}
+
+fn kill_sandbox(world: &mut World) {
+    let sandboxes = world.machine.cri.sandboxes();
+    let Some(sandbox) = sandboxes.choose(&mut world.chance) else { return };
+    world.note(format!("sandbox {} dies", sandbox.id));
+    world.machine.cri.kill_sandbox(&sandbox.id);
+}
+
+/// One pod is struck: whatever is asked about it is never answered.
+fn strike(world: &mut World) {
+    if world.victim.is_some() {
+        return;
+    }
+    let names: Vec<String> = world.wanted().map(|pod| pod.name().to_owned()).collect();
+    let Some(name) = names.choose(&mut world.chance).cloned() else { return };
+    world.note(format!("nothing about {name} is answered any more"));
+    for operation in OPERATIONS {
+        world.machine.cri.fault(operation, &name, Fault::Hang, None);
+    }
+    world.victim = Some(name);
+}
+
+fn refuse_pulls(world: &mut World) {
+    if world.accounts.pulls < 2 {
+        world.accounts.pulls += 1;
+        world.note("a pull fails".to_owned());
+        let fault = Fault::Error(Code::Unknown, "no such host".to_owned());
+        world.machine.cri.fault("pull_image", "absent", fault, Some(1));
+    }
+}
+
+fn refuse_calls(world: &mut World, kind: Trouble) {
+    let operation = *OPERATIONS.choose(&mut world.chance).expect("operations");
+    let codes = [Code::Unknown, Code::Unavailable, Code::Internal, Code::DeadlineExceeded];
+    let code = *codes.choose(&mut world.chance).expect("codes");
+    let pods: Vec<PodUid> = world.wanted().map(|pod| pod.uid().clone()).collect();
+    let target = match pods.choose(&mut world.chance) {
+        Some(uid) if world.chance.random_bool(0.4) => uid.as_str().split('-').nth(1).unwrap_or_default().to_owned(),
+        _ => String::new(),
+    };
+    let fault = match kind {
+        Trouble::Errors => Fault::Error(code, "scripted".to_owned()),
+        Trouble::LostAnswers => Fault::ErrorAfter(code, "scripted".to_owned()),
+        Trouble::Hangs => Fault::Hang,
+        _ if world.chance.random_bool(0.1) => Fault::Delay(Duration::from_secs(130)),
+        _ => Fault::Delay(ms(world.chance.random_range(50..5000))),
+    };
+    let is_create = ["run_podsandbox", "create_container"].contains(&operation);
+    let may_be_lost = match &fault {
+        Fault::Error(code, _) | Fault::ErrorAfter(code, _) => *code == Code::DeadlineExceeded,
+        Fault::Hang => true,
+        Fault::Delay(time) => *time > Duration::from_secs(120),
+    };
+    world.accounts.doubt |= is_create && may_be_lost;
+    let times = world.chance.random_range(1..4);
+    world.note(format!("{operation} of {target:?}: {fault:?}, {times} times"));
+    world.machine.cri.fault(operation, &target, fault, Some(times));
+}

@@ -1,0 +1,86 @@
+//! What happened in a run, for people: on failure all of it, on replay as it happens.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use tokio::time::Instant;
+use tracing_subscriber::fmt::{format::Writer, time::FormatTime};
+
+use crate::kit::scripted::ScriptedCri;
+
+/// What the script did.
+pub struct Trace {
+    start: Instant,
+    lines: Vec<(u128, String)>,
+}
+
+impl Trace {
+    /// Begins now.
+    pub fn new() -> Self {
+        Self { start: Instant::now(), lines: Vec::new() }
+    }
+
+    /// The script does something.
+    pub fn note(&mut self, line: String) {
+        tracing::info!(target: "script", "━━ {line}");
+        self.lines.push((self.start.elapsed().as_micros(), format!("━━ {line}")));
+    }
+
+    /// The script's deeds, the calls and what came of them, in order of time.
+    pub fn all(&self, cri: &ScriptedCri, wall_start: i64) -> String {
+        let mut lines = self.lines.clone();
+        for call in cri.calls() {
+            let at = call.at.saturating_duration_since(self.start).as_micros();
+            lines.push((at, format!("   call {} {} {}", call.op, call.target, short(&call.detail))));
+        }
+        for moment in cri.history().0 {
+            let at = u128::try_from((moment.at - wall_start).max(0)).unwrap_or_default() / 1000;
+            lines.push((at, format!("        {:?}", moment.fact)));
+        }
+        lines.sort_by_key(|(at, _)| *at);
+        let looks =
+            ["call list_", "call container_status", "call podsandbox_status", "call status", "call image_status"];
+        let told = lines.iter().filter(|(_, line)| !looks.iter().any(|look| line.contains(look)));
+        told.map(|(at, line)| format!("{:>11.3} {}\n", *at as f64 / 1e6, ids(line))).collect()
+    }
+
+    /// Differs where two runs differ.
+    pub fn fingerprint(&self, cri: &ScriptedCri) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for (at, line) in &self.lines {
+            (at, line).hash(&mut hasher);
+        }
+        for call in cri.calls() {
+            let at = call.at.saturating_duration_since(self.start).as_nanos();
+            (at, call.op, call.target, call.detail).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+}
+
+fn short(text: &str) -> &str {
+    text.get(..40).unwrap_or(text)
+}
+
+/// Ids without the zeros before them.
+fn ids(line: &str) -> String {
+    let zeros = "0".repeat(52);
+    line.replace(&zeros, "…")
+}
+
+struct Virtual(Instant);
+
+impl FormatTime for Virtual {
+    fn format_time(&self, w: &mut Writer<'_>) -> std::fmt::Result {
+        write!(w, "{:>11.3}", self.0.elapsed().as_secs_f64())
+    }
+}
+
+/// Logs of this thread go to the output, with virtual times, while this lives.
+pub fn to_stdout() -> tracing::subscriber::DefaultGuard {
+    let log = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::DEBUG)
+        .with_timer(Virtual(Instant::now()))
+        .with_ansi(false)
+        .with_writer(std::io::stdout);
+    tracing::subscriber::set_default(log.finish())
+}

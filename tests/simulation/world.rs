@@ -1,0 +1,268 @@
+//! One run: the machine, the agent on it, and what the sources want of it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use berth::{
+    engine::ports::Clock,
+    pod::{Pod, PodSource, PodUid, api},
+};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    Done,
+    accounts::{Accounts, LAST_CRASH, LONGEST_BACKOFF},
+    check, invariants,
+    kit::agent::{Agent, Machine, Setup},
+    profile::{Profile, Trouble},
+    script,
+    trace::Trace,
+};
+
+/// How often the API server takes in what the agent has to say.
+const SERVED: Duration = Duration::from_millis(250);
+
+/// Everything of one run.
+pub struct World {
+    /// What outlives the agent.
+    pub machine: Machine,
+    /// `None` while it is down.
+    pub agent: Option<Agent>,
+    /// All chance of the script.
+    pub chance: SmallRng,
+    /// What the seed knows of trouble.
+    pub profile: Profile,
+    /// What the file source holds, by name.
+    pub files: BTreeMap<String, Arc<Pod>>,
+    /// What the API server holds, by UID.
+    pub api: BTreeMap<PodUid, Arc<Pod>>,
+    /// Sources that have answered this agent.
+    pub told: BTreeSet<PodSource>,
+    /// Pods that have been wanted, were not, and were wanted again.
+    pub returned: BTreeSet<PodUid>,
+    /// The pod of whose name nothing is ever answered.
+    pub victim: Option<String>,
+    /// What stands in the way.
+    pub accounts: Accounts,
+    /// What the script did.
+    pub trace: Trace,
+    /// Number of the next new pod.
+    pub next: u32,
+    /// Restart counts that have been told.
+    pub restarts: BTreeMap<(PodUid, String), i32>,
+    finished: BTreeSet<PodUid>,
+    wall_start: i64,
+}
+
+impl World {
+    /// Lives through a seed.
+    pub async fn live(seed: u64) -> Result<Done, String> {
+        let mut world = Self::new(seed).await;
+        let lived = world.lived().await;
+        lived.map_err(|error| {
+            let granted = world.accounts.granted(&world.profile);
+            let story = world.trace.all(&world.machine.cri, world.wall_start);
+            format!("{error}\n{:?}, granted {granted:?}\n{story}", world.profile)
+        })
+    }
+
+    async fn new(seed: u64) -> Self {
+        let mut chance = SmallRng::seed_from_u64(seed);
+        let profile = Profile::draw(&mut chance);
+        let setup =
+            Setup { backoff: (Duration::from_secs(1), LONGEST_BACKOFF), reads_logins: true, ..Setup::default() };
+        let machine = Machine::with(setup);
+        machine.cri.seed(seed);
+        let wall_start = i64::try_from(machine.clock.now().as_nanosecond()).expect("in range");
+        let agent = Some(machine.start().await);
+        Self {
+            machine,
+            agent,
+            chance,
+            profile,
+            files: BTreeMap::new(),
+            api: BTreeMap::new(),
+            told: BTreeSet::new(),
+            returned: BTreeSet::new(),
+            victim: None,
+            accounts: Accounts::default(),
+            trace: Trace::new(),
+            next: 0,
+            restarts: BTreeMap::new(),
+            finished: BTreeSet::new(),
+            wall_start,
+        }
+    }
+
+    async fn lived(&mut self) -> Result<Done, String> {
+        script::play(self).await?;
+        let settled_in = self.heal().await?;
+        invariants::check(&self.machine.cri, self)?;
+        let fingerprint = self.trace.fingerprint(&self.machine.cri);
+        if let Some(agent) = self.agent.take() {
+            agent.stop(Duration::from_secs(1)).await;
+        }
+        Ok(Done { fingerprint, settled_in, granted: self.accounts.granted(&self.profile) })
+    }
+
+    /// Ends all trouble, and waits for what is wanted.
+    async fn heal(&mut self) -> Result<Duration, String> {
+        script::last_behaviours(self);
+        self.machine.cri.set_conditions(true, true);
+        let late = [Trouble::Hangs, Trouble::Delays].iter().any(|t| self.profile.has(*t));
+        if let Some(victim) = self.victim.clone() {
+            self.accounts.deadlines = late;
+            self.note(format!("heal all but {victim}"));
+            self.machine.cri.heal_except(&victim);
+            self.up().await;
+            self.settle(Some(&victim)).await.map_err(|e| format!("while {victim} hangs: {e}"))?;
+        }
+        self.note("heal".to_owned());
+        self.machine.cri.heal();
+        let hangs = late || self.victim.is_some();
+        self.accounts.deadlines = false;
+        if hangs && self.chance.random_bool(0.7) {
+            self.machine.cri.restart();
+        } else {
+            self.accounts.deadlines = hangs;
+        }
+        self.up().await;
+        let taken = self.settle(None).await?;
+        self.wait(LAST_CRASH + Duration::from_secs(1)).await?;
+        self.settle(None).await.map_err(|e| format!("after it had settled: {e}"))?;
+        self.quiet().await?;
+        Ok(taken)
+    }
+
+    /// Waits for the desired state, as long as is granted.
+    async fn settle(&mut self, except: Option<&str>) -> Result<Duration, String> {
+        let (begun, granted) = (Instant::now(), self.accounts.granted(&self.profile));
+        let mut pause = Duration::from_millis(20);
+        loop {
+            self.serve().await?;
+            let Err(lacking) = check::settled(self, except).await else { return Ok(begun.elapsed()) };
+            if begun.elapsed() >= granted {
+                return Err(format!("not settled within {granted:?}: {lacking}"));
+            }
+            sleep(pause).await;
+            pause = (pause * 5 / 4).min(Duration::from_secs(2));
+        }
+    }
+
+    /// Nothing is done to what is as it should be.
+    async fn quiet(&mut self) -> Result<(), String> {
+        let before = self.machine.cri.calls().len();
+        self.wait(Duration::from_secs(5)).await?;
+        let acts = ["run_podsandbox", "create_container", "start_container", "stop_container"];
+        match self.machine.cri.calls().iter().skip(before).find(|call| acts.contains(&call.op)) {
+            Some(call) => Err(format!("not quiet: {} {}", call.op, call.target)),
+            None => check::settled(self, None).await.map_err(|e| format!("does not stay settled: {e}")),
+        }
+    }
+
+    /// The script does something.
+    pub fn note(&mut self, line: String) {
+        self.trace.note(line);
+    }
+
+    /// Time passes; the API server goes on.
+    pub async fn wait(&mut self, time: Duration) -> Result<(), String> {
+        let end = Instant::now() + time;
+        loop {
+            self.serve().await?;
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            sleep(left.min(SERVED)).await;
+        }
+    }
+
+    /// Starts the agent if it is down, and lets its sources answer.
+    pub async fn up(&mut self) {
+        if self.agent.is_none() {
+            self.agent = Some(self.machine.start().await);
+            self.told.clear();
+            self.note("agent started".to_owned());
+        }
+        for source in [PodSource::File, PodSource::Api] {
+            if !self.told.contains(&source) {
+                self.hand_in(source).await;
+            }
+        }
+    }
+
+    /// The agent goes, in one way or the other.
+    pub async fn down(&mut self, killed: bool) {
+        let Some(agent) = self.agent.take() else { return };
+        self.told.clear();
+        if killed {
+            self.note("agent killed".to_owned());
+            agent.kill();
+        } else {
+            self.note("agent stopped".to_owned());
+            agent.stop(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// A source tells the agent what it holds.
+    pub async fn hand_in(&mut self, source: PodSource) {
+        let Some(agent) = &self.agent else { return };
+        self.told.insert(source);
+        match source {
+            PodSource::Api => agent.api(self.api.values()).await,
+            _ => agent.files(self.files.values()).await,
+        }
+    }
+
+    /// A source that has answered before tells what has changed.
+    pub async fn changed(&mut self, source: PodSource) {
+        if self.told.contains(&source) {
+            self.hand_in(source).await;
+        }
+    }
+
+    /// All pods that are wanted.
+    pub fn wanted(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.files.values().chain(self.api.values())
+    }
+
+    /// The API server takes in statuses, and deletes what is finished.
+    async fn serve(&mut self) -> Result<(), String> {
+        let Some(agent) = &self.agent else { return Ok(()) };
+        invariants::restart_counts(&agent.status.snapshot(), &self.returned, &mut self.restarts)?;
+        let mut changed = false;
+        for word in agent.status.unsent() {
+            agent.status.sent(&word.pod.uid, word.version, self.machine.clock.now());
+            let Some(known) = self.api.get(&word.pod.uid) else { continue };
+            let object = with_status(known, &word.status);
+            self.api.insert(word.pod.uid.clone(), object);
+            changed = true;
+            if word.finished {
+                self.finished.insert(word.pod.uid);
+            }
+        }
+        let done = |uid: &PodUid, pod: &Pod| pod.is_deleting() && self.finished.contains(uid);
+        let gone: Vec<PodUid> =
+            self.api.iter().filter(|(uid, pod)| done(uid, pod)).map(|(uid, _)| uid.clone()).collect();
+        for uid in gone {
+            self.api.remove(&uid);
+            self.trace.note(format!("the API server deletes {uid}"));
+            changed = true;
+        }
+        if changed {
+            self.changed(PodSource::Api).await;
+        }
+        Ok(())
+    }
+}
+
+fn with_status(pod: &Pod, status: &api::PodStatus) -> Arc<Pod> {
+    let mut object = pod.to_object();
+    object.status = Some(status.clone());
+    Arc::new(Pod::new(object).expect("complete"))
+}
