@@ -12,7 +12,7 @@ test: deps      ## everything: tables, properties, simulation, scripted CRI, rea
 
 bench: deps     ## the figures of BENCHMARKS.md; BIN=/path/to/kubelet measures that one beside
 	$(CARGO) build --release
-	$(CARGO) bench --bench agent -- $(if $(BIN),--against $(BIN))
+	$(CARGO) bench --profile harness --bench agent -- $(if $(BIN),--against $(BIN))
 
 lint:           ## what CI refuses
 	$(CARGO) fmt --check

@@ -424,11 +424,7 @@ impl SyncLoop {
             return;
         }
         // What is not known may be alive: a sync turn finds out.
-        let alive = self
-            .context
-            .observer
-            .known()
-            .is_none_or(|known| known.pods.get(pod.uid()).is_some_and(|observed| observed.is_alive()));
+        let alive = self.context.observer.may_be_alive(pod.uid());
         let record = Record {
             id: pod.id().clone(),
             life: Lifecycle::first(pod.is_api_terminal(), alive),
@@ -642,10 +638,7 @@ impl SyncLoop {
 
     /// Whether the runtime already runs this very pod (the agent was restarted).
     fn runs_already(&self, pod: &Pod) -> bool {
-        self.context
-            .observer
-            .known()
-            .is_some_and(|known| known.pods.get(pod.uid()).is_some_and(|observed| observed.running().next().is_some()))
+        self.context.observer.known_pod(pod.uid()).is_some_and(|observed| observed.running().next().is_some())
     }
 
     fn publish(&mut self) {

@@ -109,6 +109,10 @@ impl PodObserver for Pleg {
         self.store.known()
     }
 
+    fn may_be_alive(&self, pod: &PodUid) -> bool {
+        self.store.may_be_alive(pod)
+    }
+
     async fn list(&self) -> Result<RuntimePods, String> {
         let (waiter, answer) = oneshot::channel();
         let ended = || "PLEG has ended".to_owned();

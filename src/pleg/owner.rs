@@ -47,6 +47,8 @@ pub(super) type Waiter = oneshot::Sender<Result<RuntimePods, String>>;
 const SUSPICION: Duration = Duration::from_millis(200);
 /// How long a runtime that clears up after a container may take before it is asked.
 const CLEARING_UP: Duration = Duration::from_millis(100);
+/// How long a worker that saw the last of its pod may take to let go of it.
+const LETTING_GO: Duration = Duration::from_secs(1);
 /// More suspects than this are left to the list.
 const SUSPECTS: usize = 1024;
 
@@ -113,6 +115,9 @@ pub(super) struct Owner {
     /// Objects that hints named, and the pod they named; looked into at the time beside.
     suspects: HashMap<String, Option<PodUid>>,
     suspects_due: Option<Instant>,
+    /// Pods of which nothing is left but a view; forgotten at the time beside, or with a list.
+    leaving: Vec<PodUid>,
+    leaving_due: Option<Instant>,
     seq: u64,
     places: Arc<Semaphore>,
     looks: JoinSet<LookEnd>,
@@ -131,6 +136,8 @@ impl Owner {
             again: BTreeSet::new(),
             suspects: HashMap::new(),
             suspects_due: None,
+            leaving: Vec::new(),
+            leaving_due: None,
             seq: 0,
             places,
             looks: JoinSet::new(),
@@ -163,7 +170,7 @@ impl Owner {
 
     fn wake(&self) -> Instant {
         let again = self.again.first().map(|(at, _)| *at);
-        let times = [again, self.suspects_due, self.lists.next];
+        let times = [again, self.suspects_due, self.leaving_due, self.lists.next];
         times.into_iter().flatten().min().unwrap_or_else(|| Instant::now() + Duration::from_secs(3600))
     }
 
@@ -177,9 +184,25 @@ impl Owner {
         if self.suspects_due.is_some_and(|at| at <= now) {
             self.examine_suspects();
         }
+        if self.leaving_due.is_some_and(|at| at <= now) {
+            self.leaving_due = None;
+            for uid in std::mem::take(&mut self.leaving) {
+                self.forget(&uid);
+            }
+        }
         if self.lists.next.is_some_and(|at| at <= now) {
             self.begin_list();
         }
+    }
+
+    /// Forgets a pod of which the runtime holds nothing, unless it is followed or looked at.
+    fn forget(&mut self, uid: &PodUid) -> bool {
+        let gone = |r: &Record| !r.is_looking && r.last.as_ref().is_none_or(|pod| pod.is_gone());
+        let forgotten = self.records.get(uid).is_some_and(gone) && self.tools.store.forget_unused(uid);
+        if forgotten {
+            self.records.remove(uid);
+        }
+        forgotten
     }
 
     fn marked(&mut self, uid: PodUid) {
@@ -220,9 +243,10 @@ impl Owner {
         if self.tools.store.is_marked(&uid) {
             self.begin_look(uid);
         } else if self.records.get(&uid).is_some_and(|r| r.last.as_ref().is_none_or(|pod| pod.is_gone()))
-            && self.tools.store.forget_unused(&uid)
+            && !self.forget(&uid)
         {
-            self.records.remove(&uid);
+            self.leaving.push(uid);
+            self.leaving_due.get_or_insert_with(|| Instant::now() + LETTING_GO);
         }
     }
 

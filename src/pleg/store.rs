@@ -198,9 +198,15 @@ impl Store {
     pub fn known(&self) -> Option<RuntimePods> {
         let index = self.lock();
         index.listed?;
-        let latest = |slot: &Slot| slot.listed.clone().or_else(|| slot.sender.borrow().as_ref().map(|o| o.pod.clone()));
-        let pods = index.slots.iter().filter_map(|(uid, slot)| Some((uid.clone(), latest(slot)?)));
-        Some(RuntimePods { pods: pods.filter(|(_, pod)| !pod.is_gone()).collect() })
+        let pods = index.slots.iter().filter_map(|(uid, slot)| Some((uid.clone(), slot.held()?)));
+        Some(RuntimePods { pods: pods.collect() })
+    }
+
+    /// Whether anything of a pod may be alive; true before the first complete list.
+    pub fn may_be_alive(&self, pod: &PodUid) -> bool {
+        let index = self.lock();
+        let alive = |slot: &Slot| slot.held().is_some_and(|seen| seen.is_alive());
+        index.listed.is_none() || index.slots.get(pod).is_some_and(alive)
     }
 
     /// The pod of the latest observation, or an empty one where there is none yet.
@@ -233,6 +239,12 @@ impl Store {
 impl Slot {
     fn new(pod: PodRef, seen: Option<Observation>) -> Self {
         Self { pod, sender: watch::Sender::new(seen), listed: None, mark: Mark::Clean, looking_since: None }
+    }
+
+    /// The last that was seen of it, unless that is nothing.
+    fn held(&self) -> Option<Arc<ObservedPod>> {
+        let latest = self.listed.clone().or_else(|| self.sender.borrow().as_ref().map(|seen| seen.pod.clone()));
+        latest.filter(|pod| !pod.is_gone())
     }
 
     fn is_unused(&self) -> bool {

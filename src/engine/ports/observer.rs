@@ -80,6 +80,11 @@ pub trait PodObserver: Send + Sync + 'static {
     fn acted(&self, pod: &PodUid) -> Generation;
     /// Everything known now, without asking the runtime; `None` before the first complete list.
     fn known(&self) -> Option<RuntimePods>;
+    /// Whether anything of a pod may be alive: what [`PodObserver::known`] says of it, and true
+    /// before the first complete list.
+    fn may_be_alive(&self, pod: &PodUid) -> bool {
+        self.known().is_none_or(|known| known.pods.get(pod).is_some_and(|seen| seen.is_alive()))
+    }
     /// Lists the runtime now and returns everything.
     ///
     /// # Errors
