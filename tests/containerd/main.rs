@@ -1,7 +1,16 @@
-//! The rooms on a real containerd and runc. Every test here needs root.
+//! Pods on a real containerd and runc, from manifest to process and back to nothing. Every test
+//! here needs root and is skipped by name without.
 
 #[path = "../kit/mod.rs"]
 mod kit;
+
+mod endings;
+mod environment;
+mod failures;
+mod logs;
+mod node;
+mod restarts;
+mod security;
 
 use kit::containerd;
 

@@ -353,16 +353,20 @@ impl Agent {
         }
     }
 
+    /// Sends a signal and waits for the end.
+    pub async fn end_with(&mut self, signal: Signal) -> ExitStatus {
+        self.signal(signal);
+        self.end().await
+    }
+
     /// Asks it to end; returns its exit code.
     pub async fn stop(mut self) -> Option<i32> {
-        self.signal(Signal::SIGTERM);
-        self.end().await.code()
+        self.end_with(Signal::SIGTERM).await.code()
     }
 
     /// Ends it as a crash would.
     pub async fn kill(mut self) {
-        self.signal(Signal::SIGKILL);
-        assert_eq!(self.end().await.signal(), Some(9));
+        assert_eq!(self.end_with(Signal::SIGKILL).await.signal(), Some(9));
     }
 }
 

@@ -1,0 +1,117 @@
+//! How pods end: hooks, grace periods, changed and removed manifests.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    kit::process::{container, manifest_of},
+    node::{Node, UNTIL_STOPPED, shell, uid_of},
+};
+
+/// A directory of the host that outlives the pods that write into it, and a volume of it.
+fn diary(node: &Node, name: &str) -> (PathBuf, Value) {
+    let path = node.home.path().join(format!("diary-{name}"));
+    fs::create_dir_all(&path).expect("a folder");
+    let volume = json!({"name": "diary", "hostPath": {"path": path}});
+    (path.join("entries"), volume)
+}
+
+fn with_diary(mut container: Value) -> Value {
+    container["volumeMounts"] = json!([{"name": "diary", "mountPath": "/diary"}]);
+    container
+}
+
+fn read(path: &PathBuf) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Hooks really run, in their order, and the signal comes after the second one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hooks_run_before_and_after() {
+    let Some(node) = Node::shared("hooks_run_before_and_after").await else { return };
+    let (entries, volume) = diary(&node, "hooks");
+    let script = "trap 'echo signal >> /diary/entries; exit 0' TERM; while true; do sleep 1 & wait $!; done";
+    let mut main = with_diary(shell("main", script));
+    let exec = |word: &str| json!({"exec": {"command": ["sh", "-c", format!("echo {word} >> /diary/entries")]}});
+    main["lifecycle"] = json!({"postStart": exec("started"), "preStop": exec("stopping")});
+    let spec = json!({"terminationGracePeriodSeconds": 20, "containers": [main], "volumes": [volume]});
+    let pod = node.run(&manifest_of("hooked", spec)).await;
+    assert_eq!(read(&entries), "started\n", "the container is not running before its hook has ended");
+    node.remove(&pod).await;
+    assert_eq!(read(&entries), "started\nstopping\nsignal\n");
+}
+
+/// A container has its grace period to end, all of it, and no more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_grace_period_is_kept() {
+    let Some(node) = Node::shared("the_grace_period_is_kept").await else { return };
+    let (entries, volume) = diary(&node, "grace");
+    let slow = "trap 'sleep 2; echo finished >> /diary/entries; exit 0' TERM; while true; do sleep 1 & wait $!; done";
+    let spec = json!({"terminationGracePeriodSeconds": 30, "containers": [with_diary(shell("main", slow))], "volumes": [volume]});
+    let pod = node.run(&manifest_of("slow", spec)).await;
+    let begun = Instant::now();
+    node.remove(&pod).await;
+    assert_eq!(read(&entries), "finished\n");
+    assert!(begun.elapsed() < Duration::from_secs(20), "it was not waited for longer than it took");
+
+    let deaf = "trap '' TERM; while true; do sleep 1; done";
+    let spec = json!({"terminationGracePeriodSeconds": 3, "containers": [shell("main", deaf)]});
+    let pod = node.run(&manifest_of("deaf", spec)).await;
+    let begun = Instant::now();
+    node.remove(&pod).await;
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(20), "{took:?}");
+}
+
+/// A changed manifest replaces its pod: the old one is gone before the new one runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_manifest_replaces_the_pod() {
+    let Some(node) = Node::shared("a_changed_manifest_replaces_the_pod").await else { return };
+    let (entries, volume) = diary(&node, "change");
+    let with = |word: &str| {
+        let script = format!(
+            "echo {word} begins >> /diary/entries; trap 'echo {word} ends >> /diary/entries; exit 0' TERM; \
+             while true; do sleep 1 & wait $!; done"
+        );
+        let spec = json!({"containers": [with_diary(shell("main", &script))], "volumes": [volume], "terminationGracePeriodSeconds": 20});
+        manifest_of("changing", spec)
+    };
+    let old = node.run(&with("old")).await;
+    node.agent.until("the first one writes", async || read(&entries) == "old begins\n").await;
+    node.home.put_pod(&with("new"));
+    node.agent.until_pod("changing", "replaced", |pod| uid_of(pod) != uid_of(&old)).await;
+    let new = node.agent.until_ready("changing").await;
+    node.agent.until("the second one writes", async || read(&entries).ends_with("new begins\n")).await;
+    assert_eq!(read(&entries), "old begins\nold ends\nnew begins\n");
+    assert_ne!(uid_of(&old), uid_of(&new));
+    node.until_nothing_is_left(&old).await;
+    node.remove(&new).await;
+}
+
+/// A pod whose container was killed behind the agent's back, and one whose sandbox was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_killed_from_outside_comes_back() {
+    let Some(node) = Node::shared("what_is_killed_from_outside_comes_back").await else { return };
+    let spec = json!({"terminationGracePeriodSeconds": 5, "containers": [shell("main", UNTIL_STOPPED)]});
+    let pod = node.run(&manifest_of("killed", spec)).await;
+    let pid = i32::try_from(node.pid(&pod, "main")).expect("a pid");
+    kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it runs");
+    let again = |pod: &Value| {
+        let main = container(pod, "main");
+        main["restartCount"] == 1 && main["ready"] == true
+    };
+    let after = node.agent.until_pod("killed", "running again", again).await;
+    let last = &container(&after, "main")["lastState"]["terminated"];
+    assert_eq!(last["exitCode"], 137, "{last:#}");
+    assert_eq!(after["status"]["podIP"], pod["status"]["podIP"], "the sandbox stays");
+    node.remove(&after).await;
+}
