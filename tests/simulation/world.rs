@@ -132,7 +132,9 @@ impl World {
         }
         self.up().await;
         let taken = self.settle(None).await?;
-        self.wait(LAST_CRASH + Duration::from_secs(1)).await?;
+        // What an agent asked before it was stopped goes on: containers may yet end.
+        let stops = if self.profile.has(Trouble::Stubborn) { self.accounts.grace } else { Duration::ZERO };
+        self.wait(LAST_CRASH.max(stops) + Duration::from_secs(1)).await?;
         self.settle(None).await.map_err(|e| format!("after it had settled: {e}"))?;
         self.quiet().await?;
         Ok(taken)

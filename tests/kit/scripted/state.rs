@@ -286,6 +286,9 @@ impl State {
     /// Starts a created container.
     pub fn start(&mut self, id: &str, now: i64) -> Result<(), Refusal> {
         let container = self.containers.get_mut(id).ok_or_else(|| not_found("container", id))?;
+        if !self.sandboxes.get(&container.sandbox).is_some_and(|s| s.ready) {
+            return Err((Code::Unknown, format!("sandbox container {:?} is not running", container.sandbox)));
+        }
         if container.state != cri::ContainerState::ContainerCreated {
             let text = format!("container is in {} state", container.state.as_str_name());
             return Err((Code::Unknown, format!("failed to set starting state for container {id:?}: {text}")));
