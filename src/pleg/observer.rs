@@ -19,7 +19,10 @@ use super::{
 };
 use crate::{
     engine::ports::{PodObserver, PodView, RuntimePods},
-    pod::{PodRef, PodUid, observed::Generation},
+    pod::{
+        PodRef, PodUid,
+        observed::{Generation, ObservedPod},
+    },
 };
 
 /// A pod whose look has been under way for long.
@@ -107,6 +110,10 @@ impl PodObserver for Pleg {
 
     fn known(&self) -> Option<RuntimePods> {
         self.store.known()
+    }
+
+    fn known_pod(&self, pod: &PodUid) -> Option<Arc<ObservedPod>> {
+        self.store.known_pod(pod)
     }
 
     fn may_be_alive(&self, pod: &PodUid) -> bool {

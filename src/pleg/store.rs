@@ -202,6 +202,13 @@ impl Store {
         Some(RuntimePods { pods: pods.collect() })
     }
 
+    /// One pod of [`Store::known`].
+    pub fn known_pod(&self, pod: &PodUid) -> Option<Arc<ObservedPod>> {
+        let index = self.lock();
+        index.listed?;
+        index.slots.get(pod)?.held()
+    }
+
     /// Whether anything of a pod may be alive; true before the first complete list.
     pub fn may_be_alive(&self, pod: &PodUid) -> bool {
         let index = self.lock();

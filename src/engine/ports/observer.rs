@@ -80,6 +80,10 @@ pub trait PodObserver: Send + Sync + 'static {
     fn acted(&self, pod: &PodUid) -> Generation;
     /// Everything known now, without asking the runtime; `None` before the first complete list.
     fn known(&self) -> Option<RuntimePods>;
+    /// One pod of [`PodObserver::known`].
+    fn known_pod(&self, pod: &PodUid) -> Option<Arc<ObservedPod>> {
+        self.known()?.pods.remove(pod)
+    }
     /// Whether anything of a pod may be alive: what [`PodObserver::known`] says of it, and true
     /// before the first complete list.
     fn may_be_alive(&self, pod: &PodUid) -> bool {
