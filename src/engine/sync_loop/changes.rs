@@ -1,0 +1,217 @@
+//! What the mux says: pods that come, change and go; who is let in, and whose resize is tried
+//! again (spec 02a §4, §8).
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tracing::{debug, error, info, warn};
+
+use super::{Command, SyncLoop, kill_and_wait, records::Record};
+use crate::{
+    engine::{
+        admission::{Admitted, Refusal, preemption},
+        allocation::{Candidate, Preempt, Presence, Retry, Trigger},
+        lifecycle::{Lifecycle, StatusOverride},
+        ports::Event,
+        worker::Cause,
+    },
+    pod::{Operation, Pod, PodChange, api, qos::Qos},
+};
+
+impl SyncLoop {
+    /// One operation of the mux.
+    pub(super) async fn on_change(&mut self, change: PodChange) {
+        let names: Vec<String> = change.pods.iter().map(|p| p.object_name()).collect();
+        debug!(source = change.source.as_str(), operation = ?change.operation, pods = ?names, "SyncLoop");
+        match change.operation {
+            Operation::Add => self.on_additions(change.pods).await,
+            Operation::Update | Operation::Delete => {
+                for pod in change.pods {
+                    self.on_update(pod).await;
+                }
+            }
+            Operation::Remove => {
+                for pod in change.pods {
+                    self.on_removal(&pod).await;
+                }
+            }
+            Operation::Reconcile => {
+                for pod in change.pods {
+                    self.on_reconcile(pod).await;
+                }
+            }
+        }
+        if self.ready.heard_from(change.source) {
+            self.changed = true;
+            info!(source = change.source.as_str(), "Pod source is ready");
+        }
+    }
+
+    async fn on_additions(&mut self, mut added: Vec<Arc<Pod>>) {
+        added.sort_by_key(|pod| pod.metadata.creation_timestamp.clone());
+        for pod in added {
+            self.pods.upsert(pod.clone());
+            self.changed = true;
+            if pod.is_mirror() {
+                self.poke_pod_of(&pod);
+            } else {
+                self.add(pod).await;
+            }
+        }
+        self.retry_resizes(Trigger::PodsAdded).await;
+    }
+
+    /// Admits a pod that is new to this node and hands it to a worker.
+    pub(super) async fn add(&mut self, pod: Arc<Pod>) {
+        let stopping = self.records.get(pod.uid()).is_some_and(Record::is_stopping);
+        if stopping || pod.is_api_terminal() {
+            self.hand_over(&pod, Cause::Create);
+            return;
+        }
+        let active = self.active_pods();
+        let node = self.context.node.borrow().clone();
+        let presence = if self.runs_already(&pod) { Presence::Running } else { Presence::Absent };
+        match self.allocator.admit(Candidate { pod: &pod, presence, active: &active, node: &node }) {
+            Ok(admitted) if admitted.victims.is_empty() => {
+                self.rejected.remove(pod.uid());
+                self.allocator.added(&pod);
+                self.hand_over(&pod, Cause::Create);
+            }
+            Ok(admitted) => {
+                self.preempting.insert(pod.uid().clone());
+                self.preempt(Some(pod), admitted);
+            }
+            Err(refusal) => self.reject(&pod, &refusal),
+        }
+    }
+
+    fn reject(&mut self, pod: &Arc<Pod>, refusal: &Refusal) {
+        warn!(pod = %pod.object_name(), podUID = %pod.uid(), reason = %refusal.reason, err = %refusal.message, "Pod was rejected");
+        self.allocator.reject(pod, refusal);
+        let status = api::PodStatus {
+            phase: Some("Failed".to_owned()),
+            qos_class: Some(Qos::of(pod).as_str().to_owned()),
+            reason: Some(refusal.reason.to_string()),
+            message: Some(refusal.status_message()),
+            ..Default::default()
+        };
+        self.context.status.set(pod, status, self.context.clock.now());
+        self.rejected.insert(pod.uid().clone());
+    }
+
+    /// Tries resizes that wait, and passes on what came of it.
+    pub(super) async fn retry_resizes(&mut self, trigger: Trigger) {
+        if !self.allocator.has_pending() {
+            return;
+        }
+        let active = self.active_pods();
+        let node = self.context.node.borrow().clone();
+        let retry = Retry { trigger, sources_ready: self.ready.all(), active: &active, node: &node };
+        let done = self.allocator.retry(retry).await;
+        self.retry_at = Instant::now() + done.next;
+        for uid in done.changed {
+            if let Some(pod) = self.pods.pod(&uid).cloned() {
+                self.hand_over(&pod, Cause::Update);
+            }
+        }
+        for Preempt { admitted, .. } in done.preempt {
+            self.preempt(None, admitted);
+        }
+    }
+
+    /// Kills others for a critical pod in a task of its own; a pod given is admitted again then.
+    fn preempt(&mut self, pod: Option<Arc<Pod>>, admitted: Admitted) {
+        let commands = self.commands.clone();
+        let events = self.context.events.clone();
+        self.allocator.preempted(&admitted);
+        self.context.tasks.spawn(async move {
+            for victim in admitted.victims {
+                events.record(Event::warning(victim.id(), preemption::REASON, preemption::MESSAGE));
+                let status = StatusOverride {
+                    reason: preemption::REASON.to_owned(),
+                    message: preemption::MESSAGE.to_owned(),
+                    disruption: Some((
+                        preemption::CONDITION_REASON.to_owned(),
+                        preemption::CONDITION_MESSAGE.to_owned(),
+                    )),
+                };
+                if let Err(text) = kill_and_wait(&commands, &victim, None, Some(status)).await {
+                    let message = "Container runtime did not kill the pod within specified grace period.";
+                    events.record(Event::warning(victim.id(), "ExceededGracePeriod", message));
+                    error!(pod = %victim.object_name(), err = %text, "Preemption: pod failed to evict");
+                }
+            }
+            if let Some(pod) = pod {
+                let _ = commands.send(Command::Preempted(pod)).await; // a closed loop needs no pod
+            }
+        });
+    }
+
+    async fn on_update(&mut self, pod: Arc<Pod>) {
+        let old = self.pods.pod(pod.uid()).cloned();
+        self.pods.upsert(pod.clone());
+        self.changed = true;
+        if pod.is_mirror() {
+            self.poke_pod_of(&pod);
+            return;
+        }
+        if old.is_some_and(|old| self.allocator.updated(&old, &pod)) {
+            self.retry_resizes(Trigger::PodUpdated).await;
+        }
+        // A pod that was refused stays refused until it is deleted; only its end goes on.
+        if !self.rejected.contains(pod.uid()) || pod.is_deleting() {
+            self.hand_over(&pod, Cause::Update);
+        }
+    }
+
+    async fn on_removal(&mut self, pod: &Arc<Pod>) {
+        self.pods.remove(pod);
+        self.changed = true;
+        if pod.is_mirror() {
+            self.poke_pod_of(pod);
+            return;
+        }
+        self.rejected.remove(pod.uid());
+        self.allocator.forget(pod.uid());
+        if self.records.contains_key(pod.uid()) {
+            self.stop_unwanted(pod.uid());
+        } else {
+            self.context.status.forget(pod.uid());
+        }
+        self.retry_resizes(Trigger::PodsRemoved).await;
+    }
+
+    async fn on_reconcile(&mut self, pod: Arc<Pod>) {
+        let became_terminal =
+            pod.is_api_terminal() && self.pods.pod(pod.uid()).is_some_and(|old| !old.is_api_terminal());
+        self.pods.upsert(pod.clone());
+        self.changed = true;
+        if !pod.is_mirror() && became_terminal {
+            self.hand_over(&pod, Cause::Update);
+            self.retry_resizes(Trigger::PodTerminated).await;
+        }
+    }
+
+    fn poke_pod_of(&mut self, mirror: &Pod) {
+        if let Some(pod) = self.pods.pod_of_mirror(mirror).cloned() {
+            self.hand_over(&pod, Cause::Update);
+        }
+    }
+
+    /// Desired pods that count for admission: not terminated, not rejected (spec 02 §2).
+    pub(super) fn active_pods(&self) -> Vec<Arc<Pod>> {
+        let counts = |pod: &&Arc<Pod>| {
+            let uid = pod.uid();
+            let life = self.records.get(uid).map(|record| &record.life);
+            !self.rejected.contains(uid)
+                && !life.is_some_and(Lifecycle::is_terminated)
+                && (!pod.is_api_terminal() || life.is_some_and(Lifecycle::is_stopping))
+        };
+        self.pods.pods().filter(counts).cloned().collect()
+    }
+
+    /// Whether the runtime already runs this very pod (the agent was restarted).
+    fn runs_already(&self, pod: &Pod) -> bool {
+        self.context.observer.known_pod(pod.uid()).is_some_and(|observed| observed.running().next().is_some())
+    }
+}

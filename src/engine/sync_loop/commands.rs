@@ -1,0 +1,135 @@
+//! What others ask of the sync loop: a turn, a kill, a description.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::{
+    SyncLoop,
+    records::{Record, State, send},
+};
+use crate::{
+    engine::{
+        grace::kill_wait,
+        lifecycle::{Lifecycle, StatusOverride, StopCause, StopOrder},
+        ports::StageView,
+        worker::Cause,
+    },
+    pod::{Pod, PodRef, PodUid},
+};
+
+/// What others ask of the sync loop.
+#[derive(Debug)]
+pub enum Command {
+    /// Take another turn of that pod (a probe said something new).
+    Poke(PodUid),
+    /// Kill a pod: eviction, preemption, shutdown. The answer is its life, to be watched.
+    Kill {
+        /// Which.
+        uid: PodUid,
+        /// Overrides the grace period, whole seconds.
+        grace: Option<i64>,
+        /// What the status shall say.
+        status: Option<StatusOverride>,
+        /// `None` where no such pod is worked on.
+        reply: oneshot::Sender<Option<watch::Receiver<Lifecycle>>>,
+    },
+    /// A critical pod for which others have been preempted.
+    Preempted(Arc<Pod>),
+    /// What every worker is doing.
+    Describe(oneshot::Sender<Vec<WorkerView>>),
+    /// What a sweep found on disk and in the cgroup tree.
+    Swept(Found),
+    /// Removal of these is done.
+    SweepDone(Vec<PodUid>),
+}
+
+/// What is found of pods outside the runtime.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Pods with a directory.
+    pub directories: Vec<PodUid>,
+    /// Pods with a cgroup.
+    pub cgroups: Vec<PodUid>,
+}
+
+/// One worker, for `why` and the server.
+#[derive(Clone, Debug)]
+pub struct WorkerView {
+    /// Which pod.
+    pub id: PodRef,
+    /// Where it is in its life.
+    pub life: Lifecycle,
+    /// What it waits for; `None` where it stands in line or is finished.
+    pub stage: Option<StageView>,
+}
+
+impl SyncLoop {
+    pub(super) async fn on_command(&mut self, command: Command) {
+        match command {
+            Command::Poke(uid) => {
+                if let Some(record) = self.records.get_mut(&uid) {
+                    send(record, Cause::Sync);
+                }
+            }
+            Command::Kill { uid, grace, status, reply } => {
+                let order = StopOrder { cause: StopCause::Evicted, grace_override: grace, status };
+                self.stop(&uid, order);
+                let life = self.records.get(&uid).and_then(|record| match &record.state {
+                    State::Working(handle) => Some(handle.life.clone()),
+                    State::Waiting | State::Finished => None,
+                });
+                let _ = reply.send(life); // who asked may be gone
+            }
+            Command::Preempted(pod) => {
+                self.preempting.remove(pod.uid());
+                if let Some(pod) = self.pods.pod(pod.uid()).cloned() {
+                    self.add(pod).await;
+                }
+            }
+            Command::Describe(reply) => {
+                let _ = reply.send(self.describe()); // who asked may be gone
+            }
+            Command::Swept(found) => self.on_swept(found),
+            Command::SweepDone(uids) => {
+                for uid in uids {
+                    self.sweeping.remove(&uid);
+                    self.try_start(&uid, Cause::Create);
+                }
+            }
+        }
+    }
+
+    fn describe(&self) -> Vec<WorkerView> {
+        let view = |record: &Record| WorkerView {
+            id: record.id.clone(),
+            life: record.life.clone(),
+            stage: match &record.state {
+                State::Working(handle) => Some(handle.stage.view()),
+                State::Waiting | State::Finished => None,
+            },
+        };
+        self.records.values().map(view).collect()
+    }
+}
+
+/// Kills a pod and waits until nothing of it runs: at most max(10 s, 1.5 × grace) (spec 02a §7).
+///
+/// # Errors
+/// `timeout waiting to kill pod`.
+pub async fn kill_and_wait(
+    commands: &mpsc::Sender<Command>,
+    pod: &Pod,
+    grace: Option<i64>,
+    status: Option<StatusOverride>,
+) -> Result<(), String> {
+    let limit = kill_wait(grace, pod.spec().termination_grace_period_seconds);
+    let (reply, answer) = oneshot::channel();
+    let closed = || "the sync loop is gone".to_owned();
+    commands.send(Command::Kill { uid: pod.uid().clone(), grace, status, reply }).await.map_err(|_| closed())?;
+    let Some(mut life) = answer.await.map_err(|_| closed())? else { return Ok(()) };
+    match tokio::time::timeout(limit, life.wait_for(Lifecycle::is_terminated)).await {
+        Ok(_) => Ok(()), // a worker that is gone runs nothing
+        Err(_) => Err("timeout waiting to kill pod".to_owned()),
+    }
+}

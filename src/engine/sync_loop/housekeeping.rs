@@ -1,0 +1,183 @@
+//! Housekeeping: what no event told, every two seconds and cheap (spec 02a §11).
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+use tracing::{debug, error, info};
+
+use super::{
+    Command, Found, SyncLoop,
+    records::{Record, State},
+};
+use crate::{
+    engine::{
+        allocation::Trigger,
+        lifecycle::{Lifecycle, Wish},
+        worker::Cause,
+    },
+    pod::{Pod, PodRef, PodUid, observed::ObservedPod},
+};
+
+/// How often leftovers on disk are looked for although nothing was removed.
+const SWEEP_PERIOD: Duration = Duration::from_secs(60);
+
+impl SyncLoop {
+    pub(super) async fn housekeeping(&mut self) {
+        let begun = Instant::now();
+        self.count();
+        self.start_waiting();
+        if Instant::now() >= self.retry_at {
+            self.retry_resizes(Trigger::Periodic).await;
+        }
+        if !self.ready.all() {
+            return;
+        }
+        let unwanted: Vec<PodUid> = self
+            .records
+            .iter()
+            .filter(|(uid, record)| record.pod.is_some() && !self.pods.contains(uid) && record.wish.stop.is_none())
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in unwanted {
+            self.stop_unwanted(&uid);
+        }
+        self.revive();
+        self.bury_orphans();
+        self.sweep();
+        let taken = begun.elapsed();
+        if taken > Duration::from_secs(1) {
+            error!(expected = "1s", actual = ?taken, "Housekeeping took longer than expected");
+        }
+    }
+
+    /// Active pods without a worker get one; without admission, they had it.
+    fn revive(&mut self) {
+        let known = |pod: &&Arc<Pod>| !self.records.contains_key(pod.uid());
+        let wanted = |pod: &&Arc<Pod>| !self.rejected.contains(pod.uid()) && !pod.is_api_terminal();
+        let forgotten: Vec<Arc<Pod>> = self.pods.pods().filter(known).filter(wanted).cloned().collect();
+        for pod in forgotten.into_iter().filter(|pod| !self.preempting.contains(pod.uid())).collect::<Vec<_>>() {
+            self.hand_over(&pod, Cause::Create);
+        }
+    }
+
+    /// Static pods that wait for the first list of the runtime.
+    fn start_waiting(&mut self) {
+        let waits = |record: &Record| matches!(record.state, State::Waiting) && !record.leftovers_seen;
+        let held = self.records.iter().filter(|(_, record)| waits(record)).map(|(uid, _)| uid.clone());
+        for uid in held.collect::<Vec<_>>() {
+            self.try_start(&uid, Cause::Create);
+        }
+    }
+
+    /// Takes down what the runtime holds although nobody knows it, be it alive or dead.
+    fn bury_orphans(&mut self) {
+        let Some(known) = self.context.observer.known() else { return };
+        for (uid, observed) in known.pods {
+            if self.records.contains_key(&uid) || self.pods.contains(&uid) {
+                continue;
+            }
+            self.bury(&observed);
+        }
+    }
+
+    /// A worker for what only the runtime knows; it takes it down.
+    pub(super) fn bury(&mut self, observed: &ObservedPod) {
+        let id = observed.id.clone();
+        if observed.is_alive() {
+            info!(pod = %id.object_name(), podUID = %id.uid, "Killing a pod that nobody wants");
+            self.context.metrics.orphaned_runtime_pods.inc();
+        }
+        let record = Record {
+            id: id.clone(),
+            pod: None,
+            wish: Wish::default(),
+            // Known at once, so that a pod of this UID that comes now starts after it.
+            life: Lifecycle::Syncing.heed(&Wish::default(), None),
+            state: State::Waiting,
+            restart_requested: false,
+            leftovers_seen: true,
+        };
+        self.records.insert(id.uid.clone(), record);
+        self.try_start(&id.uid, Cause::Kill);
+    }
+
+    /// Looks for directories and cgroups of pods that are gone, in a task of its own.
+    fn sweep(&mut self) {
+        let overdue = self.heartbeat.since_sweep() >= SWEEP_PERIOD;
+        if !(self.sweep_due || overdue) || !self.sweeping.is_empty() {
+            return;
+        }
+        self.sweep_due = false;
+        self.heartbeat.swept();
+        let (context, commands) = (self.context.clone(), self.commands.clone());
+        self.context.tasks.spawn(async move {
+            let found =
+                Found { directories: context.volumes.pods_on_disk().await, cgroups: context.resources.pods().await };
+            let _ = commands.send(Command::Swept(found)).await; // a closed loop sweeps no more
+        });
+    }
+
+    /// Removes what was found of pods that nobody knows; a pod of such a UID that comes
+    /// meanwhile waits until its leftovers are gone.
+    pub(super) fn on_swept(&mut self, found: Found) {
+        let Some(known) = self.context.observer.known() else { return };
+        let gone =
+            |uid: &PodUid| !self.records.contains_key(uid) && !self.pods.contains(uid) && !known.pods.contains_key(uid);
+        let directories: Vec<PodUid> = found.directories.into_iter().filter(gone).collect();
+        let cgroups: Vec<PodUid> = found.cgroups.into_iter().filter(gone).collect();
+        if directories.is_empty() && cgroups.is_empty() {
+            return;
+        }
+        self.sweeping.extend(directories.iter().chain(&cgroups).cloned());
+        let all: Vec<PodUid> = self.sweeping.iter().cloned().collect();
+        let (context, commands) = (self.context.clone(), self.commands.clone());
+        self.context.tasks.spawn(async move {
+            for uid in directories {
+                if let Err(error) = context.volumes.remove_directory(&uid).await {
+                    debug!(podUID = %uid, err = %error, "Orphaned pod directory stays");
+                }
+            }
+            for uid in cgroups {
+                let id = PodRef { uid: uid.clone(), name: "".into(), namespace: "".into() };
+                if let Err(error) = context.resources.remove(&id).await {
+                    debug!(podUID = %uid, err = %error, "Orphaned pod cgroup stays");
+                }
+            }
+            let _ = commands.send(Command::SweepDone(all)).await; // a closed loop waits for nothing
+        });
+    }
+
+    fn count(&self) {
+        let metrics = &self.context.metrics;
+        let mut desired = [0_i64; 2];
+        for pod in self.pods.pods() {
+            desired[usize::from(pod.is_static())] += 1;
+        }
+        let mut active = [0_i64; 2];
+        for pod in self.active_pods() {
+            active[usize::from(pod.is_static())] += 1;
+        }
+        for (i, label) in ["", "true"].into_iter().enumerate() {
+            metrics.desired_pods.with_label_values(&[label]).set(desired[i]);
+            metrics.active_pods.with_label_values(&[label]).set(active[i]);
+        }
+        metrics.mirror_pods.set(count(self.pods.mirrors().count()));
+        metrics.ephemeral_containers.set(count(self.pods.pods().map(|p| p.ephemeral_containers().len()).sum()));
+        let mut working = crate::metrics::WorkingPods::new();
+        for (uid, record) in &self.records {
+            let (config, is_static) = match &record.pod {
+                None => ("runtime_only", "unknown"),
+                Some(pod) => {
+                    let config = if self.pods.contains(uid) { "desired" } else { "orphan" };
+                    (config, crate::metrics::static_label(pod.is_static()))
+                }
+            };
+            *working.entry((record.life.label(), config, is_static)).or_default() += 1;
+        }
+        metrics.set_working(&working);
+    }
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,173 @@
+//! The sync loop: one task that owns what is desired, who works on it, and who may start.
+//!
+//! ```text
+//!  mux ──changes──►  ┌───────────┐ ──desired──► worker (one per pod)
+//!  workers ─reports─►│ sync loop │
+//!  others ─commands─►└───────────┘ ──snapshot─► server, status
+//!  2 s tick ─────────────▲
+//! ```
+//!
+//! It decides and dispatches, and never waits: whatever can block for one pod is done by that
+//! pod's worker or in a task of its own. Behaviour: spec 02a §3, §4, §9, §11, with the
+//! improvements of §14 (readiness per source, restarts at once, a runtime outage stops nothing
+//! but runtime calls).
+
+mod changes;
+mod commands;
+mod housekeeping;
+mod records;
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, MissedTickBehavior},
+};
+use tracing::info;
+
+pub use commands::{Command, Found, WorkerView, kill_and_wait};
+use records::Record;
+
+use super::{
+    allocation::Allocator,
+    fates::{Fates, FatesView},
+    heartbeat::Heartbeat,
+    lifecycle::Lifecycle,
+    pod_manager::PodManager,
+    ready::SourcesReady,
+    static_order::StaticOrder,
+    worker::{Report, WorkerContext},
+};
+use crate::pod::{Pod, PodChange, PodUid};
+
+/// How others reach the sync loop.
+#[derive(Clone, Debug)]
+pub struct EngineHandle {
+    /// Commands.
+    pub commands: mpsc::Sender<Command>,
+    /// All desired pods (mirrors excluded), in order of namespace, name and UID.
+    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    /// What becomes of each pod.
+    pub fates: FatesView,
+    /// When the loop last turned.
+    pub heartbeat: Heartbeat,
+}
+
+/// What the sync loop is fed with.
+pub struct Inputs {
+    /// The mux.
+    pub changes: mpsc::Receiver<PodChange>,
+    /// The workers.
+    pub reports: mpsc::Receiver<Report>,
+    /// Which sources are registered.
+    pub ready: SourcesReady,
+    /// Admission and allocation.
+    pub allocator: Allocator,
+}
+
+/// The task's state; see the module's documentation.
+pub struct SyncLoop {
+    context: Arc<WorkerContext>,
+    commands: mpsc::Sender<Command>,
+    pods: PodManager,
+    records: HashMap<PodUid, Record>,
+    order: StaticOrder,
+    ready: SourcesReady,
+    allocator: Allocator,
+    retry_at: Instant,
+    preempting: HashSet<PodUid>,
+    rejected: HashSet<PodUid>,
+    sweeping: HashSet<PodUid>,
+    sweep_due: bool,
+    published: watch::Sender<Arc<Vec<Arc<Pod>>>>,
+    fates: watch::Sender<Arc<Fates>>,
+    changed: bool,
+    heartbeat: Heartbeat,
+}
+
+/// How long the first list of the runtime is waited for before pods are taken in without it.
+const FIRST_LIST: Duration = Duration::from_secs(5);
+
+/// Starts the sync loop.
+pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
+    let (commands, received) = mpsc::channel(256);
+    let (published, pods) = watch::channel(Arc::new(Vec::new()));
+    let (fates, fates_seen) = watch::channel(Arc::default());
+    let heartbeat = Heartbeat::new();
+    if let Some(writer) = inputs.allocator.take_writer() {
+        context.tasks.spawn(writer.run(context.shutdown.clone()));
+    }
+    let sync_loop = SyncLoop {
+        context: context.clone(),
+        commands: commands.clone(),
+        pods: PodManager::default(),
+        records: HashMap::new(),
+        order: StaticOrder::default(),
+        ready: inputs.ready,
+        allocator: inputs.allocator,
+        retry_at: Instant::now(),
+        preempting: HashSet::new(),
+        rejected: HashSet::new(),
+        sweeping: HashSet::new(),
+        sweep_due: true,
+        published,
+        fates,
+        changed: true,
+        heartbeat: heartbeat.clone(),
+    };
+    context.tasks.spawn(sync_loop.run(inputs.changes, inputs.reports, received));
+    EngineHandle { commands, pods, fates: FatesView(fates_seen), heartbeat }
+}
+
+impl SyncLoop {
+    async fn run(
+        mut self,
+        mut changes: mpsc::Receiver<PodChange>,
+        mut reports: mpsc::Receiver<Report>,
+        mut commands: mpsc::Receiver<Command>,
+    ) {
+        info!("Starting kubelet main sync loop");
+        let mut tick = tokio::time::interval(self.context.config.housekeeping_period);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let shutdown = self.context.shutdown.clone();
+        let mut sources_open = true;
+        // Admission and restarts depend on what runs already; a runtime that is down is not waited for.
+        let observer = self.context.observer.clone();
+        let first_list = tokio::time::timeout(FIRST_LIST, observer.list());
+        tokio::pin!(first_list);
+        let mut listed = false;
+        loop {
+            self.heartbeat.beat();
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                Some(report) = reports.recv() => self.on_report(report),
+                _ = &mut first_list, if !listed => listed = true,
+                change = changes.recv(), if listed && sources_open => match change {
+                    Some(change) => self.on_change(change).await,
+                    None => sources_open = false,
+                },
+                Some(command) = commands.recv() => self.on_command(command).await,
+                _ = tick.tick() => self.housekeeping().await,
+            }
+            self.publish();
+        }
+    }
+
+    fn publish(&mut self) {
+        if !std::mem::take(&mut self.changed) {
+            return;
+        }
+        let mut all: Vec<Arc<Pod>> = self.pods.pods().cloned().collect();
+        all.sort_by(|a, b| (a.namespace(), a.name(), a.uid()).cmp(&(b.namespace(), b.name(), b.uid())));
+        self.published.send_replace(Arc::new(all));
+        let desired = self.pods.pods().map(|pod| (pod.uid().clone(), None));
+        let mut pods: HashMap<PodUid, Option<Lifecycle>> = desired.collect();
+        pods.extend(self.records.iter().map(|(uid, record)| (uid.clone(), Some(record.life.clone()))));
+        self.fates.send_replace(Arc::new(Fates { sources_ready: self.ready.all(), pods }));
+    }
+}

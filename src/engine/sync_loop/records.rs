@@ -1,0 +1,221 @@
+//! A record per pod that is worked on, from the first word about it until nobody wants it:
+//! who may start, who has to stop, and when a pod is forgotten (spec 02a §9).
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::SyncLoop;
+use crate::{
+    engine::{
+        lifecycle::{self, Lifecycle, StopCause, StopOrder, Wish},
+        worker::{self, Cause, Desired, Report, WorkerHandle},
+    },
+    pod::{Pod, PodFullName, PodRef, PodUid},
+};
+
+pub(super) enum State {
+    /// Stands in line behind another pod of its full name, or behind a removal.
+    Waiting,
+    /// Has a worker.
+    Working(WorkerHandle),
+    /// Its worker is done.
+    Finished,
+}
+
+pub(super) struct Record {
+    pub(super) id: PodRef,
+    pub(super) pod: Option<Arc<Pod>>,
+    pub(super) wish: Wish,
+    pub(super) life: Lifecycle,
+    pub(super) state: State,
+    pub(super) restart_requested: bool,
+    /// Whether leftovers of its full name have been looked for.
+    pub(super) leftovers_seen: bool,
+}
+
+impl Record {
+    /// Whether it is on its way out: its worker says so, or was told to stop and has not said yet.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.life.is_stopping() || self.wish.stop.is_some()
+    }
+}
+
+impl SyncLoop {
+    /// Tells a pod's worker the latest definition; creates record and worker where there is none.
+    pub(super) fn hand_over(&mut self, pod: &Arc<Pod>, cause: Cause) {
+        let allocated = self.allocator.allocated(pod);
+        if let Some(record) = self.records.get_mut(pod.uid()) {
+            if record.is_stopping() && cause == Cause::Create {
+                record.restart_requested = true;
+                if record.life.is_finished() {
+                    self.restart(&pod.uid().clone());
+                }
+                return;
+            }
+            record.pod = Some(allocated);
+            send(record, cause);
+            return;
+        }
+        // What is not known may be alive: a sync turn finds out.
+        let alive = self.context.observer.may_be_alive(pod.uid());
+        let record = Record {
+            id: pod.id().clone(),
+            life: Lifecycle::first(pod.is_api_terminal(), alive),
+            pod: Some(allocated),
+            wish: Wish::default(),
+            state: State::Waiting,
+            restart_requested: false,
+            leftovers_seen: false,
+        };
+        self.records.insert(pod.uid().clone(), record);
+        self.try_start(pod.uid(), cause);
+    }
+
+    /// Starts a record's worker unless it has to wait for its full name or for a removal.
+    pub(super) fn try_start(&mut self, uid: &PodUid, cause: Cause) {
+        let Some(record) = self.records.get(uid) else { return };
+        if !matches!(record.state, State::Waiting) || self.sweeping.contains(uid) {
+            return;
+        }
+        let is_static = record.pod.as_ref().is_some_and(|pod| pod.is_static());
+        let (id, name) = (record.id.clone(), record.id.full_name());
+        if is_static && !(self.let_leftovers_first(uid, &name) && self.order.enter(&name, uid)) {
+            debug!(pod = %id.object_name(), podUID = %uid, "Static pod waits for another of its name");
+            return;
+        }
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let desired = Desired { pod: record.pod.clone(), wish: record.wish.clone(), cause, handed_at: Instant::now() };
+        let handle = worker::spawn(self.context.clone(), record.id.clone(), record.life.clone(), desired);
+        record.state = State::Working(handle);
+    }
+
+    /// A static pod that was changed while the agent was away still runs under its old UID: that
+    /// one is taken down first, whatever the other sources have yet to tell (none of them can
+    /// want a pod of the same name). False while the runtime has not shown what it holds.
+    fn let_leftovers_first(&mut self, uid: &PodUid, name: &PodFullName) -> bool {
+        match self.records.get_mut(uid) {
+            Some(record) if !record.leftovers_seen => {}
+            _ => return true,
+        }
+        let Some(known) = self.context.observer.known() else { return false };
+        if let Some(record) = self.records.get_mut(uid) {
+            record.leftovers_seen = true;
+        }
+        let others = known.pods.into_iter().filter(|(other, _)| other != uid && !self.pods.contains(other));
+        let alive = others.filter(|(_, observed)| observed.id.full_name() == *name && observed.is_alive());
+        for (other, observed) in alive.collect::<Vec<_>>() {
+            match self.records.get(&other) {
+                None => {
+                    self.order.enter(name, &other);
+                    self.bury(&observed);
+                }
+                Some(record) if record.pod.is_none() && !record.life.is_terminated() => {
+                    self.order.enter(name, &other);
+                }
+                Some(_) => {}
+            }
+        }
+        true
+    }
+
+    /// Orders a pod to stop because nobody wants it any more, if its source may be believed.
+    pub(super) fn stop_unwanted(&mut self, uid: &PodUid) {
+        let Some(record) = self.records.get(uid) else { return };
+        let source = record.pod.as_ref().and_then(|pod| pod.source());
+        if source.is_some_and(|source| !self.ready.is_ready(source)) {
+            debug!(podUID = %uid, "Skipping delete because the source is not ready yet");
+            return;
+        }
+        self.stop(uid, StopOrder { cause: StopCause::Deleted, grace_override: None, status: None });
+    }
+
+    pub(super) fn stop(&mut self, uid: &PodUid, order: StopOrder) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.restart_requested = false;
+        let folded = lifecycle::fold(record.wish.stop.take(), order);
+        record.wish.stop = Some(folded);
+        match record.state {
+            State::Working(_) => send(record, Cause::Kill),
+            State::Waiting => {
+                // Never started: nothing runs, no runtime call is needed.
+                record.state = State::Finished;
+                record.life = Lifecycle::Finished { cause: StopCause::Deleted };
+                self.leave_line(uid);
+                self.on_finished(uid);
+            }
+            State::Finished => {
+                record.life = record.life.clone().heed(&record.wish, record.pod.as_deref());
+                self.on_finished(uid);
+            }
+        }
+    }
+
+    /// A worker says where its pod is.
+    pub(super) fn on_report(&mut self, report: Report) {
+        let uid = &report.id.uid;
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.life = report.life;
+        let (terminated, finished) = (record.life.is_terminated(), record.life.is_finished());
+        if finished {
+            record.state = State::Finished;
+        }
+        self.changed = true;
+        if terminated {
+            self.leave_line(uid);
+        }
+        if finished {
+            self.on_finished(&uid.clone());
+        }
+    }
+
+    fn leave_line(&mut self, uid: &PodUid) {
+        let Some(record) = self.records.get(uid) else { return };
+        if let Some(next) = self.order.leave(&record.id.full_name(), uid) {
+            self.try_start(&next, Cause::Create);
+        }
+    }
+
+    /// A finished pod is forgotten once nobody wants it; one that was asked for again restarts.
+    fn on_finished(&mut self, uid: &PodUid) {
+        let Some(record) = self.records.get(uid) else { return };
+        if record.restart_requested {
+            self.restart(uid);
+        } else if !self.pods.contains(uid) {
+            self.purge(uid);
+        }
+    }
+
+    /// The same UID again: forget its first life and start a second one, without admission.
+    fn restart(&mut self, uid: &PodUid) {
+        self.purge(uid);
+        if let Some(pod) = self.pods.pod(uid).cloned() {
+            let label = crate::metrics::static_label(pod.is_static());
+            self.context.metrics.restarted_pods.with_label_values(&[label]).inc();
+            self.context.status.forget(uid);
+            self.hand_over(&pod, Cause::Create);
+        }
+    }
+
+    fn purge(&mut self, uid: &PodUid) {
+        self.leave_line(uid);
+        if self.records.remove(uid).is_none() {
+            return;
+        }
+        self.context.runtime.forget(uid);
+        if !self.pods.contains(uid) {
+            self.context.status.forget(uid);
+            self.allocator.forget(uid);
+        }
+        self.sweep_due = true;
+        self.changed = true;
+    }
+}
+
+pub(super) fn send(record: &Record, cause: Cause) {
+    if let State::Working(handle) = &record.state {
+        let desired = Desired { pod: record.pod.clone(), wish: record.wish.clone(), cause, handed_at: Instant::now() };
+        handle.desired.send_replace(desired);
+    }
+}
