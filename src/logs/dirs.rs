@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::pod::PodUid;
+use crate::pod::{PodRef, PodUid};
 
 /// UID of the pod that a log directory `<namespace>_<name>_<uid>` belongs to; `None` for what is
 /// not such a directory.
@@ -56,6 +56,23 @@ pub fn remove_log(log: &Path) -> io::Result<()> {
 /// It cannot be removed.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the log directory `<namespace>_<name>_<uid>` of a pod below `root`; absent counts as
+/// removed.
+///
+/// # Errors
+/// It cannot be removed, or names of the pod (which may come from the runtime's labels) would
+/// lead out of `root`.
+pub fn remove_of_pod(root: &Path, pod: &PodRef) -> io::Result<()> {
+    let name = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
+    if name.contains('/') {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is no name of a directory")));
+    }
+    match fs::remove_dir_all(root.join(name)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }

@@ -17,7 +17,7 @@ use super::{busy::Busy, dirs, links, read::LogReader, rotate::Rotator, rotated, 
 use crate::{
     cri::RuntimeService,
     engine::ports::{Clock, ContainerExit, ContainerLogFile, ContainerLogs, MayGo, TerminationMessages},
-    pod::ContainerId,
+    pod::{ContainerId, PodRef},
 };
 
 /// The room's numbers and places.
@@ -139,6 +139,14 @@ impl ContainerLogs for Manager {
             let Some(link) = link else { return Ok(()) };
             dirs::remove(&link)
                 .map_err(|e| format!("failed to remove container {:?} log symlink {}: {e}", file.id, link.display()))
+        });
+        removed.await.unwrap_or_else(|e| Err(e.to_string()))
+    }
+
+    async fn remove_directory(&self, pod: PodRef) -> Result<(), String> {
+        let root = self.config.pod_logs_dir.clone();
+        let removed = spawn_blocking(move || {
+            dirs::remove_of_pod(&root, &pod).map_err(|e| format!("failed to remove the logs of pod {}: {e}", pod.uid))
         });
         removed.await.unwrap_or_else(|e| Err(e.to_string()))
     }

@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl RuntimeManager {
-    /// Removes the containers of a pod with their logs, then its sandboxes. Refuses while a
-    /// container runs; what is gone already counts as removed.
+    /// Removes the containers of a pod with their logs, then its sandboxes, then its log
+    /// directory. Refuses while a container runs; what is gone already counts as removed.
     pub(super) async fn remove_observed(&self, observed: &ObservedPod) -> Result<(), String> {
         if let Some(running) = observed.running().next() {
             return Err(format!("container {} still runs", running.id));
@@ -20,7 +20,8 @@ impl RuntimeManager {
         let containers = join_all(observed.containers.iter().map(|c| self.remove_ended(observed, c))).await;
         failures(containers)?;
         let sandboxes = join_all(observed.sandboxes.iter().map(|s| self.remove_sandbox(s.id.as_str()))).await;
-        failures(sandboxes)
+        failures(sandboxes)?;
+        self.deps.logs.remove_directory(observed.id.clone()).await
     }
 
     async fn remove_ended(&self, observed: &ObservedPod, instance: &ObservedContainer) -> Result<(), String> {

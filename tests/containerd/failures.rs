@@ -39,7 +39,7 @@ async fn what_cannot_start_says_why() {
         ),
         ("badname", json!({"image": "Not A Name"}), "InvalidImageName", "couldn't parse image name"),
         ("nofile", json!({"command": ["/no/such/program"]}), "CrashLoopBackOff", "back-off"),
-        ("nouser", json!({"image": GHOST}), "CreateContainerError", "ghost"),
+        ("nouser", json!({"image": GHOST}), "CreateContainerError", "no users found"),
     ];
     for (name, fields, reason, text) in rows {
         let mut main = json!({"name": "main"});

@@ -96,15 +96,18 @@ impl Node {
         if self.agent.pods().await.iter().any(|pod| uid_of(pod) == uid) {
             left.push("shown".to_owned());
         }
-        let (_, containers) =
-            self.containerd.ctr(&["containers", "ls", &format!("labels.\"io.kubernetes.pod.uid\"=={uid}")]);
-        left.extend(containers.lines().skip(1).map(str::to_owned));
         let folders = [self.home.root().join("pods").join(uid), self.home.logs().join(format!("default_{name}_{uid}"))];
         left.extend(folders.iter().filter(|folder| folder.exists()).map(|folder| folder.display().to_string()));
         let folder = &folders[1];
         let points_there = |link: &PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(folder));
         left.extend(links("").iter().filter(|link| points_there(link)).map(|link| link.display().to_string()));
         left.extend(self.cgroup.of_pod(uid).iter().map(|group| group.display().to_string()));
+        if left.is_empty() {
+            // Last, because a process is what asking takes.
+            let filter = format!("labels.\"io.kubernetes.pod.uid\"=={uid}");
+            let (_, containers) = self.containerd.ctr(&["containers", "ls", &filter]);
+            left.extend(containers.lines().skip(1).map(str::to_owned));
+        }
         left
     }
 

@@ -195,6 +195,9 @@ impl ContainerLogs for NoLogs {
     async fn remove(&self, _file: ContainerLogFile) -> Result<(), String> {
         Ok(())
     }
+    async fn remove_directory(&self, _pod: PodRef) -> Result<(), String> {
+        Ok(())
+    }
     async fn remove_directories(&self, _may_go: MayGo) {}
     async fn remove_dangling_links(&self, _alive: HashSet<ContainerId>) {}
 }

@@ -5,6 +5,7 @@ use std::{collections::HashSet, fs, io::Read, os::unix::fs::PermissionsExt, sync
 use berth::{
     engine::ports::{ContainerLogFile, ContainerLogs},
     logs::LogsConfig,
+    pod::PodRef,
 };
 use flate2::read::GzDecoder;
 use tokio::time::sleep;
@@ -155,6 +156,14 @@ async fn dead_links_and_directories_of_gone_pods_are_removed() {
     assert!(fs::symlink_metadata(&link).is_err());
 
     let pods = house.root.path().join("pods");
+    let pod = |name: &str| PodRef { uid: "uid-own".into(), name: name.into(), namespace: "default".into() };
+    fs::create_dir_all(pods.join("default_own_uid-own/main")).expect("created");
+    house.manager.remove_directory(pod("own")).await.expect("removed");
+    assert!(!pods.join("default_own_uid-own").exists());
+    house.manager.remove_directory(pod("own")).await.expect("idempotent");
+    // Names of pods that only the runtime knows are foreign.
+    house.manager.remove_directory(pod("/../../pods")).await.expect_err("leads elsewhere");
+    assert!(pods.exists());
     fs::create_dir_all(pods.join("default_old_uid-old/main")).expect("created");
     fs::create_dir_all(pods.join("lost+found")).expect("created");
     house.manager.remove_directories(Arc::new(|uid| uid.as_str() == "uid-old")).await;

@@ -53,6 +53,7 @@ pub struct World {
     pub missing_images: Mutex<HashSet<String>>,
     pub links: Mutex<Vec<ContainerLogFile>>,
     pub removed_logs: Mutex<Vec<ContainerLogFile>>,
+    pub removed_log_directories: Mutex<Vec<PodRef>>,
     pub values: Mutex<Option<(PodCgroupValues, PodCgroupValues)>>,
     pub written: Mutex<Vec<PodCgroupValues>>,
     pub memory_in_use: Mutex<u64>,
@@ -421,6 +422,10 @@ impl ContainerLogs for Logs {
     }
     async fn remove(&self, file: ContainerLogFile) -> Result<(), String> {
         self.0.removed_logs.lock().expect("unpoisoned").push(file);
+        Ok(())
+    }
+    async fn remove_directory(&self, pod: PodRef) -> Result<(), String> {
+        self.0.removed_log_directories.lock().expect("unpoisoned").push(pod);
         Ok(())
     }
     async fn remove_directories(&self, _may_go: MayGo) {}

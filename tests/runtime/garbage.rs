@@ -77,6 +77,25 @@ async fn of_a_pod_that_is_gone_nothing_stays() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_that_has_ended_goes_at_once_with_its_log_directory() {
+    let bench = Bench::new();
+    let web = simple("web");
+    crash(&bench, 2).await;
+    bench.good_turn(&web).await;
+    bench.runtime.remove_pod(&bench.observe(&web)).await.expect_err("it runs");
+    bench.kill(&web, None).await.expect("killed");
+    let directories = || bench.world.removed_log_directories.lock().expect("unpoisoned").clone();
+    bench.cri.fault("remove_podsandbox", "", Fault::Error(Code::Unknown, "busy".to_owned()), Some(1));
+    bench.runtime.remove_pod(&bench.observe(&web)).await.expect_err("busy");
+    assert!(directories().is_empty(), "not before the sandbox has gone");
+    bench.runtime.remove_pod(&bench.observe(&web)).await.expect("removed");
+    assert!(bench.cri.sandboxes().is_empty() && bench.cri.listed().is_empty());
+    assert_eq!(directories(), [web.id().clone()]);
+    bench.runtime.remove_pod(&bench.observe(&web)).await.expect("nothing in the runtime, but perhaps logs");
+    assert_eq!(directories().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn failures_are_told_once_and_collection_goes_on() {
     let bench = Bench::new();
     crash(&bench, 2).await;

@@ -67,6 +67,11 @@ pub trait ContainerLogs: Send + Sync + 'static {
     /// # Errors
     /// The text; the container is not removed then.
     async fn remove(&self, file: ContainerLogFile) -> Result<(), String>;
+    /// Removes the log directory of a pod whose containers and sandboxes are gone.
+    ///
+    /// # Errors
+    /// The text; garbage collection finds the directory later. Absent counts as removed.
+    async fn remove_directory(&self, pod: PodRef) -> Result<(), String>;
     /// Removes the log directories of pods that may go.
     async fn remove_directories(&self, may_go: MayGo);
     /// Removes dangling links, except those of the containers named, which have not exited.

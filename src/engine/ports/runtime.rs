@@ -162,7 +162,8 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// Removes dead instances of one container beyond those worth keeping (spec 02a §9.8);
     /// `all` removes every exited container of the pod.
     fn prune(&self, observed: &Arc<ObservedPod>, container: Option<(&str, &ContainerId)>, all: bool);
-    /// Removes all containers of a pod that has ended, with their logs, and its sandboxes.
+    /// Removes all containers of a pod that has ended, with their logs, its sandboxes, and its
+    /// log directory.
     ///
     /// # Errors
     /// The joined texts of what could not be removed; a running container is refused.

@@ -107,11 +107,11 @@ impl Turn<'_> {
     }
 
     async fn remove_from_runtime(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
-        if observed.is_gone() {
-            return Ok(());
-        }
         self.memory.stage.set("remove containers and sandboxes");
         let removed = self.context.runtime.remove_pod(observed).await;
+        if observed.is_gone() {
+            return removed; // its logs only
+        }
         self.memory.wanted = self.context.observer.acted(&self.memory.id.uid);
         removed?;
         // A failed look is no reason to remove again.
