@@ -38,7 +38,7 @@ use crate::{
         },
     },
     images::{self, ImagesDeps},
-    logs::{self, LogsDeps},
+    logs::{self, LogsDeps, RunningLog, RunningLogs},
     metrics::{
         self, AdmissionMetrics, AllocationMetrics, BuildInfo, CgroupMetrics, EngineMetrics, PlegMetrics, Registry,
         RuntimeMetrics, SourceMetrics, StatusMetrics,
@@ -130,11 +130,11 @@ async fn assemble(
         settings::logs(loaded),
     );
     logs.create_directories().await.map_err(wrong)?;
-    if let Some(rotation) = logs.start_rotation(base.stop.child_token()) {
-        base.tasks.spawn(rotation);
-    }
 
     let (pleg, deaths) = start_pleg(base, connection, info, logs.clone());
+    if let Some(rotation) = logs.start_rotation(running_logs(pleg.clone()), base.stop.child_token()) {
+        base.tasks.spawn(rotation);
+    }
     let health = pleg.clone();
     let checks = vec![("PLEG", Arc::new(move || health.health()) as Arc<dyn Fn() -> Option<String> + Send + Sync>)];
     let (check, runtime_state) = RuntimeCheck::new(connection.runtime.clone(), checks);
@@ -274,6 +274,16 @@ fn read_kernel() -> settings::Kernel {
         cgroup_v2,
         swap_controllable: !cgroup_v2 && Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists(),
     }
+}
+
+/// The logs of what PLEG knows to run.
+fn running_logs(observer: Arc<dyn PodObserver>) -> RunningLogs {
+    Box::new(move || {
+        let known = observer.known().unwrap_or_default();
+        let running = known.pods.values().flat_map(|pod| pod.running());
+        let with_log = running.filter(|container| !container.log_path.is_empty());
+        with_log.map(|c| RunningLog { container: c.id.clone(), path: PathBuf::from(&c.log_path) }).collect()
+    })
 }
 
 fn start_pleg(

@@ -15,6 +15,7 @@ use tonic::{Code, Status, Streaming, transport::Channel};
 use super::{
     CriError, CriResult, ExecOutput, RuntimeService,
     deadlines::{Caller, Limit},
+    gate::{Gate, Rank},
     validate,
 };
 use crate::{
@@ -29,12 +30,13 @@ pub(super) const MAX_MESSAGE: usize = 16 << 20;
 pub struct RuntimeClient {
     channel: Channel,
     caller: Caller,
+    gate: Gate,
     streaming: Streamed,
 }
 
 impl RuntimeClient {
     pub(super) fn new(channel: Channel, caller: Caller, list_streaming: bool) -> Self {
-        Self { channel, caller, streaming: Streamed::new(list_streaming) }
+        Self { channel, caller, gate: Gate::of_machine(), streaming: Streamed::new(list_streaming) }
     }
 
     fn rpc(&self) -> RuntimeServiceClient<Channel> {
@@ -78,7 +80,8 @@ impl RuntimeService for RuntimeClient {
         let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.to_owned() };
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.run_pod_sandbox(r).await };
-        let reply = self.caller.call(Op::RunPodSandbox, Limit::Twice, request, send).await?;
+        let call = || self.caller.call(Op::RunPodSandbox, Limit::Twice, request, send);
+        let reply = self.gate.pass(Rank::Sandbox, call).await?;
         validate::sandbox_id(reply.pod_sandbox_id, &name)
     }
 
@@ -132,7 +135,8 @@ impl RuntimeService for RuntimeClient {
         };
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.create_container(r).await };
-        let reply = self.caller.call(Op::CreateContainer, Limit::Once, request, send).await?;
+        let call = || self.caller.call(Op::CreateContainer, Limit::Once, request, send);
+        let reply = self.gate.pass(Rank::Create, call).await?;
         validate::container_id(reply.container_id, &name)
     }
 
@@ -140,7 +144,8 @@ impl RuntimeService for RuntimeClient {
         let request = cri::StartContainerRequest { container_id: id.to_owned() };
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.start_container(r).await };
-        self.caller.call(Op::StartContainer, Limit::Once, request, send).await.map(drop)
+        let call = || self.caller.call(Op::StartContainer, Limit::Once, request, send);
+        self.gate.pass(Rank::Start, call).await.map(drop)
     }
 
     async fn stop_container(&self, id: &str, grace: Duration) -> CriResult<()> {

@@ -10,6 +10,7 @@ mod connector;
 mod deadlines;
 mod endpoint;
 mod errors;
+mod gate;
 mod image_client;
 mod probe;
 mod service;

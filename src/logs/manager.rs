@@ -13,7 +13,13 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
-use super::{busy::Busy, dirs, links, read::LogReader, rotate::Rotator, rotated, termination};
+use super::{
+    busy::Busy,
+    dirs, links,
+    read::LogReader,
+    rotate::{Rotator, RunningLogs},
+    rotated, termination,
+};
 use crate::{
     cri::RuntimeService,
     engine::ports::{Clock, ContainerExit, ContainerLogFile, ContainerLogs, MayGo, TerminationMessages},
@@ -86,9 +92,10 @@ impl Manager {
     }
 
     /// Starts rotation; `None` where it is switched off. The task ends with `cancel`.
-    pub fn start_rotation(&self, cancel: CancellationToken) -> Option<JoinHandle<()>> {
-        self.config.max_size.filter(|size| *size > 0)?;
-        let rotator = Rotator { deps: self.deps.clone(), config: self.config.clone(), busy: self.busy.clone() };
+    pub fn start_rotation(&self, running: RunningLogs, cancel: CancellationToken) -> Option<JoinHandle<()>> {
+        let max = self.config.max_size.filter(|size| *size > 0)?;
+        let (deps, config) = (self.deps.clone(), self.config.clone());
+        let rotator = Rotator { deps, config, busy: self.busy.clone(), running, max };
         Some(tokio::spawn(rotator.run(cancel)))
     }
 

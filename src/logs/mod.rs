@@ -32,3 +32,4 @@ pub use instance::{NoInstance, instance};
 pub use line::{DockerLine, Head, Header, LineError, Stamp, Stream, docker, head};
 pub use manager::{LogsConfig, LogsDeps, Manager};
 pub use read::{LogReader, ReadError};
+pub use rotate::{RunningLog, RunningLogs};

@@ -1,10 +1,9 @@
 //! Log rotation: one task, a few workers, exact names (spec 03b §11).
 //!
-//! Each interval every running container is looked at once. Its log path never changes, so it is
-//! asked for once. Files are compressed as streams on the blocking pool.
+//! Each interval the log of every running container is looked at once; which run, and where they
+//! log, is known from PLEG. Files are compressed as streams on the blocking pool.
 
 use std::{
-    collections::HashMap,
     fs::{self, File},
     io,
     os::unix::fs::PermissionsExt,
@@ -18,7 +17,7 @@ use jiff::{Zoned, tz::TimeZone};
 use rustix::fs::RenameFlags;
 use tokio::time::{MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, warn};
+use tracing::{error, warn};
 
 use super::{
     busy::Busy,
@@ -26,7 +25,7 @@ use super::{
     manager::{LogsConfig, LogsDeps},
     rotated,
 };
-use crate::{cri::CriError, proto::cri};
+use crate::{cri::CriError, pod::ContainerId};
 
 /// Why a log was not rotated.
 #[derive(Debug, thiserror::Error)]
@@ -43,11 +42,26 @@ fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) ->
     move |source| RotateError::File { action, path: path.to_owned(), source }
 }
 
+/// The log of a container that runs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RunningLog {
+    /// Whose it is.
+    pub container: ContainerId,
+    /// Its file, as the runtime reports it.
+    pub path: PathBuf,
+}
+
+/// Tells which containers run now, without asking the runtime.
+pub type RunningLogs = Box<dyn Fn() -> Vec<RunningLog> + Send + Sync>;
+
 /// Rotates the logs of running containers.
 pub(super) struct Rotator {
     pub deps: Arc<LogsDeps>,
     pub config: Arc<LogsConfig>,
     pub busy: Busy,
+    pub running: RunningLogs,
+    /// In bytes.
+    pub max: u64,
 }
 
 impl Rotator {
@@ -56,7 +70,6 @@ impl Rotator {
         let period = self.config.monitor_interval;
         let mut ticks = interval_at(tokio::time::Instant::now() + period, period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut paths = HashMap::new();
         loop {
             tokio::select! {
                 biased;
@@ -64,76 +77,56 @@ impl Rotator {
                 _ = ticks.tick() => {}
             }
             // Not cut short between rename and reopen: containers end the round instead.
-            self.round(&mut paths, &cancel).await;
+            self.round(&cancel).await;
         }
     }
 
     /// Looks at every running container once.
-    async fn round(&self, paths: &mut HashMap<String, PathBuf>, cancel: &CancellationToken) {
-        let running = cri::ContainerStateValue { state: cri::ContainerState::ContainerRunning as i32 };
-        let filter = cri::ContainerFilter { state: Some(running), ..Default::default() };
-        let ids: Vec<String> = match self.deps.cri.list_containers(Some(filter)).await {
-            Ok(listed) => listed.into_iter().map(|c| c.id).collect(),
+    async fn round(&self, cancel: &CancellationToken) {
+        let (running, max) = ((self.running)(), self.max);
+        // One job for all: most logs need nothing, and a job each would wake a thread each.
+        let looked = tokio::task::spawn_blocking(move || {
+            let due = |log: RunningLog| match fs::metadata(&log.path) {
+                Ok(meta) if meta.len() < max => None,
+                size => Some((log, size.map(|meta| meta.len()))),
+            };
+            running.into_iter().filter_map(due).collect()
+        });
+        let due: Vec<(RunningLog, io::Result<u64>)> = looked.await.unwrap_or_default();
+        stream::iter(due)
+            .take_until(Box::pin(cancel.cancelled()))
+            .for_each_concurrent(self.config.max_workers.max(1), |(log, size)| self.look_after(log, size))
+            .await;
+    }
+
+    /// Rotates one log where that is due.
+    async fn look_after(&self, log: RunningLog, size: io::Result<u64>) {
+        let RunningLog { container: id, path } = log;
+        // A log that is being removed needs no rotation.
+        let Some(_held) = self.busy.try_hold(&path) else { return };
+        let max = self.max;
+        let size = match self.size(&id, &path, size).await {
+            Ok(size) if size < max => return,
+            Ok(size) => size,
             Err(error) => {
-                warn!(err = %error, "Failed to list containers for log rotation");
+                error!(err = %error, containerID = %id, path = %path.display(), "Failed to stat container log");
                 return;
             }
         };
-        paths.retain(|id, _| ids.contains(id));
-        let mut work = stream::iter(ids)
-            .take_until(Box::pin(cancel.cancelled()))
-            .map(|id| {
-                let known = paths.get(&id).cloned();
-                async move { (self.look_after(&id, known).await, id) }
-            })
-            .buffer_unordered(self.config.max_workers.max(1));
-        let mut found = Vec::new();
-        while let Some((path, id)) = work.next().await {
-            found.extend(path.map(|path| (id, path)));
-        }
-        drop(work);
-        paths.extend(found);
-    }
-
-    /// Rotates one log where that is due; returns its path.
-    async fn look_after(&self, id: &str, known: Option<PathBuf>) -> Option<PathBuf> {
-        let path = match known {
-            Some(path) => path,
-            None => match self.deps.cri.container_status(id).await {
-                Ok(status) if !status.log_path.is_empty() => PathBuf::from(status.log_path),
-                Ok(_) => return None,
-                Err(error) => {
-                    debug!(containerID = id, err = %error, "Failed to get container status");
-                    return None;
-                }
-            },
-        };
-        // A log that is being removed needs no rotation.
-        let Some(_held) = self.busy.try_hold(&path) else { return Some(path) };
-        let max = self.config.max_size?;
-        let size = match self.size(id, &path).await {
-            Ok(size) if size < max => return Some(path),
-            Ok(size) => size,
-            Err(error) => {
-                error!(err = %error, containerID = id, path = %path.display(), "Failed to stat container log");
-                return Some(path);
-            }
-        };
-        if let Err(error) = self.rotate(id, &path).await {
-            error!(err = %error, containerID = id, path = %path.display(), currentSize = size, maxSize = max,
+        if let Err(error) = self.rotate(id.as_str(), &path).await {
+            error!(err = %error, containerID = %id, path = %path.display(), currentSize = size, maxSize = max,
                 "Failed to rotate log for container");
         }
-        Some(path)
     }
 
     /// A log that is not there is opened anew by the runtime first.
-    async fn size(&self, id: &str, path: &Path) -> Result<u64, RotateError> {
-        match tokio::fs::metadata(path).await {
+    async fn size(&self, id: &ContainerId, path: &Path, found: io::Result<u64>) -> Result<u64, RotateError> {
+        match found {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.deps.cri.reopen_container_log(id).await.map_err(RotateError::Reopen)?;
+                self.deps.cri.reopen_container_log(id.as_str()).await.map_err(RotateError::Reopen)?;
                 tokio::fs::metadata(path).await.map(|m| m.len()).map_err(failed("stat", path))
             }
-            other => other.map(|m| m.len()).map_err(failed("stat", path)),
+            other => other.map_err(failed("stat", path)),
         }
     }
 

@@ -319,12 +319,16 @@ impl Pass<'_> {
     }
 
     async fn learn_addresses(&mut self, id: &SandboxId) -> Result<(), Halt> {
+        // Its addresses are the node's: the runtime has none to tell.
+        if self.req.pod.is_host_network() {
+            return Ok(());
+        }
         self.req.stage.set("PodSandboxStatus");
         let answer = self.rt.deps.cri.pod_sandbox_status(id.as_str()).await;
         let status = answer.and_then(|reply| reply.status.ok_or(CriError::Invalid("sandbox status is nil".to_owned())));
         match status {
             Ok(status) => {
-                self.ips = if self.req.pod.is_host_network() { Vec::new() } else { addresses(status.network) };
+                self.ips = addresses(status.network);
                 Ok(())
             }
             Err(err) => {

@@ -1,6 +1,7 @@
 //! Looks at the file system: which manifests there are, and what they hold. Blocking.
 //!
-//! A file whose bytes did not change since the last look is not parsed again.
+//! A file whose stamp did not change since the last look is not read again, one whose bytes did
+//! not change is not parsed again.
 
 use std::{
     collections::BTreeMap,
@@ -9,6 +10,7 @@ use std::{
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use inotify::{Inotify, WatchMask};
@@ -33,8 +35,32 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct KnownFile {
     digest: [u8; 32],
+    stamp: Option<Stamp>,
     /// The pod it holds.
     pub pod: Arc<api::Pod>,
+}
+
+/// What of a file changes whenever its bytes do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Stamp {
+    /// Device, inode, size.
+    what: (u64, u64, u64),
+    /// Time of the last change of bytes or inode: seconds, nanoseconds.
+    changed: (i64, i64),
+}
+
+/// Kernel time moves in ticks: a file that changed this recently, in seconds, can change again
+/// without a new time.
+const TICK: i64 = 2;
+
+impl Stamp {
+    /// `None` for a file that was changed a moment ago, or in the future.
+    fn settled(meta: &fs::Metadata) -> Option<Self> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
+        let is_settled = i64::try_from(now).is_ok_and(|now| meta.ctime() < now - TICK);
+        is_settled
+            .then(|| Self { what: (meta.dev(), meta.ino(), meta.size()), changed: (meta.ctime(), meta.ctime_nsec()) })
+    }
 }
 
 /// All good manifests by path; the order of paths is the order of the set.
@@ -123,7 +149,7 @@ impl Look {
             }
         } else if meta.is_file() {
             looked.directory = self.path.parent().and_then(|dir| fs::metadata(dir).ok()).map(|m| (m.dev(), m.ino()));
-            let file = self.read(&self.path, known.get(&*self.path)).map_err(|r| LookError::File(r.text))?;
+            let file = self.read(&self.path, &meta, known.get(&*self.path)).map_err(|r| LookError::File(r.text))?;
             looked.files.insert(self.path.to_path_buf(), file);
         } else {
             return Err(LookError::OtherType);
@@ -135,7 +161,7 @@ impl Look {
         match fs::metadata(&path) {
             Ok(meta) if meta.is_dir() => looked.skipped.push((path, "a directory, not recursing")),
             Ok(meta) if !meta.is_file() => looked.skipped.push((path, "not a directory or file")),
-            Ok(_) => match self.read(&path, known.get(&path)) {
+            Ok(meta) => match self.read(&path, &meta, known.get(&path)) {
                 Ok(file) => {
                     looked.files.insert(path, file);
                 }
@@ -200,11 +226,15 @@ impl Look {
         Ok(Prepared { inotify, directory: directory.to_owned(), identity: (meta.dev(), meta.ino()), only })
     }
 
-    fn read(&self, path: &Path, known: Option<&KnownFile>) -> Result<KnownFile, Rejection> {
-        let bytes = read_at_most(path).map_err(|e| rejection(path, "read", &e))?;
+    fn read(&self, path: &Path, meta: &fs::Metadata, known: Option<&KnownFile>) -> Result<KnownFile, Rejection> {
+        let same = |known: &&KnownFile| known.stamp.is_some() && known.stamp == Stamp::settled(meta);
+        if let Some(known) = known.filter(same) {
+            return Ok(known.clone());
+        }
+        let (bytes, stamp) = read_at_most(path).map_err(|e| rejection(path, "read", &e))?;
         let digest: [u8; 32] = Sha256::digest(&bytes).into();
         if let Some(known) = known.filter(|known| known.digest == digest) {
-            return Ok(known.clone());
+            return Ok(KnownFile { stamp, ..known.clone() });
         }
         let location = path.to_string_lossy();
         let not_parsed = |e: DecodeError| Rejection {
@@ -223,7 +253,7 @@ impl Look {
             references: self.references,
         };
         let pod = normalise::static_pod(pod, origin).map_err(|e| rejection(path, "invalid", &e))?;
-        Ok(KnownFile { digest, pod: Arc::new(pod) })
+        Ok(KnownFile { digest, stamp, pod: Arc::new(pod) })
     }
 }
 
@@ -242,11 +272,13 @@ fn is_being_written(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.nlink() == 1)
 }
 
-fn read_at_most(path: &Path) -> io::Result<Vec<u8>> {
+/// The bytes, and the stamp they had before they were read.
+fn read_at_most(path: &Path) -> io::Result<(Vec<u8>, Option<Stamp>)> {
     // What was a file a moment ago may be a pipe now: neither open nor read may wait for a writer.
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() {
+    let meta = file.metadata()?;
+    if !meta.is_file() {
         return Err(io::Error::other("not a regular file"));
     }
     let mut bytes = Vec::new();
@@ -254,7 +286,7 @@ fn read_at_most(path: &Path) -> io::Result<Vec<u8>> {
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) >= MANIFEST_LIMIT {
         return Err(io::Error::other("the read limit is reached"));
     }
-    Ok(bytes)
+    Ok((bytes, Stamp::settled(&meta)))
 }
 
 #[cfg(test)]
@@ -269,6 +301,15 @@ mod tests {
         for name in ["a/x.yaml", "a/x", "a/x.json", "a/bak"] {
             assert!(!is_ignored(Path::new(name)), "{name}");
         }
+    }
+
+    #[test]
+    fn a_stamp_is_trusted_only_once_it_is_old() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let meta = || fs::metadata(file.path()).expect("there");
+        assert_eq!(Stamp::settled(&meta()), None, "may change again within the tick");
+        let old = fs::metadata("/proc/self/exe").expect("this program");
+        assert!(Stamp::settled(&old).is_some() || old.ctime() + TICK >= meta().ctime(), "built long ago");
     }
 
     #[test]

@@ -1,0 +1,191 @@
+//! Turns at the runtime's heavy calls.
+//!
+//! Creating a sandbox or starting a container costs the runtime processes, mounts and writes to
+//! its database. A hundred of them at once end later than eight at a time, and none ends early; so a
+//! burst passes a gate with a few places, what is nearly done first. A call that takes long gives
+//! its place back while it goes on: one that hangs delays nobody for longer than [`HOLD`].
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::oneshot, time::timeout};
+
+/// For how long a call may keep its place.
+pub(super) const HOLD: Duration = Duration::from_secs(1);
+/// Places per processor: a runtime waits for disks and the kernel more than it computes.
+const PER_PROCESSOR: usize = 4;
+/// Places on the smallest machine.
+const LEAST: usize = 4;
+
+/// Who goes first; what completes a pod before what begins another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Rank {
+    /// Starts what is created.
+    Start = 0,
+    /// Creates a container in a sandbox that is there.
+    Create = 1,
+    /// Begins a pod.
+    Sandbox = 2,
+}
+
+const RANKS: usize = 3;
+
+/// The gate. Cheap to share.
+#[derive(Clone)]
+pub(super) struct Gate(Arc<Mutex<Queue>>);
+
+struct Queue {
+    free: usize,
+    waiting: [VecDeque<oneshot::Sender<Place>>; RANKS],
+}
+
+/// A place; given back when dropped.
+struct Place(Option<Gate>);
+
+impl Gate {
+    /// A gate for this machine.
+    pub(super) fn of_machine() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self::new((processors * PER_PROCESSOR).max(LEAST))
+    }
+
+    fn new(places: usize) -> Self {
+        Self(Arc::new(Mutex::new(Queue { free: places.max(1), waiting: Default::default() })))
+    }
+
+    /// Does the work when there is a place for it. Dropping the future gives up place or turn.
+    /// The work is made only then: a call in the making is large, and many may wait.
+    pub(super) async fn pass<F: Future>(&self, rank: Rank, work: impl FnOnce() -> F) -> F::Output {
+        let place = self.place(rank).await;
+        let mut work = Box::pin(work());
+        if let Ok(done) = timeout(HOLD, work.as_mut()).await {
+            return done;
+        }
+        drop(place);
+        work.await
+    }
+
+    async fn place(&self, rank: Rank) -> Place {
+        let turn = {
+            let mut queue = self.lock();
+            if queue.free > 0 {
+                queue.free -= 1;
+                return Place(Some(self.clone()));
+            }
+            let (give, turn) = oneshot::channel();
+            queue.waiting[rank as usize].push_back(give);
+            turn
+        };
+        // The queue keeps the sender until it gives a place, and we hold the queue.
+        turn.await.unwrap_or(Place(None))
+    }
+
+    /// Hands a place to the next who still waits.
+    fn give_back(&self) {
+        loop {
+            let next = {
+                let mut queue = self.lock();
+                let next = queue.waiting.iter_mut().find_map(VecDeque::pop_front);
+                if next.is_none() {
+                    queue.free += 1;
+                }
+                next
+            };
+            let Some(next) = next else { return };
+            match next.send(Place(Some(self.clone()))) {
+                Ok(()) => return,
+                // It gave up waiting; the place is still to be given.
+                Err(mut place) => place.0 = None,
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(gate) = self.0.take() {
+            gate.give_back();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use futures::FutureExt;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_than_the_places_at_once_and_the_nearly_done_first() {
+        let gate = Gate::new(1);
+        let (busy, most, order) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let ranks = [Rank::Sandbox, Rank::Sandbox, Rank::Sandbox, Rank::Create, Rank::Start, Rank::Sandbox];
+        let works = ranks.into_iter().enumerate().map(|(i, rank)| {
+            let (gate, busy, most, order) = (&gate, &busy, &most, &order);
+            async move {
+                let work = async {
+                    most.fetch_max(busy.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    order.lock().expect("no panic").push(i);
+                    sleep(Duration::from_millis(10)).await;
+                    busy.fetch_sub(1, Ordering::SeqCst);
+                };
+                gate.pass(rank, || work).await;
+            }
+        });
+        futures::future::join_all(works).await;
+        assert_eq!(most.into_inner(), 1);
+        assert_eq!(order.into_inner().expect("no panic"), [0, 4, 3, 1, 2, 5]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hung_call_keeps_its_place_for_a_second_only() {
+        let gate = Gate::new(1);
+        let hung = gate.pass(Rank::Sandbox, std::future::pending::<()>);
+        let began = Instant::now();
+        let next = gate.pass(Rank::Sandbox, || async { began.elapsed() });
+        tokio::select! {
+            biased;
+            () = hung => unreachable!(),
+            waited = next => assert_eq!(waited, HOLD),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_gives_up_takes_no_place_along() {
+        let gate = Gate::new(1);
+        let mut first = Box::pin(gate.pass(Rank::Start, || sleep(Duration::from_millis(10))));
+        assert!(first.as_mut().now_or_never().is_none(), "has the place");
+        let mut given_up = Box::pin(gate.pass(Rank::Start, || async {}));
+        assert!(given_up.as_mut().now_or_never().is_none(), "waits");
+        let mut later = Box::pin(gate.pass(Rank::Start, || async {}));
+        assert!(later.as_mut().now_or_never().is_none(), "waits");
+        drop(given_up);
+        first.await;
+        later.await;
+        assert_eq!(gate.lock().free, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_given_to_one_that_leaves_goes_on() {
+        let gate = Gate::new(1);
+        let first = gate.place(Rank::Start).await;
+        let mut second = Box::pin(gate.place(Rank::Start));
+        assert!(second.as_mut().now_or_never().is_none(), "waits");
+        drop(first);
+        drop(second);
+        assert_eq!(gate.lock().free, 1);
+    }
+}
