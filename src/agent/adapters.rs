@@ -62,3 +62,22 @@ pub async fn forward_deaths(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_the_runtime_can_do_becomes_a_fact_about_the_node() {
+        let (runtime, seen) = watch::channel(Arc::<RuntimeState>::default());
+        let (node, mut facts) = watch::channel(Arc::<NodeFacts>::default());
+        let following = tokio::spawn(follow_runtime_features(seen, node, CancellationToken::new()));
+        for supported in [true, false] {
+            runtime.send_modify(|state| Arc::make_mut(state).supplemental_groups_policy = supported);
+            let told = facts.wait_for(|facts| facts.supplemental_groups_policy == supported).await;
+            assert!(told.is_ok());
+        }
+        drop(runtime);
+        following.await.expect("it ends with the runtime check");
+    }
+}

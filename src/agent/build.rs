@@ -45,7 +45,7 @@ use crate::{
     },
     node::{self, Machine},
     pleg::{self, PlegConfig, PlegDeps},
-    resources::{self, IdRanges, ManagerDeps, userns},
+    resources::{self, IdRanges, ManagerDeps, kernel_flags, userns},
     runtime::{
         ActuatedStore, RuntimeCheck, RuntimeDeps, RuntimeManager,
         preparer::{Preparer, PreparerDeps},
@@ -330,7 +330,7 @@ async fn open_images(
     Ok(images)
 }
 
-/// Pod cgroups and host ids. The runtime's word on the cgroup driver wins over the configuration's
+/// Kernel settings, pod cgroups and host ids. The runtime's word on the cgroup driver wins over the configuration's
 /// (spec 01 §13).
 async fn open_resources(
     loaded: &Loaded,
@@ -358,6 +358,8 @@ async fn open_resources(
         ManagerDeps { events: base.events.clone(), metrics, ids: ids.clone() },
     )
     .map_err(wrong)?;
+    let on_difference = settings::kernel_flags(loaded, sys::machine::in_user_namespace());
+    kernel_flags::apply(Path::new("/proc/sys"), on_difference).await.map_err(wrong)?;
     manager.start().await.map_err(wrong)?;
     base.tasks.spawn(manager.clone().run(base.stop.child_token()));
     Ok((manager, ids))

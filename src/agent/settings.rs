@@ -15,7 +15,7 @@ use crate::{
         reserved::{Reserved, ReservedConfig},
     },
     pod::{api, quantity::Amount},
-    resources::{self, Enforcement, ManagerConfig, PodRules, Reservation, ReservedFor},
+    resources::{self, Enforcement, ManagerConfig, PodRules, Reservation, ReservedFor, kernel_flags::OnDifference},
     runtime::{
         RuntimeConfig,
         backoff::Limits,
@@ -38,6 +38,17 @@ pub fn cri(loaded: &Loaded) -> CriConfig {
         image_endpoint: config.image_service_endpoint.clone(),
         request_timeout: config.runtime_request_timeout.std(),
         list_streaming: loaded.gates.enabled("CRIListStreaming"),
+    }
+}
+
+/// What becomes of kernel settings that are not as pods need them.
+pub fn kernel_flags(loaded: &Loaded, in_user_namespace: bool) -> OnDifference {
+    if loaded.config.protect_kernel_defaults {
+        OnDifference::Refuse
+    } else if in_user_namespace && loaded.gates.enabled("KubeletInUserNamespace") {
+        OnDifference::TryToWrite
+    } else {
+        OnDifference::Write
     }
 }
 
@@ -309,4 +320,34 @@ pub struct Kernel {
     pub cgroup_v2: bool,
     /// Whether swap can be limited per cgroup.
     pub swap_controllable: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{HostFacts, Personality, Request, load};
+
+    fn loaded(args: &[&str]) -> Loaded {
+        let args: Vec<_> = args.iter().map(std::ffi::OsString::from).collect();
+        match load(Personality::Kubelet, &args, &HostFacts::default()).outcome {
+            Ok(Request::Run(loaded)) => *loaded,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn protected_kernel_settings_are_never_written() {
+        use OnDifference::{Refuse, TryToWrite, Write};
+        let (protect, gate) = ("--protect-kernel-defaults", "--feature-gates=KubeletInUserNamespace=true");
+        for (args, namespaced, expected) in [
+            (&[][..], false, Write),
+            (&[], true, Write),
+            (&[gate], false, Write),
+            (&[gate], true, TryToWrite),
+            (&[protect], false, Refuse),
+            (&[protect, gate], true, Refuse),
+        ] {
+            assert_eq!(kernel_flags(&loaded(args), namespaced), expected, "{args:?} {namespaced}");
+        }
+    }
 }

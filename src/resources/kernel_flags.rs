@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path};
 
-use tracing::info;
+use tracing::{info, warn};
 
 use super::manager::blocking;
 use crate::engine::ports::ResourceError;
@@ -19,30 +19,32 @@ const WANTED: [(&str, i64); 6] = [
     ("kernel/keys/root_maxbytes", 25_000_000),
 ];
 
-/// `protectKernelDefaults`.
+/// What becomes of a setting that differs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Protect {
-    /// A setting that differs is written.
-    No,
-    /// A setting that differs stops the start.
-    Yes,
+pub enum OnDifference {
+    /// It stops the start (`protectKernelDefaults`).
+    Refuse,
+    /// It is written.
+    Write,
+    /// It is written where that is possible: in a user namespace it is not.
+    TryToWrite,
 }
 
 /// Brings the kernel's settings below `root` (`/proc/sys`) to what pods rely on.
 ///
 /// # Errors
 /// All settings that differ and may not be, or cannot be, changed.
-pub async fn apply(root: &Path, protect: Protect) -> Result<(), ResourceError> {
+pub async fn apply(root: &Path, on_difference: OnDifference) -> Result<(), ResourceError> {
     let root = root.to_owned();
     blocking("kernel settings", move || {
         let complaints: Vec<String> =
-            WANTED.iter().filter_map(|(name, wanted)| one(&root, name, *wanted, protect).err()).collect();
+            WANTED.iter().filter_map(|(name, wanted)| one(&root, name, *wanted, on_difference).err()).collect();
         if complaints.is_empty() { Ok(()) } else { Err(ResourceError(complaints.join(", "))) }
     })
     .await
 }
 
-fn one(root: &Path, name: &str, wanted: i64, protect: Protect) -> Result<(), String> {
+fn one(root: &Path, name: &str, wanted: i64, on_difference: OnDifference) -> Result<(), String> {
     let path = root.join(name);
     let failed = |e: std::io::Error| format!("{}: {e}", path.display());
     let actual = fs::read_to_string(&path).map_err(failed)?;
@@ -50,11 +52,17 @@ fn one(root: &Path, name: &str, wanted: i64, protect: Protect) -> Result<(), Str
     if actual.parse() == Ok(wanted) {
         return Ok(());
     }
-    if protect == Protect::Yes {
+    if on_difference == OnDifference::Refuse {
         return Err(format!("invalid kernel flag: {name}, expected value: {wanted}, actual value: {actual}"));
     }
     info!(path = name, from = actual, to = wanted, "Updating kernel flag");
-    fs::write(&path, wanted.to_string()).map_err(failed)
+    match fs::write(&path, wanted.to_string()).map_err(failed) {
+        Err(err) if on_difference == OnDifference::TryToWrite => {
+            warn!(err, "Updating kernel flag failed, ignored in a user namespace");
+            Ok(())
+        }
+        written => written,
+    }
 }
 
 #[cfg(test)]
@@ -76,18 +84,32 @@ mod tests {
     async fn protected_settings_are_only_checked() {
         // AC-06a-16
         let root = settings("0\n");
-        let error = apply(root.path(), Protect::Yes).await.expect_err("differs");
+        let error = apply(root.path(), OnDifference::Refuse).await.expect_err("differs");
         assert_eq!(error.0, "invalid kernel flag: vm/overcommit_memory, expected value: 1, actual value: 0");
-        apply(settings("1\n").path(), Protect::Yes).await.expect("all as wanted");
+        apply(settings("1\n").path(), OnDifference::Refuse).await.expect("all as wanted");
     }
 
     #[tokio::test]
     async fn other_settings_are_written() {
         let root = settings("0\n");
-        apply(root.path(), Protect::No).await.expect("writable");
+        apply(root.path(), OnDifference::Write).await.expect("writable");
         assert_eq!(fs::read_to_string(root.path().join("vm/overcommit_memory")).expect("readable"), "1");
         fs::remove_file(root.path().join("kernel/panic")).expect("removable");
-        let error = apply(root.path(), Protect::No).await.expect_err("missing");
+        let error = apply(root.path(), OnDifference::Write).await.expect_err("missing");
         assert!(error.0.contains("kernel/panic: No such file"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_written_may_be_ignored_but_not_what_cannot_be_read() {
+        let root = settings("0\n");
+        let path = root.path().join("vm/overcommit_memory");
+        fs::remove_file(&path).expect("removable");
+        // Reads as a number, and refuses to be written even by root.
+        std::os::unix::fs::symlink("/proc/self/sessionid", &path).expect("a link");
+        let error = apply(root.path(), OnDifference::Write).await.expect_err("not writable");
+        assert!(error.0.contains("vm/overcommit_memory: "), "{error}");
+        apply(root.path(), OnDifference::TryToWrite).await.expect("ignored");
+        fs::remove_file(&path).expect("removable");
+        apply(root.path(), OnDifference::TryToWrite).await.expect_err("missing");
     }
 }

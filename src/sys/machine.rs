@@ -32,7 +32,30 @@ pub fn thermal_throttle_paths() -> Vec<String> {
     paths
 }
 
+/// Whether this process lives in a user namespace: not all ids are mapped to themselves.
+pub fn in_user_namespace() -> bool {
+    // Without the file the kernel knows no user namespaces.
+    fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !maps_all_ids(&map))
+}
+
+fn maps_all_ids(map: &str) -> bool {
+    map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
 fn names_in(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::maps_all_ids;
+
+    #[test]
+    fn the_first_user_namespace_maps_every_id_to_itself() {
+        assert!(maps_all_ids("         0          0 4294967295\n"));
+        for map in ["         0       1000          1\n", "0 0 65536\n65536 65536 1\n", ""] {
+            assert!(!maps_all_ids(map), "{map:?}");
+        }
+    }
 }

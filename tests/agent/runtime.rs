@@ -107,6 +107,23 @@ async fn another_version_of_the_contract_is_refused() {
     refuses(&ground, "runtime api version is not supported").await;
 }
 
+/// An agent makes the kernel's settings what pods rely on; with those, one that only checks them starts too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kernel_is_set_up_for_pods() {
+    if skips("the_kernel_is_set_up_for_pods") {
+        return;
+    }
+    let ground = Ground::new().await;
+    let setting =
+        |name: &str| std::fs::read_to_string(format!("/proc/sys/{name}")).expect("readable").trim().to_owned();
+    let agent = ground.home().start().await;
+    for (name, value) in [("vm/overcommit_memory", "1"), ("vm/panic_on_oom", "0"), ("kernel/panic", "10")] {
+        assert_eq!(setting(name), value, "{name}");
+    }
+    drop(agent);
+    ground.home().with(json!({"protectKernelDefaults": true})).start().await;
+}
+
 /// A runtime that cannot tell its cgroup driver yet: the configured one stays, a metric tells.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_runtime_keeps_the_configured_driver() {
