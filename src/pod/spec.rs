@@ -258,6 +258,11 @@ impl Pod {
         matches!(self.api_phase(), "Succeeded" | "Failed")
     }
 
+    /// Whether the API object says that the pod was evicted.
+    pub fn is_evicted(&self) -> bool {
+        self.api_phase() == "Failed" && self.status.as_ref().is_some_and(|s| s.reason.as_deref() == Some("Evicted"))
+    }
+
     /// Init containers, in order.
     pub fn init_containers(&self) -> &[api::Container] {
         self.spec.init_containers.as_deref().unwrap_or_default()

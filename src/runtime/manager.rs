@@ -18,6 +18,7 @@ use super::{
     gc::PruneQueue,
     gc_rank::GcPolicy,
     prepare::Prepare,
+    resize,
 };
 use crate::{
     cri::{CriError, RuntimeService},
@@ -26,7 +27,7 @@ use crate::{
         ResourceManager, SyncOutcome, SyncPod,
     },
     metrics::RuntimeMetrics,
-    pod::{ContainerId, PodUid, observed::ObservedPod},
+    pod::{ContainerId, Pod, PodUid, observed::ObservedPod},
 };
 
 /// The players the runtime room calls.
@@ -136,6 +137,10 @@ impl PodRuntime for RuntimeManager {
 
     async fn remove_pod(&self, observed: &Arc<ObservedPod>) -> Result<(), String> {
         self.remove_observed(observed).await
+    }
+
+    fn resize_in_progress(&self, pod: &Pod, observed: &ObservedPod) -> bool {
+        resize::is_in_progress(pod, observed, &self.config.gates, self.deps.actuated.get(pod.uid()).as_ref())
     }
 
     fn forget(&self, pod: &PodUid) {

@@ -7,7 +7,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::pod::{ContainerId, ContainerKind, Pod, api, quantity::Amount, resource_state::PodResources};
+use super::actions::Gates;
+use crate::pod::{
+    ContainerId, ContainerKind, Pod, api,
+    observed::{ContainerState, ObservedPod},
+    quantity::Amount,
+    resource_state::PodResources,
+};
 
 /// Requests and limits as numbers; 0 where unset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -165,6 +171,18 @@ pub fn pod_level_changed(pod: &Pod, actuated: Option<&PodResources>) -> bool {
     }
     let applied = actuated.and_then(|a| a.pod_level.as_ref());
     Amounts::of(pod.spec().resources.as_ref(), None) != Amounts::of(applied, None)
+}
+
+/// Whether anything that runs has other resources than the pod holds; what does not run gets them
+/// with its next start.
+pub fn is_in_progress(pod: &Pod, observed: &ObservedPod, gates: &Gates, actuated: Option<&PodResources>) -> bool {
+    let runs = |container: &&api::Container| {
+        observed.newest(&container.name).is_some_and(|instance| instance.state == ContainerState::Running)
+    };
+    let init = pod.init_containers().iter().filter(|c| gates.resize_init || Pod::is_sidecar(c));
+    let mut running = pod.containers().iter().chain(init).filter(runs).peekable();
+    (gates.resize_pod_level && running.peek().is_some() && pod_level_changed(pod, actuated))
+        || running.any(|container| check(pod, container, actuated) != Check::Keep)
 }
 
 /// The container's requirements with one resource (`cpu` or `memory`) as wanted and all others

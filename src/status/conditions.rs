@@ -194,6 +194,16 @@ pub(super) fn with_generation(pod: &Pod, mut condition: api::PodCondition) -> ap
     condition
 }
 
+/// Whether a readiness gate says something else than before: `Ready` may change with it.
+pub fn gates_moved(old: &Pod, new: &Pod) -> bool {
+    let told = |pod: &Pod, gate: &str| {
+        let all = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+        closed_gate(gate, all)
+    };
+    let mut gates = new.spec().readiness_gates.iter().flatten().map(|gate| &gate.condition_type);
+    gates.any(|gate| told(old, gate) != told(new, gate))
+}
+
 fn closed_gate(type_: &str, conditions: &[api::PodCondition]) -> Option<String> {
     match conditions.iter().find(|c| c.type_ == type_) {
         None => Some(format!("corresponding condition of pod readiness gate {type_:?} does not exist.")),

@@ -7,3 +7,4 @@ mod endings;
 mod restarts;
 mod starts;
 mod steady;
+mod upkeep;

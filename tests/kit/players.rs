@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use berth::{
     engine::ports::{
         ContainerExit, ContainerLogFile, ContainerLogs, ContainerTuning, Event, EventSink, MayGo, MountedVolumes,
-        ObjectError, ObjectSource, PodCgroup, ProbeManager, ProbeResult, ProbeResults, PullSecret, ResourceError,
-        ResourceManager, StateFile, TerminationMessages, VolumeError, VolumeManager,
+        ObjectError, ObjectSource, PodCgroup, PodCgroupValues, ProbeManager, ProbeResult, ProbeResults, PullSecret,
+        ResourceError, ResourceManager, StateFile, TerminationMessages, VolumeError, VolumeManager,
     },
     pod::{ContainerId, ContainerKind, Pod, PodRef, PodUid, api, hash, observed::ObservedContainer},
     proto::cri,
@@ -95,6 +95,11 @@ impl Disk {
         lock(&self.unmountable).insert(pod.to_owned());
     }
 
+    /// Somebody removed the cgroup of that pod.
+    pub fn lose_cgroup(&self, pod: &PodUid) {
+        lock(&self.cgroups).remove(pod);
+    }
+
     /// The machine went down: the cgroup tree is empty when it comes up.
     pub fn reboot(&self) {
         lock(&self.cgroups).clear();
@@ -154,6 +159,22 @@ impl ResourceManager for Disk {
     }
 
     fn released(&self, _pod: &PodUid, _container: &str) {}
+
+    fn wanted_pod_values(&self, _pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
+        Ok(PodCgroupValues::default()) // nothing is limited
+    }
+
+    async fn current_pod_values(&self, _pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
+        Ok(PodCgroupValues::default())
+    }
+
+    async fn apply_pod_values(&self, _pod: &Pod, _values: PodCgroupValues) -> Result<(), ResourceError> {
+        Ok(())
+    }
+
+    async fn memory_usage(&self, _pod: &Pod, _container: Option<&ContainerId>) -> Result<u64, ResourceError> {
+        Ok(0)
+    }
 }
 
 /// A state file in memory.

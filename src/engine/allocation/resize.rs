@@ -11,7 +11,7 @@ use crate::pod::{
     qos::Qos,
     quantity::Amount,
     resource_state::{PodResources, same},
-    resources::{CPU, MEMORY, Overhead, amount_of, amounts, pod_requests, request_of},
+    resources::{CPU, MEMORY, Overhead, View, amount_of, amounts, pod_requests, request_of, requests},
 };
 
 /// What configuration and machine rule out for resizes.
@@ -113,10 +113,10 @@ pub fn is_wanted(desired: &Pod, allocated: &PodResources) -> bool {
     allocated.differs_from(desired)
 }
 
-/// Whether the total cpu or memory request of a pod shrank.
+/// Whether the total cpu or memory that a pod takes, by its specification and by what its status
+/// says that it has, shrank.
 pub fn has_shrunk(before: &Pod, after: &Pod) -> bool {
-    let total = |pod: &Pod| pod_requests(pod.spec(), Overhead::Included);
-    let (before, after) = (total(before), total(after));
+    let (before, after) = (requests(before, View::Effective), requests(after, View::Effective));
     [CPU, MEMORY].iter().any(|name| amount_of(&after, name) < amount_of(&before, name))
 }
 

@@ -168,6 +168,8 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// # Errors
     /// The joined texts of what could not be removed; a running container is refused.
     async fn remove_pod(&self, observed: &Arc<ObservedPod>) -> Result<(), String>;
+    /// Whether something that runs has other resources than `pod` holds (spec 02a §9.7 step 2).
+    fn resize_in_progress(&self, pod: &Pod, observed: &ObservedPod) -> bool;
     /// Forgets back-off and other memory of a pod that is gone.
     fn forget(&self, pod: &PodUid);
     /// How the runtime calls itself: the scheme of container ids (`containerd`).

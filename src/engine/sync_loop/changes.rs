@@ -10,12 +10,13 @@ use super::{Command, SyncLoop, kill_and_wait, records::Record};
 use crate::{
     engine::{
         admission::{Admitted, Refusal, preemption},
-        allocation::{Candidate, Preempt, Presence, Retry, Trigger},
+        allocation::{Candidate, Preempt, Presence, Retry, Trigger, resize::has_shrunk},
         lifecycle::{Lifecycle, StatusOverride},
         ports::Event,
         worker::Cause,
     },
     pod::{Operation, Pod, PodChange, api, qos::Qos},
+    status::conditions::gates_moved,
 };
 
 impl SyncLoop {
@@ -35,11 +36,7 @@ impl SyncLoop {
                     self.on_removal(&pod).await;
                 }
             }
-            Operation::Reconcile => {
-                for pod in change.pods {
-                    self.on_reconcile(pod).await;
-                }
-            }
+            Operation::Reconcile => self.on_reconcile(change.pods).await,
         }
         if self.ready.heard_from(change.source) {
             self.changed = true;
@@ -181,14 +178,42 @@ impl SyncLoop {
         self.retry_resizes(Trigger::PodsRemoved).await;
     }
 
-    async fn on_reconcile(&mut self, pod: Arc<Pod>) {
-        let became_terminal =
-            pod.is_api_terminal() && self.pods.pod(pod.uid()).is_some_and(|old| !old.is_api_terminal());
-        self.pods.upsert(pod.clone());
-        self.changed = true;
-        if !pod.is_mirror() && became_terminal {
-            self.hand_over(&pod, Cause::Update);
-            self.retry_resizes(Trigger::PodTerminated).await;
+    /// Only the status changed, as the API shows it.
+    async fn on_reconcile(&mut self, pods: Vec<Arc<Pod>>) {
+        let mut trigger = None;
+        for pod in pods {
+            let old = self.pods.pod(pod.uid()).cloned();
+            self.pods.upsert(pod.clone());
+            self.changed = true;
+            if let Some(old) = old.filter(|_| !pod.is_mirror()) {
+                trigger = trigger.or_else(|| self.freed(&old, &pod));
+                self.reconcile(&old, &pod);
+            }
+        }
+        if let Some(trigger) = trigger {
+            self.retry_resizes(trigger).await;
+        }
+    }
+
+    /// Whether a resize that waits may fit now that a pod changed.
+    fn freed(&self, old: &Arc<Pod>, new: &Arc<Pod>) -> Option<Trigger> {
+        if new.is_api_terminal() && !old.is_api_terminal() {
+            return Some(Trigger::PodTerminated);
+        }
+        let (old, new) = (self.allocator.allocated(old), self.allocator.allocated(new));
+        has_shrunk(&old, &new).then_some(Trigger::PodResized)
+    }
+
+    fn reconcile(&mut self, old: &Pod, new: &Arc<Pod>) {
+        if new.is_api_terminal() && !old.is_api_terminal() {
+            self.hand_over(new, Cause::Update);
+        } else if gates_moved(old, new) {
+            self.hand_over(new, Cause::Sync);
+        }
+        if new.is_evicted()
+            && let Some(observed) = self.context.observer.known_pod(new.uid())
+        {
+            self.context.runtime.prune(&observed, None, true);
         }
     }
 

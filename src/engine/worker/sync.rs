@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use rand::Rng;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 use super::WorkerContext;
 use crate::{
@@ -103,6 +103,13 @@ pub(super) struct Turn<'a> {
     pub pod: Option<Arc<Pod>>,
     /// Whether this turn answers a word of the sync loop.
     pub fresh_word: bool,
+}
+
+/// What a sync turn knows before it prepares.
+struct Look {
+    observed: Arc<ObservedPod>,
+    status: Arc<api::PodStatus>,
+    restart_all: bool,
 }
 
 /// What one status is built from, beside what all workers share.
@@ -209,6 +216,7 @@ impl Turn<'_> {
         let Some(pod) = self.pod.clone() else { return Ok(Outcome::Stays(TurnEnd::Settled)) };
         self.note_first_turn(&pod);
         let observed = self.look().await?;
+        self.note_resize_progress(&pod, &observed);
         let built = self.build(&pod, &observed, Build::Ongoing);
         let now = self.context.clock.now();
         let terminal = status::Phase::of(&built).is_some_and(status::Phase::is_terminal);
@@ -226,7 +234,9 @@ impl Turn<'_> {
         if let Some(left) = self.held_back(&observed) {
             return Ok(Outcome::Stays(TurnEnd::HeldBack(left)));
         }
-        let request = self.prepare(&pod, observed.clone(), built, stopping, restart_all).await?;
+        let Some(cgroup) = self.cgroup(&pod, &observed).await? else { return Ok(Outcome::Stays(TurnEnd::Again)) };
+        let look = Look { observed: observed.clone(), status: built, restart_all };
+        let request = self.prepare(&pod, look, cgroup, stopping).await?;
         let done = self.context.runtime.sync_pod(request).await;
         if done.over {
             // Its phase need not say so: a container that never ran would be left waiting for ever.
@@ -237,16 +247,15 @@ impl Turn<'_> {
         Ok(Outcome::Stays(self.conclude(done, observed)))
     }
 
-    /// Everything a pod needs before its sandbox: cgroup, volumes, pull secrets, probes.
+    /// Everything a pod needs before its sandbox: volumes, pull secrets, probes.
     async fn prepare(
         &mut self,
         pod: &Arc<Pod>,
-        observed: Arc<ObservedPod>,
-        built: Arc<api::PodStatus>,
+        look: Look,
+        cgroup_parent: String,
         stopping: CancellationToken,
-        restart_all: bool,
     ) -> Result<SyncPod, String> {
-        let cgroup_parent = self.cgroup(pod, &observed).await?;
+        let Look { observed, status, restart_all } = look;
         self.memory.stage.set("volumes");
         let volumes = match self.context.volumes.mount(pod).await {
             Ok(volumes) => volumes,
@@ -262,7 +271,7 @@ impl Turn<'_> {
         Ok(SyncPod {
             pod: pod.clone(),
             observed,
-            status: built,
+            status,
             secrets,
             volumes,
             cgroup_parent,
@@ -273,20 +282,28 @@ impl Turn<'_> {
         })
     }
 
-    /// The pod's cgroup. One that is missing while containers run means that the agent came back
-    /// with another hierarchy: those containers are stopped first.
-    async fn cgroup(&mut self, pod: &Arc<Pod>, observed: &Arc<ObservedPod>) -> Result<String, String> {
-        if let Some(parent) = &self.memory.cgroup {
-            return Ok(parent.clone());
-        }
+    /// The pod's cgroup, made anew where it has gone. One that is missing while containers run
+    /// means that those run outside of it: they are stopped first, and `None` says that what was
+    /// seen is no longer so (AC-06a-17).
+    async fn cgroup(&mut self, pod: &Arc<Pod>, observed: &Arc<ObservedPod>) -> Result<Option<String>, String> {
         self.memory.stage.set("pod cgroup");
-        if observed.running().next().is_some() && !self.context.resources.exists(pod).await {
-            self.kill_all(observed.clone()).await?;
+        let runs = observed.running().next().is_some();
+        if self.memory.cgroup.is_some() || runs {
+            if !self.context.resources.exists(pod).await {
+                self.memory.cgroup = None;
+                if runs {
+                    warn!(pod = %pod.object_name(), podUID = %pod.uid(), "Pod cgroup is gone, restarting what runs outside of it");
+                    self.kill_all(observed.clone()).await?;
+                    return Ok(None);
+                }
+            } else if let Some(parent) = &self.memory.cgroup {
+                return Ok(Some(parent.clone()));
+            }
         }
         match self.context.resources.ensure(pod).await {
             Ok(cgroup) => {
                 self.memory.cgroup = Some(cgroup.parent.clone());
-                Ok(cgroup.parent)
+                Ok(Some(cgroup.parent))
             }
             Err(error) => {
                 let text = format!("unable to ensure pod container exists: {error}");
@@ -367,7 +384,7 @@ impl Turn<'_> {
         }
         let failed = done.error_text();
         self.note_failure(failed.as_deref());
-        self.note_resize(&done);
+        self.note_failed_resize(&done);
         self.memory.hold = self.hold(failed.is_some(), done.retry_at, observed);
         if done.acted || done.reset || before != self.memory.failures {
             return TurnEnd::Again;
@@ -420,16 +437,19 @@ impl Turn<'_> {
         self.memory.last_failure = Some((text.to_owned(), Instant::now()));
     }
 
-    /// Tells how far a resize is: failed, or with nothing left to do applied.
-    fn note_resize(&self, done: &SyncOutcome) {
+    /// Tells whether what runs has what the pod holds, as a fresh look shows it.
+    fn note_resize_progress(&self, pod: &Pod, observed: &ObservedPod) {
+        let in_progress = self.context.runtime.resize_in_progress(pod, observed);
+        let progress = if in_progress { Progress::Ongoing } else { Progress::Done };
+        self.context.allocations.progress(pod, progress);
+    }
+
+    /// Tells that a resize failed; that it succeeded shows with the next look.
+    fn note_failed_resize(&self, done: &SyncOutcome) {
         let Some(pod) = &self.pod else { return };
-        let resizes = || done.actions.iter().filter(|a| a.action == ActionKind::ResizePodInPlace);
-        match resizes().find_map(|action| action.failure.as_ref()) {
-            Some(failure) => self.context.allocations.progress(pod, Progress::Failed(&failure.message)),
-            None if resizes().next().is_some() || done.error_text().is_none() => {
-                self.context.allocations.progress(pod, Progress::Done);
-            }
-            None => {}
+        let mut resizes = done.actions.iter().filter(|a| a.action == ActionKind::ResizePodInPlace);
+        if let Some(failure) = resizes.find_map(|action| action.failure.as_ref()) {
+            self.context.allocations.progress(pod, Progress::Failed(&failure.message));
         }
     }
 
