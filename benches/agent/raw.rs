@@ -1,5 +1,7 @@
 //! A plain CRI client that does what an agent must do and nothing else: what the runtime itself
-//! takes, in the same run.
+//! takes, in the same run. What it asks for costs the runtime what a pod of an agent does: a
+//! cgroup parent, resources, a sandbox under seccomp, masked paths, the files that every
+//! container gets mounted.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -40,9 +42,12 @@ impl Raw {
     pub async fn start(&self, name: &str) -> Result<()> {
         let logs = self.logs.path().join(name);
         std::fs::create_dir_all(logs.join("c0"))?;
+        for file in FILES {
+            std::fs::write(logs.join(file), "")?;
+        }
         let sandbox = sandbox(name, &logs);
         let id = self.runtime.run_pod_sandbox(sandbox.clone(), "").await?;
-        let container = self.runtime.create_container(&id, container(), sandbox).await?;
+        let container = self.runtime.create_container(&id, container(&logs), sandbox).await?;
         Ok(self.runtime.start_container(&container).await?)
     }
 
@@ -126,8 +131,13 @@ fn sandbox(name: &str, logs: &Path) -> cri::PodSandboxConfig {
         }),
         log_directory: logs.display().to_string(),
         linux: Some(cri::LinuxPodSandboxConfig {
+            cgroup_parent: "/bench-raw".to_owned(),
             security_context: Some(cri::LinuxSandboxSecurityContext {
                 namespace_options: Some(options),
+                seccomp: Some(cri::SecurityProfile {
+                    profile_type: cri::security_profile::ProfileType::RuntimeDefault as i32,
+                    localhost_ref: String::new(),
+                }),
                 ..Default::default()
             }),
             ..Default::default()
@@ -136,14 +146,45 @@ fn sandbox(name: &str, logs: &Path) -> cri::PodSandboxConfig {
     }
 }
 
-fn container() -> cri::ContainerConfig {
+/// What an agent mounts into every container.
+const FILES: [&str; 2] = ["hosts", "termination-log"];
+const INSIDE: [&str; 2] = ["/etc/hosts", "/dev/termination-log"];
+/// What an agent hides from an ordinary container.
+const MASKED: [&str; 12] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+fn container(logs: &Path) -> cri::ContainerConfig {
+    let owned = |paths: &[&str]| paths.iter().map(|&path| path.to_owned()).collect::<Vec<_>>();
+    let mounts = FILES.iter().zip(INSIDE).map(|(file, inside)| cri::Mount {
+        container_path: inside.to_owned(),
+        host_path: logs.join(file).display().to_string(),
+        ..Default::default()
+    });
+
     cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: "c0".to_owned(), attempt: 0 }),
         image: Some(cri::ImageSpec { image: "docker.io/library/busybox:1".to_owned(), ..Default::default() }),
         command: manifest::COMMAND.iter().map(|&part| part.to_owned()).collect(),
         log_path: "c0/0.log".to_owned(),
+        mounts: mounts.collect(),
         linux: Some(cri::LinuxContainerConfig {
+            resources: Some(cri::LinuxContainerResources { cpu_shares: 2, oom_score_adj: 1000, ..Default::default() }),
             security_context: Some(cri::LinuxContainerSecurityContext {
+                masked_paths: owned(&MASKED),
+                readonly_paths: owned(&READ_ONLY),
                 namespace_options: Some(cri::NamespaceOption {
                     network: cri::NamespaceMode::Node as i32,
                     pid: cri::NamespaceMode::Container as i32,
@@ -151,7 +192,6 @@ fn container() -> cri::ContainerConfig {
                 }),
                 ..Default::default()
             }),
-            ..Default::default()
         }),
         ..Default::default()
     }
