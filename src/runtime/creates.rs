@@ -1,10 +1,11 @@
 //! Creates that happen once, whatever becomes of their answer.
 //!
 //! A create is its own task: who waits for it may give up without cancelling it, and the next
-//! turn takes up the waiting. Where the answer was lost (deadline, broken connection, name
-//! reserved by an attempt that still runs), the object is looked for by its identity and
-//! adopted; until it is found, or the runtime must have given up, nothing is created again
-//! (spec 03a §16).
+//! turn takes up the waiting. Where the answer was lost (deadline, broken connection), the object
+//! is looked for by its identity and adopted; until it is found, or the runtime must have given
+//! up, nothing is created again (spec 03a §16). A name that is reserved is an answer: by the call
+//! of an agent that has ended, which may yet succeed (then its object is adopted) or be undone
+//! (then the name is free again). A runtime that reserves names may be asked again soon.
 
 use std::{
     collections::HashMap,
@@ -51,6 +52,8 @@ impl CreateKey {
 pub(super) enum CreateError {
     /// The runtime refused, or may still be working on it.
     Cri(CriError),
+    /// Another call holds the name; it is worth asking again after that time.
+    Reserved(CriError, Duration),
     /// The caller was told to stop; the create goes on.
     Stopped,
 }
@@ -63,7 +66,14 @@ struct Open {
     call: Option<Call>,
     /// Its answer was lost: nothing is created before this moment.
     doubt_until: Option<Instant>,
+    /// How often its name was reserved.
+    refusals: u32,
 }
+
+/// Until a name that is reserved is asked for again, at first; doubles up to [`RESERVED_MAX`].
+const RESERVED: Duration = Duration::from_millis(500);
+/// The longest of these waits.
+const RESERVED_MAX: Duration = Duration::from_secs(10);
 
 /// The creates of all pods.
 pub(super) struct Creates {
@@ -145,6 +155,10 @@ impl Creates {
         self.lock().get(key).and_then(|open| open.doubt_until)
     }
 
+    fn refusals(&self, key: &CreateKey) -> u32 {
+        self.lock().get(key).map_or(0, |open| open.refusals)
+    }
+
     fn close(&self, key: &CreateKey) {
         self.lock().remove(key);
     }
@@ -152,7 +166,8 @@ impl Creates {
     fn launch(&self, key: &CreateKey, call: impl Future<Output = CriResult<String>> + Send + 'static) -> Call {
         let (cri, open, named) = (self.cri.clone(), self.open.clone(), key.clone());
         // Known before it runs: what ends unknown is not wanted any more.
-        self.lock().insert(key.clone(), Open { call: None, doubt_until: None });
+        let refusals = self.refusals(key);
+        self.lock().insert(key.clone(), Open { call: None, doubt_until: None, refusals });
         let task = tokio::spawn(async move {
             let answer = call.await;
             let wanted = open.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&named);
@@ -182,20 +197,27 @@ impl Creates {
             }
             Err(error) => error,
         };
+        let reserved = is_reserved(&error);
         let wait = match lost_answer(&error, self.patience) {
-            None => {
+            None if !reserved => {
                 self.close(&key);
                 return Err(CreateError::Cri(error));
             }
-            Some(wait) => wait,
+            wait => wait.unwrap_or_default(),
         };
         // The doubt is noted before looking: should the caller go away now, it is still there.
-        self.lock().insert(key.clone(), Open { call: None, doubt_until: Some(Instant::now() + wait) });
+        let before = self.refusals(&key);
+        let doubt_until = Some(Instant::now() + wait);
+        self.lock().insert(key.clone(), Open { call: None, doubt_until, refusals: before.saturating_add(1) });
         match self.find(&key).await {
             Some(id) => {
                 info!(podUID = %key.pod(), id, %error, "Adopting what a lost call has created");
                 self.close(&key);
                 Ok(id)
+            }
+            None if reserved => {
+                let again = RESERVED * 2_u32.pow(before.min(5));
+                Err(CreateError::Reserved(error, again.min(RESERVED_MAX)))
             }
             None => Err(CreateError::Cri(error)),
         }
@@ -248,14 +270,18 @@ impl Creates {
 
 /// For how long nothing may be created again; `None` where the answer was no.
 fn lost_answer(error: &CriError, patience: Duration) -> Option<Duration> {
-    let reserved = matches!(error, CriError::Rpc { message, .. } if message.contains("is reserved"));
-    if error.is_timeout() || reserved {
+    if error.is_timeout() {
         Some(patience)
     } else if error.is_unavailable() {
         Some(Duration::ZERO)
     } else {
         None
     }
+}
+
+/// Whether the runtime refused because it keeps one object per name.
+fn is_reserved(error: &CriError) -> bool {
+    matches!(error, CriError::Rpc { message, .. } if message.contains("is reserved"))
 }
 
 fn still_creating(key: &CreateKey) -> CriError {

@@ -308,10 +308,13 @@ impl Pass<'_> {
         let created = self.rt.creates.create(key, call, &self.req.stopping).await;
         let metrics = &self.rt.deps.metrics;
         metrics.run_sandbox.with_label_values(&[handler.as_str()]).observe(began.elapsed().as_secs_f64());
+        if let Err(CreateError::Reserved(_, again)) = &created {
+            self.outcome.retry_at = Some(Instant::now() + *again);
+        }
         match created {
             Ok(id) => Ok(id.into()),
             Err(CreateError::Stopped) => Err(SandboxError::Stopped),
-            Err(CreateError::Cri(err)) => {
+            Err(CreateError::Cri(err) | CreateError::Reserved(err, _)) => {
                 metrics.run_sandbox_errors.with_label_values(&[handler.as_str()]).inc();
                 Err(SandboxError::Failed(err.to_string()))
             }

@@ -338,6 +338,10 @@ impl Pass<'_> {
             Ok(id) => Ok(id.into()),
             Err(CreateError::Stopped) => Err(None),
             Err(CreateError::Cri(err)) => Err(Failure::new("CreateContainerError", bare(&err))),
+            Err(CreateError::Reserved(err, again)) => {
+                let retry_at = Some(Instant::now() + again);
+                Err(Some(Failure { code: "CreateContainerError", message: bare(&err), retry_at }))
+            }
         }
     }
 

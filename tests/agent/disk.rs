@@ -1,44 +1,15 @@
 //! The disk under the root directory is full: what runs goes on, what is new waits and says why,
 //! and runs once there is room.
 
-use std::{fs, io::Write, path::Path};
-
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use std::fs;
 
 use crate::{
     Ground,
-    kit::process::{container, manifest, skips},
+    kit::{
+        disk::Small,
+        process::{container, manifest, skips},
+    },
 };
-
-/// A small file system, unmounted when dropped.
-struct Small<'a>(&'a Path);
-
-impl<'a> Small<'a> {
-    fn at(path: &'a Path) -> Self {
-        let options = Some("size=256k,mode=0750");
-        mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), options).expect("mounted");
-        Self(path)
-    }
-
-    fn filler(&self) -> std::path::PathBuf {
-        self.0.join("filler")
-    }
-
-    fn fill(&self) {
-        let mut file = fs::File::create(self.filler()).expect("a file");
-        while file.write_all(&[0; 4096]).is_ok() {}
-    }
-
-    fn empty(&self) {
-        fs::remove_file(self.filler()).expect("removed");
-    }
-}
-
-impl Drop for Small<'_> {
-    fn drop(&mut self) {
-        let _ = umount2(self.0, MntFlags::MNT_DETACH); // the agent's files may be open
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_holds_up_only_what_is_new() {
@@ -47,8 +18,7 @@ async fn a_full_disk_holds_up_only_what_is_new() {
     }
     let ground = Ground::new().await;
     let home = ground.home();
-    let root = home.root();
-    let disk = Small::at(&root);
+    let disk = Small::at(&home.root(), "256k");
     home.put_pod(&manifest("old"));
     let agent = home.start().await;
     let before = agent.until_ready("old").await;

@@ -6,15 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
 use serde_json::{Value, json};
 
 use crate::{
-    kit::process::{container, manifest_of},
-    node::{Node, UNTIL_STOPPED, shell, uid_of},
+    kit::process::{container, is_ready, manifest_of},
+    node::{Node, kill_process, lasting, shell, uid_of},
 };
 
 /// A directory of the host that outlives the pods that write into it, and a volume of it.
@@ -61,7 +57,12 @@ async fn the_grace_period_is_kept() {
     let begun = Instant::now();
     node.remove(&pod).await;
     assert_eq!(read(&entries), "finished\n");
-    assert!(begun.elapsed() < Duration::from_secs(20), "it was not waited for longer than it took");
+    let took = begun.elapsed();
+    assert!(
+        took < Duration::from_secs(20),
+        "it was not waited for longer than it took: {took:?}\n{}",
+        node.agent.log_end()
+    );
 
     let deaf = "trap '' TERM; while true; do sleep 1; done";
     let spec = json!({"terminationGracePeriodSeconds": 3, "containers": [shell("main", deaf)]});
@@ -69,7 +70,7 @@ async fn the_grace_period_is_kept() {
     let begun = Instant::now();
     node.remove(&pod).await;
     let took = begun.elapsed();
-    assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(20), "{took:?}");
+    assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(20), "{took:?}\n{}", node.agent.log_end());
 }
 
 /// A changed manifest replaces its pod: the old one is gone before the new one runs.
@@ -97,14 +98,13 @@ async fn a_changed_manifest_replaces_the_pod() {
     node.remove(&new).await;
 }
 
-/// A pod whose container was killed behind the agent's back, and one whose sandbox was.
+/// A container that was killed behind the agent's back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_killed_from_outside_comes_back() {
     let Some(node) = Node::shared("what_is_killed_from_outside_comes_back").await else { return };
-    let spec = json!({"terminationGracePeriodSeconds": 5, "containers": [shell("main", UNTIL_STOPPED)]});
-    let pod = node.run(&manifest_of("killed", spec)).await;
-    let pid = i32::try_from(node.pid(&pod, "main")).expect("a pid");
-    kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it runs");
+    // AC-02b-2
+    let pod = node.run(&lasting("killed")).await;
+    kill_process(node.pid(&pod, "main"));
     let again = |pod: &Value| {
         let main = container(pod, "main");
         main["restartCount"] == 1 && main["ready"] == true
@@ -113,5 +113,22 @@ async fn what_is_killed_from_outside_comes_back() {
     let last = &container(&after, "main")["lastState"]["terminated"];
     assert_eq!(last["exitCode"], 137, "{last:#}");
     assert_eq!(after["status"]["podIP"], pod["status"]["podIP"], "the sandbox stays");
+    node.remove(&after).await;
+}
+
+/// A sandbox that was killed takes its containers with it; the pod gets another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_sandbox_is_replaced() {
+    let Some(node) = Node::shared("a_dead_sandbox_is_replaced").await else { return };
+    // AC-03a-2
+    let pod = node.run(&lasting("homeless")).await;
+    let (old, main) = (node.ids(&pod, "sandbox"), node.pid(&pod, "main"));
+    kill_process(node.sandbox_pid(&pod));
+    let again = |pod: &Value| container(pod, "main")["restartCount"] == 1 && is_ready(pod);
+    let after = node.agent.until_pod("homeless", "in another sandbox", again).await;
+    assert_eq!(uid_of(&after), uid_of(&pod));
+    assert!(!fs::exists(format!("/proc/{main}")).unwrap_or(true), "the old container went with its sandbox");
+    let new = node.tasks(&pod, "sandbox");
+    assert!(new.len() == 1 && new != old, "{new:?}");
     node.remove(&after).await;
 }

@@ -4,6 +4,7 @@
 #[path = "../kit/mod.rs"]
 mod kit;
 
+mod adversity;
 mod endings;
 mod environment;
 mod failures;

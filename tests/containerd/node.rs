@@ -8,13 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::signal::Signal;
+use nix::{sys::signal::Signal, unistd::Pid};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use crate::kit::{
     containerd::{self, Containerd},
-    process::{Agent, Home, PATIENCE, container},
+    process::{Agent, Home, PATIENCE, container, manifest_of},
 };
 
 /// The node that tests share.
@@ -48,6 +48,11 @@ impl Node {
 
     /// A node of one's own; `None` where this machine cannot have one.
     pub async fn own(test: &str) -> Option<Self> {
+        Self::prepared(test, |_| ()).await
+    }
+
+    /// A node of one's own, something done to its home before the agent starts.
+    pub async fn prepared(test: &str, prepare: impl FnOnce(&Home)) -> Option<Self> {
         let containerd = containerd::start_or_skip(test)?;
         let name = containerd.dir().file_name().expect("a name").to_string_lossy().into_owned();
         let cgroup = PodsCgroup::new(&name);
@@ -59,6 +64,7 @@ impl Node {
             "containerLogMonitorInterval": "3s",
             "fileCheckFrequency": "5s",
         }));
+        prepare(&home);
         let agent = home.start().await;
         Some(Self { agent, home, containerd, cgroup })
     }
@@ -138,7 +144,32 @@ impl Node {
     /// The process of a running container.
     pub fn pid(&self, pod: &Value, name: &str) -> u32 {
         let id = container(pod, name)["containerID"].as_str().unwrap_or_default();
-        let id = id.strip_prefix("containerd://").unwrap_or_else(|| panic!("{name} has no id: {pod:#}"));
+        self.pid_of(id.strip_prefix("containerd://").unwrap_or_else(|| panic!("{name} has no id: {pod:#}")))
+    }
+
+    /// The process of a pod's sandbox.
+    pub fn sandbox_pid(&self, pod: &Value) -> u32 {
+        let sandboxes = self.ids(pod, "sandbox");
+        assert_eq!(sandboxes.len(), 1, "{sandboxes:?}");
+        self.pid_of(&sandboxes[0])
+    }
+
+    /// The ids that the runtime holds of a pod; `kind` is `sandbox` or `container`.
+    pub fn ids(&self, pod: &Value, kind: &str) -> Vec<String> {
+        let uid = uid_of(pod);
+        let filter = format!("labels.\"io.kubernetes.pod.uid\"=={uid},labels.\"io.cri-containerd.kind\"=={kind}");
+        let (_, ids) = self.containerd.ctr(&["containers", "ls", "-q", &filter]);
+        ids.lines().map(str::to_owned).collect()
+    }
+
+    /// Those of [`Self::ids`] that have a process.
+    pub fn tasks(&self, pod: &Value, kind: &str) -> Vec<String> {
+        let (_, running) = self.containerd.ctr(&["tasks", "ls"]);
+        let runs = |id: &String| running.lines().any(|line| line.starts_with(id.as_str()) && line.contains("RUNNING"));
+        self.ids(pod, kind).into_iter().filter(runs).collect()
+    }
+
+    fn pid_of(&self, id: &str) -> u32 {
         let (_, tasks) = self.containerd.ctr(&["tasks", "ls"]);
         let line =
             tasks.lines().find(|line| line.starts_with(id)).unwrap_or_else(|| panic!("{id} does not run: {tasks}"));
@@ -171,6 +202,17 @@ pub fn name_of(pod: &Value) -> &str {
 /// A pod's UID.
 pub fn uid_of(pod: &Value) -> &str {
     pod["metadata"]["uid"].as_str().expect("a UID")
+}
+
+/// Kills a process as the kernel would.
+pub fn kill_process(pid: u32) {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a pid"));
+    nix::sys::signal::kill(pid, Signal::SIGKILL).expect("it runs");
+}
+
+/// A pod with one container that runs until it is told to stop.
+pub fn lasting(name: &str) -> Value {
+    manifest_of(name, json!({"terminationGracePeriodSeconds": 5, "containers": [shell("main", UNTIL_STOPPED)]}))
 }
 
 /// A shell command as a container.

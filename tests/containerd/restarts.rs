@@ -1,15 +1,20 @@
 //! The agent or containerd goes and comes back; pods that run do not notice.
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
     kit::process::{container, manifest_of},
-    node::{Node, UNTIL_STOPPED, shell, uid_of},
+    node::{Node, UNTIL_STOPPED, kill_process, lasting, shell, uid_of},
 };
+
+/// Whether a pod's container was started again, once.
+fn is_back(pod: &Value) -> bool {
+    let main = container(pod, "main");
+    main["restartCount"] == 1 && main["ready"] == true
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_agent_goes_and_pods_stay() {
@@ -45,17 +50,91 @@ async fn the_agent_goes_and_pods_stay() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_missed_is_made_up_for() {
     let Some(mut node) = Node::own("what_was_missed_is_made_up_for").await else { return };
-    let spec = || json!({"terminationGracePeriodSeconds": 5, "containers": [shell("main", UNTIL_STOPPED)]});
-    let goes = node.run(&manifest_of("goes", spec())).await;
-    let dies = node.run(&manifest_of("dies", spec())).await;
-    let pid = i32::try_from(node.pid(&dies, "main")).expect("a pid");
+    // AC-02a-17
+    let goes = node.run(&lasting("goes")).await;
+    let dies = node.run(&lasting("dies")).await;
+    let pid = node.pid(&dies, "main");
     node.agent.end_with(Signal::SIGKILL).await;
     node.home.remove("goes.json");
-    kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it runs");
+    kill_process(pid);
     node.agent = node.home.start().await;
     node.until_nothing_is_left(&goes).await;
-    let again = |pod: &Value| container(pod, "main")["restartCount"] == 1 && container(pod, "main")["ready"] == true;
-    let dies = node.agent.until_pod("dies", "running again", again).await;
+    let dies = node.agent.until_pod("dies", "running again", is_back).await;
     assert_eq!(container(&dies, "main")["lastState"]["terminated"]["exitCode"], 137);
     node.remove(&dies).await;
+}
+
+/// Moments after a manifest came or went at which the agent is killed.
+const MOMENTS: [u64; 8] = [0, 10, 40, 80, 150, 250, 400, 700];
+
+/// Whenever the agent is killed, what runs goes on as it was, and what it was about to start or to
+/// end is started or ended by the next one, once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_agent_may_be_killed_at_any_moment() {
+    let Some(mut node) = Node::own("the_agent_may_be_killed_at_any_moment").await else { return };
+    let steady = node.run(&lasting("steady")).await;
+    let (pid, sandbox) = (node.pid(&steady, "main"), node.ids(&steady, "sandbox"));
+    for moment in MOMENTS {
+        let name = format!("comes{moment}");
+        node.home.put_pod(&lasting(&name));
+        tokio::time::sleep(Duration::from_millis(moment)).await;
+        node.restart(Signal::SIGKILL).await;
+        let comes = node.agent.until_ready(&name).await;
+        assert_eq!(node.tasks(&comes, "container").len(), 1, "{name}: {:#}", comes["status"]);
+        assert_eq!(node.tasks(&comes, "sandbox").len(), 1, "{name}: {:#}", comes["status"]);
+
+        node.home.remove(&format!("{name}.json"));
+        tokio::time::sleep(Duration::from_millis(moment)).await;
+        node.restart(Signal::SIGKILL).await;
+        node.until_nothing_is_left(&comes).await;
+
+        let now = node.agent.until_ready("steady").await;
+        assert_eq!(now["status"]["containerStatuses"], steady["status"]["containerStatuses"], "after {moment} ms");
+        assert_eq!(now["status"]["podIP"], steady["status"]["podIP"], "after {moment} ms");
+    }
+    assert_eq!((node.pid(&steady, "main"), node.ids(&steady, "sandbox")), (pid, sandbox));
+    node.remove(&steady).await;
+}
+
+/// containerd crashes and returns: pods do not notice, and are shown as they were meanwhile; what
+/// happened is made up for. An agent that starts without it waits for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containerd_goes_and_pods_stay() {
+    let Some(mut node) = Node::own("containerd_goes_and_pods_stay").await else { return };
+    let before = node.run(&lasting("stays")).await;
+    let dies = node.run(&lasting("dies")).await;
+    let goes = node.run(&lasting("goes")).await;
+    let (pid, dying) = (node.pid(&before, "main"), node.pid(&dies, "main"));
+
+    node.containerd.crash();
+    node.home.put_pod(&lasting("comes"));
+    node.home.remove("goes.json");
+    kill_process(dying);
+    node.agent.until_pod("comes", "there", |pod| pod["status"]["phase"] == "Pending").await;
+    node.agent.until_log("connect: no such file or directory").await;
+    let shown = node.agent.until_ready("stays").await;
+    assert_eq!(shown["status"]["containerStatuses"], before["status"]["containerStatuses"]);
+    assert_eq!(node.agent.healthz("/healthz").await.map(|answer| answer.status), Some(200));
+
+    node.containerd.restart();
+    let comes = node.agent.until_ready("comes").await;
+    let dies = node.agent.until_pod("dies", "running again", is_back).await;
+    node.until_nothing_is_left(&goes).await;
+
+    node.containerd.crash();
+    node.agent.end_with(Signal::SIGKILL).await;
+    node.agent = node.home.spawn();
+    node.agent.until_log("Waiting for the container runtime's socket").await;
+    node.containerd.restart();
+    node.agent.healthy().await;
+    for (name, pod, restarts) in [("stays", &before, 0), ("comes", &comes, 0), ("dies", &dies, 1)] {
+        let now = node.agent.until_ready(name).await;
+        assert_eq!(now["status"]["containerStatuses"], pod["status"]["containerStatuses"], "{name}");
+        assert_eq!(now["status"]["podIP"], pod["status"]["podIP"], "{name}");
+        assert_eq!(container(&now, "main")["restartCount"], restarts);
+    }
+    assert_eq!(node.pid(&before, "main"), pid);
+    for pod in [&before, &comes, &dies] {
+        node.remove(pod).await;
+    }
 }

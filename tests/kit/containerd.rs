@@ -1,4 +1,4 @@
-//! A private containerd per test run: own root, state, socket and bridge, and nothing left behind.
+//! A private containerd: own root, state, socket and bridge, and nothing left behind.
 //!
 //! Needs root, containerd, runc, the CNI plugins and busybox-static; where one is missing the
 //! test says so by name and is skipped, except under `CI=true`, where that is a failure.
@@ -10,6 +10,12 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
+
+use berth::{
+    cri::{CriConfig, RuntimeService, connect},
+    metrics::Registry,
+};
+use futures::future::join_all;
 
 use super::image::{BUSYBOX, Image, write_archive};
 
@@ -39,19 +45,27 @@ pub fn missing() -> Option<String> {
     (!absent.is_empty()).then(|| format!("needs {}", absent.join(", ")))
 }
 
+/// Whether a test must be skipped; says so by its name. On CI nothing may be.
+pub fn skips(test: &str) -> bool {
+    let Some(why) = missing() else { return false };
+    assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
+    println!("skipped: {test}: {why}");
+    true
+}
+
 /// Starts a containerd unless this machine cannot; then says so, by the test's name.
 pub fn start_or_skip(test: &str) -> Option<Containerd> {
-    if let Some(why) = missing() {
-        assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
-        println!("skipped: {test}: {why}");
-        return None;
-    }
-    Some(Containerd::start())
+    (!skips(test)).then(Containerd::start)
 }
 
 impl Containerd {
     /// Starts it and imports the test images.
     pub fn start() -> Self {
+        Self::configured(|config| config)
+    }
+
+    /// Starts it with a changed `config.toml`.
+    pub fn configured(change: impl FnOnce(String) -> String) -> Self {
         let dir = tempfile::Builder::new().prefix("berth-ctd-").tempdir().expect("a folder");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let bridge = format!("bt{}x{number}", std::process::id() % 100_000);
@@ -59,21 +73,26 @@ impl Containerd {
         fs::create_dir_all(dir.path().join("cni")).expect("a folder");
         fs::write(dir.path().join("cni/10-berth.conflist"), fill("cni.conflist", dir.path(), &bridge, &subnet))
             .expect("written");
-        fs::write(dir.path().join("config.toml"), fill("containerd.toml", dir.path(), &bridge, &subnet))
-            .expect("written");
-        let log = fs::File::create(dir.path().join("log")).expect("a log");
-        let child = Command::new("containerd")
-            .arg("--config")
-            .arg(dir.path().join("config.toml"))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a handle"))
-            .stderr(log)
-            .spawn()
-            .expect("containerd starts");
+        let config = change(fill("containerd.toml", dir.path(), &bridge, &subnet));
+        fs::write(dir.path().join("config.toml"), config).expect("written");
+        let child = spawn(dir.path());
         let started = Self { dir, child, bridge };
         started.wait_until_ready();
         started.import(&[Image::busybox(BUSYBOX), Image::pause()]);
         started
+    }
+
+    /// Ends it as a crash would and takes its socket away; containers run on.
+    pub fn crash(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("a child");
+        fs::remove_file(self.socket()).expect("the socket was there");
+    }
+
+    /// Starts it again after a crash.
+    pub fn restart(&mut self) {
+        self.child = spawn(self.dir.path());
+        self.wait_until_ready();
     }
 
     /// The socket, as `containerRuntimeEndpoint` takes it.
@@ -141,8 +160,44 @@ fn fill(template: &str, dir: &Path, bridge: &str, subnet: &str) -> String {
         .replace("@SUBNET@", subnet)
 }
 
+/// The process, with its log.
+fn spawn(dir: &Path) -> Child {
+    let log = fs::OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("a log");
+    Command::new("containerd")
+        .arg("--config")
+        .arg(dir.join("config.toml"))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("a handle"))
+        .stderr(log)
+        .spawn()
+        .expect("containerd starts")
+}
+
+/// Removes every sandbox by the runtime itself: it alone knows what its network plugins set up.
+fn remove_sandboxes(endpoint: String) {
+    let limit = Duration::from_secs(10);
+    let config = CriConfig { endpoint, image_endpoint: String::new(), request_timeout: limit, list_streaming: false };
+    let work = async {
+        let Ok(connection) = connect(&config, &Registry::new()) else { return };
+        let cri = &connection.runtime;
+        let left = cri.list_pod_sandbox(None).await.unwrap_or_default(); // not every test has a CRI
+        let remove = |sandbox: berth::proto::cri::PodSandbox| async move {
+            let _ = cri.stop_pod_sandbox(&sandbox.id).await; // what stays is seen below
+            let _ = cri.remove_pod_sandbox(&sandbox.id).await;
+        };
+        join_all(left.into_iter().map(remove)).await;
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _ = runtime.block_on(async { tokio::time::timeout(limit, work).await });
+}
+
 impl Drop for Containerd {
     fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|end| end.is_none()) {
+            // A thread, because a runtime may run in this one.
+            let endpoint = self.endpoint();
+            let _ = std::thread::spawn(|| remove_sandboxes(endpoint)).join();
+        }
         let (_, tasks) = self.ctr(&["tasks", "ls", "-q"]);
         for task in tasks.lines() {
             self.ctr(&["tasks", "kill", "-s", "SIGKILL", "-a", task]);

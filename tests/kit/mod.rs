@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod clock;
 pub mod containerd;
+pub mod disk;
 pub mod image;
 pub mod leash;
 pub mod players;

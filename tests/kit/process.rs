@@ -86,6 +86,9 @@ impl Home {
             "cgroupsPerQOS": false,
             "enforceNodeAllocatable": ["none"],
             "maxPods": 250,
+            // However full the machine's disk is, test images stay.
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
         });
         let flags =
             vec![format!("--root-dir={}", dir.path().join("root").display()), format!("--hostname-override={NODE}")];
@@ -149,7 +152,8 @@ impl Home {
 
     /// Writes a file into the static pod directory, complete at once.
     pub fn put(&self, file: &str, content: impl AsRef<[u8]>) {
-        let draft = self.path().join("draft");
+        // Tests that share a home write at the same time.
+        let draft = self.path().join(format!("{file}.draft"));
         fs::write(&draft, content).expect("written");
         fs::rename(draft, self.manifests().join(file)).expect("renamed");
     }

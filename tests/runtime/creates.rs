@@ -59,6 +59,29 @@ async fn an_attempt_of_a_former_life_that_holds_the_name_is_adopted() {
     assert!(bench.cri.targets("list_podsandbox").contains(&"uid-web".to_owned()));
 }
 
+/// A former agent was killed while the runtime made a sandbox for it; the runtime then undoes that.
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_reserved_for_a_moment_is_asked_for_again_soon() {
+    let bench = Bench::new();
+    let web = simple("web");
+    for (op, target) in [("run_podsandbox", "sandbox"), ("create_container", "container")] {
+        let text = format!("failed to reserve {target} name \"web\": name \"web\" is reserved for \"abc\"");
+        bench.cri.fault(op, "", Fault::Error(Code::Unknown, text), Some(3));
+        for wait in [500, 1000, 2000] {
+            let outcome = bench.turn(&web).await;
+            assert!(outcome.error_text().is_some_and(|text| text.contains("is reserved for")), "{outcome:?}");
+            assert_eq!(outcome.retry_at, Some(Instant::now() + Duration::from_millis(wait)), "{op}");
+            tokio::time::sleep(Duration::from_millis(wait)).await;
+        }
+        if op == "run_podsandbox" {
+            bench.cri.fault("create_container", "", Fault::Error(Code::Unknown, "no".to_owned()), Some(1));
+            bench.turn(&web).await;
+        }
+    }
+    bench.good_turn(&web).await;
+    assert_eq!(bench.cri.running("web", "main").len(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn after_the_doubt_a_create_is_tried_again() {
     let bench = Bench::new();
