@@ -11,7 +11,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{Connection, CriError, ImageService, RuntimeService, validate};
+use super::{Connection, CriError, CriResult, ImageService, RuntimeService, validate};
 use crate::{
     metrics::{Registry, cri_losing_support},
     proto::cri,
@@ -93,7 +93,8 @@ const KUBE_RUNTIME_API_VERSION: &str = "0.1.0";
 const CONFIG_TRIES: u32 = 3;
 const CONFIG_PAUSE: Duration = Duration::from_secs(2);
 
-/// Runs the start-up probes, after waiting up to `patience` for the sockets to be there.
+/// Runs the start-up probes, after waiting up to `patience` for the sockets to be there and for a
+/// runtime that has just been started.
 ///
 /// # Errors
 /// The first probe that fails; the process must not start.
@@ -108,9 +109,11 @@ pub async fn probe(
     }
     let (runtime, images) = (&*connection.runtime, &*connection.images);
     let endpoint = connection.runtime_place.endpoint.clone();
-    runtime.version("").await.map_err(|source| ProbeError::Runtime { endpoint, source })?;
+    let version = once_initialized(until, || runtime.version(""));
+    version.await.map_err(|source| ProbeError::Runtime { endpoint, source })?;
     let endpoint = connection.image_place.endpoint.clone();
-    images.image_fs_info().await.map_err(|source| ProbeError::Images { endpoint, source })?;
+    let images = once_initialized(until, || images.image_fs_info());
+    images.await.map_err(|source| ProbeError::Images { endpoint, source })?;
     let cgroup_driver = cgroup_driver(runtime, registry).await?;
     let version = runtime.version(KUBE_RUNTIME_API_VERSION).await.map_err(ProbeError::Version)?;
     validate::version(&version).map_err(ProbeError::Version)?;
@@ -125,6 +128,25 @@ pub async fn probe(
     );
     Ok(RuntimeInfo { name: version.runtime_name.into(), version: version.runtime_version, cgroup_driver })
 }
+
+/// Asks again while the runtime says that it is not there yet: containerd listens before its CRI
+/// service has looked at what runs.
+async fn once_initialized<T, F: Future<Output = CriResult<T>>>(until: Instant, ask: impl Fn() -> F) -> CriResult<T> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let answer = ask().await;
+        let starting = matches!(&answer, Err(CriError::Rpc { message, .. }) if message.contains(NOT_YET));
+        if !starting || Instant::now() >= until {
+            return answer;
+        }
+        warn!(words = NOT_YET, "Waiting for the container runtime");
+        sleep(pause).await;
+        pause = pause.mul_f64(1.6).min(LAST_PAUSE);
+    }
+}
+
+/// containerd's words while it starts.
+const NOT_YET: &str = "server is not initialized yet";
 
 /// Asks up to three times, 2 s apart; stops at the first answer.
 async fn cgroup_driver(runtime: &dyn RuntimeService, registry: &Registry) -> Result<RuntimeCgroupDriver, ProbeError> {

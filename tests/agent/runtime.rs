@@ -59,6 +59,21 @@ async fn a_runtime_that_comes_late_is_waited_for() {
     agent.until_ready("one").await;
 }
 
+/// containerd listens a moment before its CRI service answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_that_is_just_starting_is_waited_for() {
+    if skips("a_runtime_that_is_just_starting_is_waited_for") {
+        return;
+    }
+    let ground = Ground::new().await;
+    for op in ["version", "image_fs_info"] {
+        let not_yet = Fault::Error(tonic::Code::Unknown, "server is not initialized yet".to_owned());
+        ground.cri.fault(op, "", not_yet, Some(3));
+    }
+    let agent = ground.home().start().await;
+    agent.until_log("Waiting for the container runtime").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_service_on_the_socket_is_told_by_name() {
     if skips("another_service_on_the_socket_is_told_by_name") {
