@@ -28,7 +28,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     clock::TokioClock,
-    leash::Leash,
+    leash::{Fuse, Leash},
     players::{Disk, MemoryFile, NoApi, NoLogs, PlainRequests, Probes, Recorder, RuntimeMessages},
     pods::simple,
     scripted::ScriptedCri,
@@ -80,6 +80,7 @@ pub struct Machine {
     pub disk: Arc<Disk>,
     /// How agents on it are set up.
     pub setup: Setup,
+    requests: Arc<PlainRequests>,
     allocated: Arc<MemoryFile>,
     actuated: Arc<MemoryFile>,
 }
@@ -115,7 +116,39 @@ impl Machine {
     pub fn with(setup: Setup) -> Self {
         let clock = Arc::new(TokioClock::new());
         let cri = ScriptedCri::new(clock.clone());
-        Self { cri, clock, disk: Arc::default(), setup, allocated: Arc::default(), actuated: Arc::default() }
+        Self {
+            cri,
+            clock,
+            disk: Arc::default(),
+            setup,
+            requests: Arc::default(),
+            allocated: Arc::default(),
+            actuated: Arc::default(),
+        }
+    }
+
+    /// Forgets what the players around the agent have written down for tests: calls, history, log files.
+    pub fn forget_past(&self) {
+        self.cri.forget_past();
+        self.requests.clear();
+    }
+
+    /// From now on, or no longer, no state file can be written.
+    pub fn refuse_writes(&self, refuse: bool) {
+        self.allocated.refuse_writes(refuse);
+        self.actuated.refuse_writes(refuse);
+    }
+
+    /// Nothing is wrong with the disk any more.
+    pub fn mend_disk(&self) {
+        self.disk.allow_mounts();
+        self.disk.set_pace(Duration::ZERO);
+        self.refuse_writes(false);
+    }
+
+    /// The UIDs in the state files: what is allocated, and what was applied.
+    pub fn remembered(&self) -> [Vec<PodUid>; 2] {
+        [self.allocated.pods(), self.actuated.pods()]
     }
 
     /// Starts an agent. It knows no pods before its sources hand in a set.
@@ -191,7 +224,7 @@ impl Machine {
         let deps = RuntimeDeps {
             cri: Arc::new(leash.clone()),
             images,
-            prepare: Arc::new(PlainRequests),
+            prepare: self.requests.clone(),
             events: events.clone(),
             probes: probes.clone(),
             resources: self.disk.clone(),
@@ -398,8 +431,19 @@ impl Agent {
         self.shutdown.cancel();
         self.tasks.close();
         let ended = tokio::time::timeout(limit, self.tasks.wait()).await;
-        assert!(ended.is_ok(), "{} tasks are left {limit:?} after the agent was told to stop", self.tasks.len());
+        let ended = ended.is_ok() || self.is_dead(); // who is killed while it stops leaves what it was doing
+        assert!(ended, "{} tasks are left {limit:?} after the agent was told to stop", self.tasks.len());
         self.leash.cut();
+    }
+
+    /// It is killed at one of the calls to come.
+    pub fn set_fuse(&self, fuse: Option<Fuse>) {
+        self.leash.set_fuse(fuse);
+    }
+
+    /// Whether its fuse has burnt down: it only has to be buried.
+    pub fn is_dead(&self) -> bool {
+        self.leash.is_cut()
     }
 
     /// `kill -9`.

@@ -1,26 +1,35 @@
-//! A wall clock that follows tokio's clock, so that pausing one pauses both.
+//! A wall clock that follows tokio's clock, so that pausing one pauses both; and that can be set.
+
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use berth::engine::ports::Clock;
 use jiff::{Timestamp, ToSpan};
 use tokio::time::Instant;
 
-/// Wall time = a fixed start + what tokio's clock has advanced since.
-#[derive(Debug, Clone)]
+/// Wall time = a fixed start + what tokio's clock has advanced since + by how much it was set.
+#[derive(Debug)]
 pub struct TokioClock {
     wall: Timestamp,
     start: Instant,
+    set: AtomicI64,
 }
 
 impl TokioClock {
     /// Starts at 2026-01-01T00:00:00Z. Needs a tokio runtime.
     pub fn new() -> Self {
-        Self { wall: Timestamp::from_second(1_767_225_600).expect("in range"), start: Instant::now() }
+        let wall = Timestamp::from_second(1_767_225_600).expect("in range");
+        Self { wall, start: Instant::now(), set: AtomicI64::new(0) }
+    }
+
+    /// Somebody sets the clock forward, or back, by so many milliseconds.
+    pub fn set(&self, by_milliseconds: i64) {
+        self.set.fetch_add(by_milliseconds, Ordering::Relaxed);
     }
 }
 
 impl Clock for TokioClock {
     fn now(&self) -> Timestamp {
         let elapsed = i64::try_from(self.start.elapsed().as_nanos()).expect("tests do not run for 292 years");
-        self.wall + elapsed.nanoseconds()
+        self.wall + elapsed.nanoseconds() + self.set.load(Ordering::Relaxed).milliseconds()
     }
 }

@@ -1,7 +1,14 @@
 //! Holds an agent's hand on runtime and disk, so that `kill -9` can be played: once cut, nothing
 //! it asks is done any more and nothing is answered. What it asked before goes on.
+//!
+//! A fuse cuts it between any two steps of the agent: at a call to come, before it or after it.
 
-use std::{io, path::Path, sync::Arc, time::Duration};
+use std::{
+    io,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use berth::{
@@ -14,22 +21,54 @@ use tokio_util::sync::CancellationToken;
 
 use super::{players::MemoryFile, scripted::ScriptedCri};
 
+/// At which of the calls to come an agent is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fuse {
+    /// That many calls are answered; the next one is not made any more.
+    Before(u32),
+    /// That many calls are answered; the next one is carried out, but not answered.
+    After(u32),
+}
+
 /// One agent's access to what outlives it.
 #[derive(Clone)]
 pub struct Leash {
     cri: Arc<ScriptedCri>,
     cut: CancellationToken,
+    fuse: Arc<Mutex<Option<Fuse>>>,
 }
 
 impl Leash {
     /// To that runtime.
     pub fn new(cri: Arc<ScriptedCri>) -> Self {
-        Self { cri, cut: CancellationToken::new() }
+        Self { cri, cut: CancellationToken::new(), fuse: Arc::default() }
     }
 
     /// From now on nothing gets through.
     pub fn cut(&self) {
         self.cut.cancel();
+    }
+
+    /// Whether nothing gets through any more.
+    pub fn is_cut(&self) -> bool {
+        self.cut.is_cancelled()
+    }
+
+    /// Sets or removes the fuse.
+    pub fn set_fuse(&self, fuse: Option<Fuse>) {
+        *self.fuse.lock().unwrap_or_else(PoisonError::into_inner) = fuse;
+    }
+
+    /// A call begins; what is due at it.
+    fn burn(&self) -> Option<Fuse> {
+        let mut fuse = self.fuse.lock().unwrap_or_else(PoisonError::into_inner);
+        match fuse.as_mut()? {
+            Fuse::Before(0) | Fuse::After(0) => fuse.take(),
+            Fuse::Before(left) | Fuse::After(left) => {
+                *left -= 1;
+                None
+            }
+        }
     }
 
     /// A file that the agent reaches by this leash.
@@ -38,11 +77,20 @@ impl Leash {
     }
 
     async fn through<T>(&self, call: impl Future<Output = T>) -> T {
-        tokio::select! {
+        let due = self.burn();
+        if matches!(due, Some(Fuse::Before(_))) {
+            self.cut();
+        }
+        let answer = tokio::select! {
             biased;
             () = self.cut.cancelled() => std::future::pending().await,
             answer = call => answer,
+        };
+        if due.is_some() {
+            self.cut();
+            std::future::pending::<()>().await;
         }
+        answer
     }
 }
 

@@ -4,7 +4,11 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -14,7 +18,7 @@ use berth::{
         ObjectError, ObjectSource, PodCgroup, PodCgroupValues, ProbeManager, ProbeResult, ProbeResults, PullSecret,
         ResourceError, ResourceManager, StateFile, TerminationMessages, VolumeError, VolumeManager,
     },
-    pod::{ContainerId, ContainerKind, Pod, PodRef, PodUid, api, hash, observed::ObservedContainer},
+    pod::{ContainerId, ContainerKind, Pod, PodRef, PodUid, api, hash, observed::ObservedContainer, resource_state},
     proto::cri,
     runtime::prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
     sources::ports::SourceEvents,
@@ -32,6 +36,11 @@ impl Recorder {
     /// All events so far, as `Reason: message`.
     pub fn texts(&self) -> Vec<String> {
         lock(&self.0).iter().map(|e| format!("{}: {}", e.reason, e.message)).collect()
+    }
+
+    /// Forgets the events so far.
+    pub fn clear(&self) {
+        *lock(&self.0) = Vec::new();
     }
 }
 
@@ -77,6 +86,8 @@ pub struct Disk {
     pods: Mutex<BTreeSet<PodUid>>,
     cgroups: Mutex<BTreeSet<PodUid>>,
     unmountable: Mutex<BTreeSet<String>>,
+    pace: Mutex<Duration>,
+    stuck: Mutex<BTreeSet<PodUid>>,
 }
 
 impl Disk {
@@ -100,6 +111,28 @@ impl Disk {
         lock(&self.cgroups).remove(pod);
     }
 
+    /// Volumes of all pods can be mounted again.
+    pub fn allow_mounts(&self) {
+        lock(&self.unmountable).clear();
+    }
+
+    /// The removal of that pod's directory does not come to an end.
+    pub fn hang_removal(&self, pod: &PodUid) {
+        lock(&self.stuck).insert(pod.clone());
+    }
+
+    /// From now on mounting and unmounting takes that long.
+    pub fn set_pace(&self, pace: Duration) {
+        *lock(&self.pace) = pace;
+    }
+
+    async fn work(&self) {
+        let pace = *lock(&self.pace);
+        if !pace.is_zero() {
+            tokio::time::sleep(pace).await;
+        }
+    }
+
     /// The machine went down: the cgroup tree is empty when it comes up.
     pub fn reboot(&self) {
         lock(&self.cgroups).clear();
@@ -109,6 +142,7 @@ impl Disk {
 #[async_trait]
 impl VolumeManager for Disk {
     async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError> {
+        self.work().await;
         lock(&self.pods).insert(pod.uid().clone());
         if lock(&self.unmountable).contains(pod.name()) {
             return Err(VolumeError::Failed("the test says so".to_owned()));
@@ -117,6 +151,7 @@ impl VolumeManager for Disk {
     }
 
     async fn unmount(&self, _pod: &PodUid) -> Result<(), VolumeError> {
+        self.work().await;
         Ok(())
     }
 
@@ -125,6 +160,9 @@ impl VolumeManager for Disk {
     }
 
     async fn remove_directory(&self, pod: &PodUid) -> Result<(), VolumeError> {
+        if lock(&self.stuck).contains(pod) {
+            std::future::pending::<()>().await;
+        }
         lock(&self.pods).remove(pod);
         Ok(())
     }
@@ -179,7 +217,24 @@ impl ResourceManager for Disk {
 
 /// A state file in memory.
 #[derive(Debug, Default)]
-pub struct MemoryFile(Mutex<Option<Vec<u8>>>);
+pub struct MemoryFile {
+    content: Mutex<Option<Vec<u8>>>,
+    refused: AtomicBool,
+}
+
+impl MemoryFile {
+    /// From now on, or no longer, it cannot be written.
+    pub fn refuse_writes(&self, refuse: bool) {
+        self.refused.store(refuse, Ordering::Relaxed);
+    }
+
+    /// The pods in it.
+    pub fn pods(&self) -> Vec<PodUid> {
+        let content = lock(&self.content).clone();
+        let entries = content.map(|bytes| resource_state::decode(&bytes).expect("a good file"));
+        entries.unwrap_or_default().into_keys().collect()
+    }
+}
 
 #[async_trait]
 impl StateFile for MemoryFile {
@@ -188,11 +243,14 @@ impl StateFile for MemoryFile {
     }
 
     async fn read(&self) -> io::Result<Option<Vec<u8>>> {
-        Ok(lock(&self.0).clone())
+        Ok(lock(&self.content).clone())
     }
 
     async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
-        *lock(&self.0) = Some(content);
+        if self.refused.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        *lock(&self.content) = Some(content);
         Ok(())
     }
 }
@@ -245,8 +303,19 @@ impl ObjectSource for NoApi {
     }
 }
 
-/// Configurations with what identifies an object, and nothing else.
-pub struct PlainRequests;
+/// Configurations with what identifies an object, and nothing else. Remembers, as log files do,
+/// which instances there have been.
+#[derive(Default)]
+pub struct PlainRequests {
+    logs: Mutex<HashMap<(PodUid, String), u32>>,
+}
+
+impl PlainRequests {
+    /// Forgets all instances, as if all log files were gone.
+    pub fn clear(&self) {
+        *lock(&self.logs) = HashMap::new();
+    }
+}
 
 fn identity(pod: &Pod, container: Option<&str>) -> HashMap<String, String> {
     let mut labels = HashMap::from([
@@ -278,6 +347,7 @@ impl Prepare for PlainRequests {
 
     async fn container(&self, request: ContainerRequest<'_>) -> Result<cri::ContainerConfig, PrepareError> {
         let ContainerRequest { pod, container, restart_count, .. } = request;
+        lock(&self.logs).insert((pod.uid().clone(), container.name.clone()), restart_count);
         let hash = hash::container_hash(&container.name, container.image.as_deref().unwrap_or_default());
         let mut annotations = HashMap::from([
             ("io.kubernetes.container.hash".to_owned(), format!("{hash:x}")),
@@ -295,8 +365,10 @@ impl Prepare for PlainRequests {
         })
     }
 
-    async fn restart_count(&self, _pod: &Pod, _container: &str, newest: Option<&ObservedContainer>) -> u32 {
-        newest.map_or(0, |c| u32::try_from(c.restart_count).expect("not negative") + 1)
+    async fn restart_count(&self, pod: &Pod, container: &str, newest: Option<&ObservedContainer>) -> u32 {
+        let logged = || lock(&self.logs).get(&(pod.uid().clone(), container.to_owned())).copied();
+        let last = newest.map(|c| u32::try_from(c.restart_count).expect("not negative")).or_else(logged);
+        last.map_or(0, |last| last + 1)
     }
 
     fn container_resources(&self, _pod: &Pod, _container: &api::Container) -> cri::LinuxContainerResources {

@@ -26,14 +26,14 @@ impl Trace {
     }
 
     /// The script's deeds, the calls and what came of them, in order of time.
-    pub fn all(&self, cri: &ScriptedCri, wall_start: i64) -> String {
+    pub fn all(&self, cri: &ScriptedCri) -> String {
         let mut lines = self.lines.clone();
         for call in cri.calls() {
             let at = call.at.saturating_duration_since(self.start).as_micros();
             lines.push((at, format!("   call {} {} {}", call.op, call.target, short(&call.detail))));
         }
         for moment in cri.history().0 {
-            let at = u128::try_from((moment.at - wall_start).max(0)).unwrap_or_default() / 1000;
+            let at = moment.at.saturating_duration_since(self.start).as_micros();
             lines.push((at, format!("        {:?}", moment.fact)));
         }
         lines.sort_by_key(|(at, _)| *at);

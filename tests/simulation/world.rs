@@ -55,7 +55,6 @@ pub struct World {
     /// Restart counts that have been told.
     pub restarts: BTreeMap<(PodUid, String), i32>,
     finished: BTreeSet<PodUid>,
-    wall_start: i64,
 }
 
 impl World {
@@ -65,7 +64,7 @@ impl World {
         let lived = world.lived().await;
         lived.map_err(|error| {
             let granted = world.accounts.granted(&world.profile);
-            let story = world.trace.all(&world.machine.cri, world.wall_start);
+            let story = world.trace.all(&world.machine.cri);
             format!("{error}\n{:?}, granted {granted:?}\n{story}", world.profile)
         })
     }
@@ -77,7 +76,6 @@ impl World {
             Setup { backoff: (Duration::from_secs(1), LONGEST_BACKOFF), reads_logins: true, ..Setup::default() };
         let machine = Machine::with(setup);
         machine.cri.seed(seed);
-        let wall_start = i64::try_from(machine.clock.now().as_nanosecond()).expect("in range");
         let agent = Some(machine.start().await);
         Self {
             machine,
@@ -94,7 +92,6 @@ impl World {
             next: 0,
             restarts: BTreeMap::new(),
             finished: BTreeSet::new(),
-            wall_start,
         }
     }
 

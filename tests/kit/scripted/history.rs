@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tokio::time::Instant;
+
 /// One thing that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fact {
@@ -39,11 +41,11 @@ pub enum Fact {
     Removed(String),
 }
 
-/// A fact and when it came about, in nanoseconds since the epoch.
+/// A fact and when it came about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moment {
-    /// When.
-    pub at: i64,
+    /// When, by the clock that nobody sets.
+    pub at: Instant,
     /// What.
     pub fact: Fact,
 }
@@ -53,10 +55,10 @@ pub struct Moment {
 pub struct Span {
     /// Of whom.
     pub whose: String,
-    /// From, in nanoseconds since the epoch.
-    pub from: i64,
+    /// From.
+    pub from: Instant,
     /// Until; `None` where it still holds.
-    pub until: Option<i64>,
+    pub until: Option<Instant>,
 }
 
 /// All of it, in order.
@@ -70,8 +72,8 @@ struct Home<'a> {
 }
 
 impl History {
-    pub(super) fn note(&mut self, at: i64, fact: Fact) {
-        self.0.push(Moment { at, fact });
+    pub(super) fn note(&mut self, fact: Fact) {
+        self.0.push(Moment { at: Instant::now(), fact });
     }
 
     fn homes(&self) -> BTreeMap<&str, Home<'_>> {
@@ -125,7 +127,7 @@ impl History {
     pub fn doubled_sandboxes(&self) -> Vec<Span> {
         let homes = self.homes();
         let mut ready: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        let mut open: BTreeMap<&str, i64> = BTreeMap::new();
+        let mut open: BTreeMap<&str, Instant> = BTreeMap::new();
         let mut spans = Vec::new();
         for Moment { at, fact } in &self.0 {
             let (sandbox, is_ready) = match fact {

@@ -186,6 +186,13 @@ impl ScriptedCri {
         lock(&self.script).calls.clear();
     }
 
+    /// Forgets all that has happened, and ends the calls that hang and all streams.
+    pub fn forget_past(&self) {
+        self.restart();
+        lock(&self.script).calls = Vec::new();
+        lock(&self.state).history = History::default();
+    }
+
     /// Targets of the calls of one operation, in order.
     pub fn targets(&self, op: &str) -> Vec<String> {
         self.calls().into_iter().filter(|c| c.op == op).map(|c| c.target).collect()
@@ -268,6 +275,13 @@ impl ScriptedCri {
         }
         drop(state);
         self.restart();
+    }
+
+    /// Somebody removes all sandboxes and containers while nobody looks.
+    pub fn forget_objects(&self) {
+        let mut state = lock(&self.state);
+        state.sandboxes.clear();
+        state.containers.clear();
     }
 
     /// Waits (in tokio's time) until `condition` holds of the state; panics after `limit`.

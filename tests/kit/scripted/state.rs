@@ -202,7 +202,7 @@ impl State {
         }
         let (_, _, uid, attempt) = key;
         let (pod, is_static) = (sandbox.pod_name().to_owned(), sandbox.is_static());
-        self.history.note(now, Fact::SandboxReady { sandbox: id.clone(), uid, pod, attempt, is_static });
+        self.history.note(Fact::SandboxReady { sandbox: id.clone(), uid, pod, attempt, is_static });
         self.sandboxes.insert(id.clone(), sandbox);
         Ok(id)
     }
@@ -211,7 +211,7 @@ impl State {
     pub fn stop_sandbox(&mut self, id: &str, now: i64) -> Vec<String> {
         let Some(sandbox) = self.sandboxes.get_mut(id) else { return Vec::new() };
         if std::mem::replace(&mut sandbox.ready, false) {
-            self.history.note(now, Fact::SandboxStopped(id.to_owned()));
+            self.history.note(Fact::SandboxStopped(id.to_owned()));
         }
         let running: Vec<String> = self
             .containers
@@ -229,7 +229,7 @@ impl State {
     pub fn remove_sandbox(&mut self, id: &str, now: i64) -> Vec<String> {
         self.stop_sandbox(id, now);
         if self.sandboxes.remove(id).is_some() {
-            self.history.note(now, Fact::SandboxRemoved(id.to_owned()));
+            self.history.note(Fact::SandboxRemoved(id.to_owned()));
         }
         let gone: Vec<String> = self.containers.values().filter(|c| c.sandbox == id).map(|c| c.id.clone()).collect();
         for container in &gone {
@@ -263,7 +263,7 @@ impl State {
         }
         let id = self.id();
         let (container, name) = (id.clone(), meta.name);
-        self.history.note(now, Fact::Created { container, sandbox: sandbox.to_owned(), name });
+        self.history.note(Fact::Created { container, sandbox: sandbox.to_owned(), name });
         self.containers.insert(
             id.clone(),
             Container {
@@ -295,7 +295,7 @@ impl State {
         }
         container.state = cri::ContainerState::ContainerRunning;
         container.started_at = now;
-        self.history.note(now, Fact::Started(id.to_owned()));
+        self.history.note(Fact::Started(id.to_owned()));
         Ok(())
     }
 
@@ -306,7 +306,7 @@ impl State {
             return false;
         }
         fail(container, code, reason, now);
-        self.history.note(now, Fact::Exited(id.to_owned(), code));
+        self.history.note(Fact::Exited(id.to_owned(), code));
         true
     }
 
@@ -315,7 +315,7 @@ impl State {
         self.exit(id, 137, "", now);
         let known = self.containers.remove(id).is_some();
         if known {
-            self.history.note(now, Fact::Removed(id.to_owned()));
+            self.history.note(Fact::Removed(id.to_owned()));
         }
         known
     }
@@ -326,7 +326,7 @@ impl State {
             container.started_at = now;
             container.message = message.to_owned();
             fail(container, 128, "StartError", now);
-            self.history.note(now, Fact::Exited(id.to_owned(), 128));
+            self.history.note(Fact::Exited(id.to_owned(), 128));
         }
     }
 
