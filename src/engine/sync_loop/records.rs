@@ -160,6 +160,8 @@ impl SyncLoop {
         let (terminated, finished) = (record.life.is_terminated(), record.life.is_finished());
         if finished {
             record.state = State::Finished;
+            // What was said meanwhile the worker has not heard, and hears no more.
+            record.life = record.life.clone().heed(&record.wish, record.pod.as_deref());
         }
         self.changed = true;
         if terminated {

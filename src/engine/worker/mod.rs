@@ -122,12 +122,14 @@ impl Worker {
         let context = self.context.clone();
         let mut runtime_state = context.runtime_state.clone();
         let mut fresh_word = true;
-        loop {
-            let desired = self.mailbox.borrow_and_update().clone();
+        // Who is finished says so once and then nothing: its UID may have begun a second life.
+        while !self.life.is_finished() {
+            let desired = {
+                let word = self.mailbox.borrow_and_update();
+                fresh_word |= word.has_changed(); // it may have come between two turns
+                word.clone()
+            };
             self.heed(&desired).await;
-            if self.life.is_finished() {
-                break;
-            }
             let _ = runtime_state.borrow_and_update();
             let begun = fresh_word.then_some((desired.handed_at, desired.cause));
             let (end, overheard) = tokio::select! {
