@@ -55,6 +55,8 @@ struct Slot {
     listed: Option<Arc<ObservedPod>>,
     mark: Mark,
     looking_since: Option<Instant>,
+    /// When the last action on it ended.
+    acted: Generation,
 }
 
 #[derive(Default)]
@@ -96,13 +98,16 @@ impl Store {
         }
         let mut receiver = slot.sender.subscribe();
         receiver.mark_changed();
-        PodView::new(receiver)
+        PodView::new(receiver, slot.acted)
     }
 
     /// An action has ended: raises the generation and marks the pod.
     pub fn acted(&self, pod: &PodUid) -> Generation {
         let generation = Generation(self.generation.fetch_add(1, Ordering::SeqCst) + 1);
         self.mark(pod, Mark::Acted);
+        if let Some(slot) = self.lock().slots.get_mut(pod) {
+            slot.acted = slot.acted.max(generation);
+        }
         generation
     }
 
@@ -245,7 +250,14 @@ impl Store {
 
 impl Slot {
     fn new(pod: PodRef, seen: Option<Observation>) -> Self {
-        Self { pod, sender: watch::Sender::new(seen), listed: None, mark: Mark::Clean, looking_since: None }
+        Self {
+            pod,
+            sender: watch::Sender::new(seen),
+            listed: None,
+            mark: Mark::Clean,
+            looking_since: None,
+            acted: Generation(0),
+        }
     }
 
     /// The last that was seen of it, unless that is nothing.
@@ -270,6 +282,8 @@ fn nothing(pod: PodRef, generation: Generation, began_at: Timestamp) -> Observat
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+
     use super::*;
 
     fn pod(uid: &str) -> PodRef {
@@ -303,6 +317,21 @@ mod tests {
         assert!(store.view(&pod("u3")).latest().expect("at once").pod.is_gone());
         assert!(store.known().expect("listed").pods.is_empty());
         assert!(marked.try_recv().is_err(), "without a look");
+    }
+
+    #[tokio::test]
+    async fn who_follows_a_pod_anew_waits_for_a_look_after_the_last_action() {
+        let (store, _marked) = Store::new();
+        let (id, uid) = (pod("u1"), PodUid::from("u1"));
+        let look = |generation| nothing(id.clone(), generation, Timestamp::UNIX_EPOCH);
+        drop(store.view(&id));
+        let before = store.now();
+        store.publish(look(before));
+        let acted = store.acted(&uid);
+        let mut second = store.view(&id);
+        assert_eq!(second.fresh(Generation(0)).now_or_never(), None, "that look is older than the action");
+        store.publish(look(acted));
+        assert_eq!(second.fresh(Generation(0)).await.generation, acted);
     }
 
     #[test]

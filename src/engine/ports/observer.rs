@@ -28,12 +28,13 @@ pub struct Observation {
 #[derive(Clone, Debug)]
 pub struct PodView {
     receiver: watch::Receiver<Option<Observation>>,
+    acted: Generation,
 }
 
 impl PodView {
-    /// Wraps the store's channel.
-    pub fn new(receiver: watch::Receiver<Option<Observation>>) -> Self {
-        Self { receiver }
+    /// Wraps the store's channel; `acted` is the generation of the last action that ended on the pod before.
+    pub fn new(receiver: watch::Receiver<Option<Observation>>, acted: Generation) -> Self {
+        Self { receiver, acted }
     }
 
     /// The latest observation, marking it as seen.
@@ -49,9 +50,10 @@ impl PodView {
         }
     }
 
-    /// Waits for a look that began at `wanted` or later. Has no deadline of its own: the caller
-    /// bounds and names the wait.
+    /// Waits for a look that began at `wanted` or later, and not before the last action of who
+    /// worked on the pod before. Has no deadline of its own: the caller bounds and names the wait.
     pub async fn fresh(&mut self, wanted: Generation) -> Observation {
+        let wanted = wanted.max(self.acted);
         loop {
             if let Some(seen) = self.latest()
                 && seen.generation >= wanted
