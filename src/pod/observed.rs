@@ -3,7 +3,7 @@
 //! Each action on a pod bumps the pod's generation; a decision uses only observations that
 //! began after the last action. This replaces sleeping, polling and "newer than" timestamps.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{cmp::Reverse, net::IpAddr, sync::Arc};
 
 use jiff::Timestamp;
 
@@ -139,7 +139,8 @@ pub struct ObservedPod {
     pub began_at: Timestamp,
     /// Newest first: attempt descending, then creation descending, then id.
     pub sandboxes: Vec<ObservedSandbox>,
-    /// Every instance, newest creation first, then the higher restart count, then id.
+    /// Every instance, newest first: those of the newest sandbox, then the higher restart count, then the later
+    /// creation, then id. Times come last, because clocks are set back.
     pub containers: Vec<ObservedContainer>,
     /// Addresses of the newest sandbox where that is ready; kept from before when no sandbox is ready.
     pub ips: Vec<IpAddr>,
@@ -181,7 +182,69 @@ impl ObservedPod {
     pub fn sort(&mut self) {
         self.sandboxes
             .sort_by(|a, b| (b.attempt, b.created_at).cmp(&(a.attempt, a.created_at)).then_with(|| a.id.cmp(&b.id)));
-        let age = |c: &ObservedContainer| (c.created_at, c.restart_count);
+        let sandboxes = &self.sandboxes;
+        // What is left of a sandbox that is gone is older than any that is there.
+        let place = |c: &ObservedContainer| sandboxes.iter().position(|s| s.id == c.sandbox).unwrap_or(usize::MAX);
+        let age = |c: &ObservedContainer| (Reverse(place(c)), c.restart_count, c.created_at);
         self.containers.sort_by(|a, b| age(b).cmp(&age(a)).then_with(|| a.id.cmp(&b.id)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sandbox(id: &str, attempt: u32, at: i64) -> ObservedSandbox {
+        ObservedSandbox {
+            id: id.into(),
+            attempt,
+            state: SandboxState::Ready,
+            created_at: Timestamp::from_second(at).expect("in range"),
+            network_mode: NetworkMode::Pod,
+            has_network: false,
+            ips: Vec::new(),
+            runtime_handler: String::new(),
+        }
+    }
+
+    fn container(id: &str, sandbox: &str, restart_count: i32, at: i64) -> ObservedContainer {
+        ObservedContainer {
+            id: id.into(),
+            name: "main".into(),
+            sandbox: sandbox.into(),
+            state: ContainerState::Running,
+            created_at: Timestamp::from_second(at).expect("in range"),
+            started_at: None,
+            finished_at: None,
+            exit_code: 0,
+            reason: String::new(),
+            message: String::new(),
+            image: String::new(),
+            image_ref: String::new(),
+            image_id: String::new(),
+            hash: None,
+            restart_count,
+            log_path: String::new(),
+            resources: None,
+            user: None,
+        }
+    }
+
+    #[test]
+    fn the_newest_instance_is_the_newest_whatever_the_clock_said() {
+        let id = PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() };
+        let mut pod = ObservedPod::empty(id, Generation(0), Timestamp::UNIX_EPOCH);
+        pod.sandboxes = vec![sandbox("s0", 0, 500), sandbox("s1", 1, 100)];
+        pod.containers = vec![
+            container("gone", "s", 9, 900),
+            container("first", "s0", 3, 600),
+            container("before", "s1", 4, 300),
+            container("after", "s1", 5, 200),
+            container("unmarked", "s1", 0, 150),
+            container("unmarked-later", "s1", 0, 160),
+        ];
+        pod.sort();
+        let order: Vec<&str> = pod.containers.iter().map(|c| c.id.as_str()).collect();
+        assert_eq!(order, ["after", "before", "unmarked-later", "unmarked", "first", "gone"]);
     }
 }

@@ -3,8 +3,15 @@
 //! Delays are 0, then the initial one doubling up to the maximum, counted from the moment the
 //! container finished; an entry is forgotten when the container ran well for ten minutes. The
 //! key holds image and resources, so that a mended definition starts at once (spec 03a §8).
+//!
+//! Runtimes tell the end of a container by the wall clock, which people and NTP set. Once an end
+//! has been asked about its wait is kept on a clock that only goes forward, and no wait is longer
+//! than its delay, wherever the wall clock went.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -34,6 +41,17 @@ impl Key {
 struct Entry {
     delay: Duration,
     updated: Timestamp,
+    /// The end that was last asked about, and when the wait after it is over.
+    wait: Option<(Timestamp, Instant)>,
+}
+
+/// The present, by both clocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Now {
+    /// As runtimes tell it.
+    pub wall: Timestamp,
+    /// As time passes.
+    pub steady: Instant,
 }
 
 /// Whether a container may start now.
@@ -46,7 +64,7 @@ pub enum Turn {
         /// The whole delay.
         delay: Duration,
         /// When it is over.
-        until: Timestamp,
+        until: Instant,
     },
 }
 
@@ -74,7 +92,7 @@ impl Default for Limits {
     }
 }
 
-/// All back-offs. Times are wall times, as runtimes report them.
+/// All back-offs.
 #[derive(Debug)]
 pub struct CrashBackoff {
     limits: Limits,
@@ -89,16 +107,22 @@ impl CrashBackoff {
 
     /// Asks for a start of a container whose newest exited instance finished at `finished`;
     /// where it may start, the next delay is set.
-    pub fn turn(&mut self, key: Key, finished: Timestamp, now: Timestamp) -> Turn {
-        let valid = self.entries.get(&key).copied().filter(|e| !older(e.updated, finished));
-        if let Some(entry) = valid
-            && now.duration_since(finished) < signed(entry.delay)
-            && let Ok(until) = finished.checked_add(signed(entry.delay))
-        {
-            return Turn::Wait { delay: entry.delay, until };
+    pub fn turn(&mut self, key: Key, finished: Timestamp, now: Now) -> Turn {
+        let valid = self.entries.get_mut(&key).filter(|e| !older(e.updated, finished));
+        let Some(entry) = valid else {
+            self.entries.insert(key, Entry { delay: self.limits.initial, updated: now.wall, wait: None });
+            return Turn::Start;
+        };
+        let delay = entry.delay;
+        let until = match entry.wait {
+            Some((end, until)) if end == finished => until,
+            _ => now.steady + delay.saturating_sub(since(finished, now.wall)),
+        };
+        if now.steady < until {
+            entry.wait = Some((finished, until));
+            return Turn::Wait { delay, until };
         }
-        let delay = valid.map_or(self.limits.initial, |e| (e.delay * 2).min(self.limits.max));
-        self.entries.insert(key, Entry { delay, updated: now });
+        *entry = Entry { delay: (delay * 2).min(self.limits.max), updated: now.wall, wait: None };
         Turn::Start
     }
 
@@ -126,6 +150,11 @@ impl CrashBackoff {
 
 fn older(updated: Timestamp, at: Timestamp) -> bool {
     at.duration_since(updated) > signed(FORGET_AFTER)
+}
+
+/// What has passed since; nothing where the clock was set back.
+fn since(past: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(past)).unwrap_or_default()
 }
 
 fn signed(duration: Duration) -> SignedDuration {
@@ -166,17 +195,23 @@ mod tests {
         Key::of(&pod, &pod.containers()[0])
     }
 
+    /// Both clocks at that second, as long as nobody sets one.
+    fn now(start: Instant, seconds: i64) -> Now {
+        Now { wall: at(seconds), steady: start + Duration::from_secs(seconds.unsigned_abs()) }
+    }
+
     /// Crashes `runs` seconds after each start, and tells after which delays it was started.
     fn schedule(limits: Limits, runs: i64, times: usize) -> Vec<u64> {
-        let mut backoff = CrashBackoff::new(limits);
+        let (mut backoff, zero) = (CrashBackoff::new(limits), Instant::now());
         let mut finished = 0;
         (0..times)
             .map(|_| {
-                let start = match backoff.turn(key("i"), at(finished), at(finished)) {
+                let start = match backoff.turn(key("i"), at(finished), now(zero, finished)) {
                     Turn::Start => finished,
                     Turn::Wait { until, .. } => {
-                        assert_eq!(backoff.turn(key("i"), at(finished), until), Turn::Start);
-                        until.as_second() - at(0).as_second()
+                        let start = i64::try_from((until - zero).as_secs()).expect("small");
+                        assert_eq!(backoff.turn(key("i"), at(finished), now(zero, start)), Turn::Start);
+                        start
                     }
                 };
                 let delay = start - finished;
@@ -197,12 +232,30 @@ mod tests {
     #[test]
     fn a_third_crash_waits_twenty_seconds_from_its_finish() {
         // AC-03a-17
-        let mut backoff = CrashBackoff::new(Limits::default());
-        assert_eq!(backoff.turn(key("i"), at(0), at(0)), Turn::Start);
-        assert_eq!(backoff.turn(key("i"), at(5), at(15)), Turn::Start);
-        let wait = Turn::Wait { delay: Duration::from_secs(20), until: at(40) };
-        assert_eq!(backoff.turn(key("i"), at(20), at(21)), wait);
-        assert_eq!(backoff.turn(key("i"), at(20), at(40)), Turn::Start);
+        let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
+        assert_eq!(backoff.turn(key("i"), at(0), now(zero, 0)), Turn::Start);
+        assert_eq!(backoff.turn(key("i"), at(5), now(zero, 15)), Turn::Start);
+        let wait = Turn::Wait { delay: Duration::from_secs(20), until: now(zero, 40).steady };
+        assert_eq!(backoff.turn(key("i"), at(20), now(zero, 21)), wait);
+        assert_eq!(backoff.turn(key("i"), at(20), now(zero, 40)), Turn::Start);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_neither_lengthens_nor_ends_a_wait() {
+        let second = Duration::from_secs(1);
+        for hours in [-1, 1] {
+            let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
+            backoff.turn(key("i"), at(0), now(zero, 0));
+            let wait = Turn::Wait { delay: second * 10, until: zero + second * 11 };
+            assert_eq!(backoff.turn(key("i"), at(1), now(zero, 1)), wait);
+            let set = |seconds: i64| Now { wall: at(seconds + hours * 3600), ..now(zero, seconds) };
+            assert_eq!(backoff.turn(key("i"), at(1), set(2)), wait, "{hours}");
+            assert_eq!(backoff.turn(key("i"), at(1), set(11)), Turn::Start, "{hours}");
+        }
+        let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
+        backoff.turn(key("i"), at(3600), Now { wall: at(3600), ..now(zero, 0) });
+        let wait = Turn::Wait { delay: second * 10, until: zero + second * 12 };
+        assert_eq!(backoff.turn(key("i"), at(3601), now(zero, 2)), wait, "set back before it was asked about");
     }
 
     #[test]
@@ -213,15 +266,15 @@ mod tests {
 
     #[test]
     fn another_image_starts_at_once_and_a_gone_pod_is_forgotten() {
-        let mut backoff = CrashBackoff::new(Limits::default());
-        backoff.turn(key("i"), at(0), at(0));
-        assert!(matches!(backoff.turn(key("i"), at(1), at(1)), Turn::Wait { .. }));
-        assert_eq!(backoff.turn(key("j"), at(1), at(1)), Turn::Start);
+        let (mut backoff, zero) = (CrashBackoff::new(Limits::default()), Instant::now());
+        backoff.turn(key("i"), at(0), now(zero, 0));
+        assert!(matches!(backoff.turn(key("i"), at(1), now(zero, 1)), Turn::Wait { .. }));
+        assert_eq!(backoff.turn(key("j"), at(1), now(zero, 1)), Turn::Start);
         backoff.purge(at(300));
         assert_eq!(backoff.len(), 2);
         backoff.purge(at(2000));
         assert!(backoff.is_empty());
-        backoff.turn(key("i"), at(0), at(0));
+        backoff.turn(key("i"), at(0), now(zero, 0));
         backoff.forget(&"u".into());
         assert!(backoff.is_empty());
     }

@@ -225,6 +225,7 @@ fn listed_container(raw: &cri::Container) -> Option<ListedContainer> {
         id: raw.id.as_str().into(),
         pod: owner(&raw.labels)?.uid,
         name: raw.metadata.as_ref()?.name.clone(),
+        attempt: raw.metadata.as_ref()?.attempt,
         sandbox: SandboxId::from(raw.pod_sandbox_id.as_str()),
         state,
         created_at: nanoseconds(raw.created_at),
@@ -236,6 +237,7 @@ fn listed_sandbox(raw: &cri::PodSandbox) -> Option<ListedSandbox> {
         id: raw.id.as_str().into(),
         pod: owner(&raw.labels)?.uid,
         ready: raw.state() == cri::PodSandboxState::SandboxReady,
+        attempt: raw.metadata.as_ref().map_or(0, |m| m.attempt),
         created_at: nanoseconds(raw.created_at),
     })
 }

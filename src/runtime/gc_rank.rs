@@ -1,5 +1,7 @@
 //! Which dead containers and sandboxes are worth removing. Pure.
 //!
+//! Of one name the higher attempt is the newer one, whatever the clock said when it was created.
+//!
 //! Behaviour: spec 03a §11, 02a §9.8.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -41,6 +43,8 @@ pub struct ListedContainer {
     pub sandbox: SandboxId,
     /// State.
     pub state: ContainerState,
+    /// `metadata.attempt`.
+    pub attempt: u32,
     /// Creation time.
     pub created_at: Timestamp,
 }
@@ -54,6 +58,8 @@ pub struct ListedSandbox {
     pub pod: PodUid,
     /// Whether it is ready.
     pub ready: bool,
+    /// `metadata.attempt`.
+    pub attempt: u32,
     /// Creation time.
     pub created_at: Timestamp,
 }
@@ -77,7 +83,8 @@ pub fn containers(
     }
     let mut doomed = Vec::new();
     groups.retain(|(pod, _), members| {
-        members.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+        let age = |c: &ListedContainer| (c.attempt, c.created_at);
+        members.sort_by(|a, b| age(b).cmp(&age(a)).then_with(|| a.id.cmp(&b.id)));
         if may_go(pod) {
             doomed.append(members);
         } else if let Ok(keep) = usize::try_from(policy.max_per_container) {
@@ -121,7 +128,8 @@ pub fn sandboxes<'a>(
     let mut newest: HashMap<&PodUid, &ListedSandbox> = HashMap::new();
     for sandbox in all {
         let known = newest.entry(&sandbox.pod).or_insert(sandbox);
-        if (known.created_at, &sandbox.id) < (sandbox.created_at, &known.id) {
+        let age = |s: &ListedSandbox| (s.attempt, s.created_at);
+        if (age(known), &sandbox.id) < (age(sandbox), &known.id) {
             *known = sandbox;
         }
     }
@@ -168,6 +176,7 @@ mod tests {
             name: name.to_owned(),
             sandbox: format!("s-{pod}").into(),
             state: ContainerState::Exited,
+            attempt: 0,
             created_at: at(created),
         }
     }
@@ -186,6 +195,8 @@ mod tests {
         assert_eq!(removed(&all, GcPolicy::default(), &["p"]), ["a2", "a1", "b1"]);
         let old = GcPolicy { min_age: SignedDuration::from_secs(99), ..GcPolicy::default() };
         assert!(removed(&all, old, &[]).is_empty(), "a2 is too young to count");
+        all[0].attempt = 1;
+        assert_eq!(removed(&all, GcPolicy::default(), &[]), ["a2"], "the clock was set back");
         all[0].state = ContainerState::Running;
         assert!(removed(&all, GcPolicy::default(), &[]).is_empty());
     }
@@ -206,7 +217,7 @@ mod tests {
     }
 
     fn sandbox(id: &str, ready: bool, created: i64) -> ListedSandbox {
-        ListedSandbox { id: id.into(), pod: "p".into(), ready, created_at: at(created) }
+        ListedSandbox { id: id.into(), pod: "p".into(), ready, attempt: 0, created_at: at(created) }
     }
 
     #[test]
@@ -217,6 +228,8 @@ mod tests {
         // AC-03a-25
         let two = [sandbox("old", false, 1), sandbox("new", false, 2)];
         assert_eq!(names(&two, &[], false), ["old"]);
+        let set_back = [sandbox("old", false, 2), ListedSandbox { attempt: 1, ..sandbox("new", false, 1) }];
+        assert_eq!(names(&set_back, &[], false), ["old"]);
         assert_eq!(names(&two, &[], true), ["old", "new"]);
         let mut inside = dead("c", "p", "c", 1);
         inside.sandbox = "old".into();

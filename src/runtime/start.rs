@@ -6,14 +6,13 @@
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info};
 
 use super::{
     actions::{self, Cause, Kill},
-    backoff::{Key, Turn, print_duration},
+    backoff::{Key, Now, Turn, print_duration},
     creates::{CreateError, CreateKey},
     execute::{Halt, Pass},
     hooks::Hook,
@@ -128,7 +127,7 @@ impl Pass<'_> {
         let exited = |c: &&ObservedContainer| *c.name == *container.name && c.state == ContainerState::Exited;
         let newest = self.req.observed.containers.iter().find(exited)?;
         let finished = newest.finished_at.unwrap_or(newest.created_at);
-        let now = self.rt.deps.clock.now();
+        let now = Now { wall: self.rt.deps.clock.now(), steady: Instant::now().into_std() };
         let key = Key::of(&self.req.pod, container);
         match self.rt.backoff().turn(key, finished, now) {
             Turn::Start => None,
@@ -139,7 +138,7 @@ impl Pass<'_> {
                     container.name,
                     self.req.pod.id()
                 );
-                Some((message, moment(until, now)))
+                Some((message, Instant::from_std(until)))
             }
         }
     }
@@ -437,10 +436,4 @@ impl Pass<'_> {
         }
         self.failed(ActionKind::StartContainer, &subject.container.name, failure.code, failure.message);
     }
-}
-
-/// A wall time in the future on tokio's clock.
-fn moment(at: Timestamp, now: Timestamp) -> Instant {
-    let wait = std::time::Duration::try_from(at.duration_since(now)).unwrap_or_default();
-    Instant::now() + wait
 }
