@@ -4,7 +4,7 @@
 //! a start nor the runtime beside it waits for the disk. What a crash loses in between is applied once more (spec 03a §10).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -80,6 +80,15 @@ impl ActuatedStore {
     /// Forgets a pod.
     pub fn remove(&self, pod: &PodUid) {
         self.change(|entries| entries.remove(pod).is_some());
+    }
+
+    /// Forgets all pods but these.
+    pub fn retain(&self, pods: &HashSet<PodUid>) {
+        self.change(|entries| {
+            let before = entries.len();
+            entries.retain(|pod, _| pods.contains(pod));
+            entries.len() != before
+        });
     }
 
     /// Writes after each change until stopped, and then what is left.
@@ -194,6 +203,10 @@ mod tests {
         assert_eq!(reopened.get(&"u".into()), store.get(&"u".into()));
         store.remove(&"u".into());
         file.holds(BTreeMap::is_empty).await;
+        store.set_container(&"v".into(), "c", requests("1"));
+        store.set_container(&"w".into(), "c", requests("1"));
+        store.retain(&HashSet::from(["w".into()]));
+        file.holds(|e| e.contains_key("w") && !e.contains_key("v")).await;
         stop.cancel();
         task.await.expect("it ends");
     }

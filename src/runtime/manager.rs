@@ -1,6 +1,7 @@
 //! The runtime manager: what it needs, what it remembers, and its doors.
 
 use std::{
+    collections::HashSet,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -148,6 +149,11 @@ impl PodRuntime for RuntimeManager {
         self.creates.forget(pod);
         self.deps.actuated.remove(pod);
         self.deps.images.forget(pod);
+    }
+
+    fn retain(&self, pods: &HashSet<PodUid>) {
+        // All else is of this life, and forgotten pod by pod.
+        self.deps.actuated.retain(pods);
     }
 
     fn name(&self) -> Arc<str> {

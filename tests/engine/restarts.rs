@@ -93,3 +93,51 @@ async fn a_reboot_starts_everything_again() {
         .await;
     agent.stop(SOON).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn pods_that_went_while_the_agent_was_away_are_forgotten() {
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    let cpu = json!({"requests": {"cpu": "100m"}});
+    let [stays, goes] = ["stays", "goes"].map(|name| {
+        let containers = json!({"containers": [{"name": "main", "resources": cpu}]});
+        pod(name, containers)
+    });
+    agent.only_static([&stays, &goes]).await;
+    agent.until_ready(goes.uid(), SOON).await;
+    tokio::time::sleep(SOON).await; // both state files are written a second after a change
+    let both = machine.remembered();
+    assert!(both.iter().all(|pods| pods.len() == 2), "{both:?}");
+    agent.stop(SOON).await;
+    machine.cri.reboot();
+    machine.cri.forget_objects();
+    let agent = machine.start().await;
+    agent.only_static([&stays]).await;
+    agent.until_ready(stays.uid(), Duration::from_secs(10)).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    agent.stop(SOON).await;
+    let [allocated, actuated] = machine.remembered();
+    assert_eq!((allocated.as_slice(), actuated.as_slice()), (&[stays.uid().clone()][..], &[stays.uid().clone()][..]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_comes_back_waits_for_the_removal_of_its_own_leftovers_only() {
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    let [stuck, web] = ["stuck", "web"].map(simple);
+    agent.only_static([&stuck, &web]).await;
+    agent.until_ready(web.uid(), SOON).await;
+    agent.until_ready(stuck.uid(), SOON).await;
+    agent.kill();
+    machine.cri.forget_objects();
+    machine.disk.hang_removal(stuck.uid());
+    let agent = machine.start().await;
+    agent.only_static([]).await;
+    while machine.disk.cgroups().contains(web.uid()) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    agent.files([&web, &stuck]).await;
+    agent.until_ready(web.uid(), SOON).await;
+    assert!(machine.cri.running("stuck", "main").is_empty(), "its own directory is being removed");
+    agent.kill();
+}

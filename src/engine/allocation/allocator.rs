@@ -235,16 +235,21 @@ impl Allocator {
         });
     }
 
-    /// Forgets all pods that are not desired.
+    /// Forgets all pods that are not desired, also on disk.
     pub fn retain(&mut self, desired: &HashSet<PodUid>) {
         self.rejected.retain(|uid| desired.contains(uid));
         self.restored.retain(|uid| desired.contains(uid));
         self.named.retain(|uid| desired.contains(uid));
         self.pending.retain(|uid| desired.contains(uid));
-        self.shared.change(|state| {
+        let went = self.shared.change(|state| {
+            let before = state.entries.len();
             state.entries.retain(|uid, _| desired.contains(uid));
             state.conditions.retain(|uid, _| desired.contains(uid));
+            state.entries.len() != before
         });
+        if went {
+            self.writer.soon();
+        }
     }
 
     /// A new pod was admitted: takes over its conditions, and puts it on the pending list where

@@ -1,6 +1,6 @@
 //! The role of the runtime room: carry out one pod's plan.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use tokio::{sync::watch, time::Instant};
@@ -172,6 +172,8 @@ pub trait PodRuntime: Send + Sync + 'static {
     fn resize_in_progress(&self, pod: &Pod, observed: &ObservedPod) -> bool;
     /// Forgets back-off and other memory of a pod that is gone.
     fn forget(&self, pod: &PodUid);
+    /// Forgets all pods but these, also what an earlier life of the agent has written down of them.
+    fn retain(&self, pods: &HashSet<PodUid>);
     /// How the runtime calls itself: the scheme of container ids (`containerd`).
     fn name(&self) -> Arc<str>;
 }

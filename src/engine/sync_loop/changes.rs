@@ -155,8 +155,10 @@ impl SyncLoop {
         if old.is_some_and(|old| self.allocator.updated(&old, &pod)) {
             self.retry_resizes(Trigger::PodUpdated).await;
         }
-        // A pod that was refused stays refused until it is deleted; only its end goes on.
-        if !self.rejected.contains(pod.uid()) || pod.is_deleting() {
+        // A pod that was refused stays refused until it is deleted; only its end goes on. One for
+        // which others are killed is admitted, as it is then, when they are gone.
+        let waits = self.preempting.contains(pod.uid());
+        if !(waits || self.rejected.contains(pod.uid())) || pod.is_deleting() {
             self.hand_over(&pod, Cause::Update);
         }
     }

@@ -40,8 +40,8 @@ pub enum Command {
     Describe(oneshot::Sender<Vec<WorkerView>>),
     /// What a sweep found on disk and in the cgroup tree.
     Swept(Found),
-    /// Removal of these is done.
-    SweepDone(Vec<PodUid>),
+    /// What was found of that pod is removed, or cannot be.
+    SweepDone(PodUid),
 }
 
 /// What is found of pods outside the runtime.
@@ -83,7 +83,8 @@ impl SyncLoop {
             }
             Command::Preempted(pod) => {
                 self.preempting.remove(pod.uid());
-                if let Some(pod) = self.pods.pod(pod.uid()).cloned() {
+                let begun = self.records.contains_key(pod.uid()); // its deletion
+                if let Some(pod) = self.pods.pod(pod.uid()).filter(|_| !begun).cloned() {
                     self.add(pod).await;
                 }
             }
@@ -91,11 +92,9 @@ impl SyncLoop {
                 let _ = reply.send(self.describe()); // who asked may be gone
             }
             Command::Swept(found) => self.on_swept(found),
-            Command::SweepDone(uids) => {
-                for uid in uids {
-                    self.sweeping.remove(&uid);
-                    self.try_start(&uid, Cause::Create);
-                }
+            Command::SweepDone(uid) => {
+                self.sweeping.remove(&uid);
+                self.try_start(&uid, Cause::Create);
             }
         }
     }

@@ -1,7 +1,8 @@
 //! Housekeeping: what no event told, every two seconds and cheap (spec 02a §11).
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
+use futures::StreamExt;
 use tokio::time::Instant;
 use tracing::{debug, error, info};
 
@@ -20,6 +21,8 @@ use crate::{
 
 /// How often leftovers on disk are looked for although nothing was removed.
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);
+/// How many pods' leftovers are removed at a time.
+const SWEEPERS: usize = 4;
 
 impl SyncLoop {
     pub(super) async fn housekeeping(&mut self) {
@@ -109,6 +112,7 @@ impl SyncLoop {
         }
         self.sweep_due = false;
         self.heartbeat.swept();
+        self.forget_others();
         let (context, commands) = (self.context.clone(), self.commands.clone());
         self.context.tasks.spawn(async move {
             let found =
@@ -117,33 +121,44 @@ impl SyncLoop {
         });
     }
 
+    /// Forgets what is remembered, in state files too, of pods that went while the agent was away.
+    fn forget_others(&mut self) {
+        let desired = self.pods.pods().map(|pod| pod.uid());
+        let known: HashSet<PodUid> = desired.chain(self.records.keys()).cloned().collect();
+        self.allocator.retain(&known);
+        self.context.status.retain(&known);
+        self.context.runtime.retain(&known);
+    }
+
     /// Removes what was found of pods that nobody knows; a pod of such a UID that comes
     /// meanwhile waits until its leftovers are gone.
     pub(super) fn on_swept(&mut self, found: Found) {
         let Some(known) = self.context.observer.known() else { return };
-        let gone =
+        let nobodys =
             |uid: &PodUid| !self.records.contains_key(uid) && !self.pods.contains(uid) && !known.pods.contains_key(uid);
-        let directories: Vec<PodUid> = found.directories.into_iter().filter(gone).collect();
-        let cgroups: Vec<PodUid> = found.cgroups.into_iter().filter(gone).collect();
-        if directories.is_empty() && cgroups.is_empty() {
-            return;
-        }
-        self.sweeping.extend(directories.iter().chain(&cgroups).cloned());
-        let all: Vec<PodUid> = self.sweeping.iter().cloned().collect();
+        let gone = |uid: &PodUid| nobodys(uid) && !self.sweeping.contains(uid);
+        let directories: HashSet<PodUid> = found.directories.into_iter().filter(gone).collect();
+        let cgroups: HashSet<PodUid> = found.cgroups.into_iter().filter(gone).collect();
+        let all: Vec<PodUid> = directories.union(&cgroups).cloned().collect();
+        self.sweeping.extend(all.iter().cloned());
         let (context, commands) = (self.context.clone(), self.commands.clone());
         self.context.tasks.spawn(async move {
-            for uid in directories {
-                if let Err(error) = context.volumes.remove_directory(&uid).await {
+            let (context, commands, directories, cgroups) = (&context, &commands, &directories, &cgroups);
+            let remove = |uid: PodUid| async move {
+                if directories.contains(&uid)
+                    && let Err(error) = context.volumes.remove_directory(&uid).await
+                {
                     debug!(podUID = %uid, err = %error, "Orphaned pod directory stays");
                 }
-            }
-            for uid in cgroups {
-                let id = PodRef { uid: uid.clone(), name: "".into(), namespace: "".into() };
-                if let Err(error) = context.resources.remove(&id).await {
-                    debug!(podUID = %uid, err = %error, "Orphaned pod cgroup stays");
+                let id = PodRef { uid, name: "".into(), namespace: "".into() };
+                if cgroups.contains(&id.uid)
+                    && let Err(error) = context.resources.remove(&id).await
+                {
+                    debug!(podUID = %id.uid, err = %error, "Orphaned pod cgroup stays");
                 }
-            }
-            let _ = commands.send(Command::SweepDone(all)).await; // a closed loop waits for nothing
+                let _ = commands.send(Command::SweepDone(id.uid)).await; // a closed loop waits for nothing
+            };
+            futures::stream::iter(all).for_each_concurrent(SWEEPERS, remove).await;
         });
     }
 
