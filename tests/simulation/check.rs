@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use berth::{
-    pod::{Pod, api, hash},
+    pod::{Pod, RestartPolicy, api, hash, restart},
     proto::cri,
 };
 
@@ -89,11 +89,15 @@ async fn workers(world: &World, counts: impl Fn(&str) -> bool, wanted: impl Fn(&
 fn as_wanted(world: &World, pod: &Pod, held: &Held) -> Result<(), String> {
     let agent = world.agent.as_ref().ok_or("the agent is down")?;
     let status = agent.status.status(pod.uid()).ok_or("no status")?;
-    let policy = pod.spec().restart_policy.as_deref().unwrap_or_default();
-    match (status.phase.as_deref(), policy) {
-        (Some("Running"), _) => runs(world, pod, held, &status),
-        (Some("Succeeded"), "OnFailure" | "Never") | (Some("Failed"), "Never") => ended(held, &status),
-        (phase, _) => Err(format!("phase {phase:?} under {policy}; {}", states(&status))),
+    let policy = pod.restart_policy();
+    match status.phase.as_deref() {
+        Some("Running") => runs(world, pod, held, &status),
+        Some(phase @ ("Succeeded" | "Failed")) => {
+            may_end(world, pod, held, phase)
+                .map_err(|wrong| format!("{wrong}, under {policy:?}; {}", states(&status)))?;
+            ended(held, &status)
+        }
+        phase => Err(format!("phase {phase:?} under {policy:?}; {}", states(&status))),
     }
 }
 
@@ -149,7 +153,7 @@ fn runs(world: &World, pod: &Pod, held: &Held, status: &api::PodStatus) -> Resul
                 alive += usize::from(!is_sidecar);
                 fits(container, instance, status)?;
             }
-            [] if !is_sidecar && is_done(world, pod, held, name) => {}
+            [] if !is_sidecar && is_done(world, pod, held, container) => {}
             found => return Err(format!("{name} runs {} times; {}", found.len(), states(status))),
         }
     }
@@ -163,16 +167,41 @@ fn runs(world: &World, pod: &Pod, held: &Held, status: &api::PodStatus) -> Resul
 }
 
 /// Whether a container has ended and stays so.
-fn is_done(world: &World, pod: &Pod, held: &Held, name: &str) -> bool {
-    let named = held.containers.iter().filter(|c| name_of(c) == name);
-    let newest = named.max_by_key(|c| (c.created_at, c.metadata.as_ref().map_or(0, |m| m.attempt)));
-    let Some(newest) = newest.filter(|c| c.state() == cri::ContainerState::ContainerExited) else { return false };
-    let failed = world.machine.cri.containers().into_iter().any(|c| c.id == newest.id && c.exit_code != 0);
-    match pod.spec().restart_policy.as_deref() {
-        Some("Never") => true,
-        Some("OnFailure") => !failed,
-        _ => false,
+fn is_done(world: &World, pod: &Pod, held: &Held, container: &api::Container) -> bool {
+    let exit = exit_of_newest(world, held, &container.name);
+    exit.is_some_and(|code| !restart::restarts_after_exit(pod, container, code))
+}
+
+/// How a container's newest instance ended, if it has; ids are given in the order of creation.
+fn exit_of_newest(world: &World, held: &Held, name: &str) -> Option<i32> {
+    let newest = held.containers.iter().filter(|c| name_of(c) == name).max_by_key(|c| &c.id)?;
+    let all = world.machine.cri.containers().into_iter();
+    let exited = all.filter(|c| c.state() == cri::ContainerState::ContainerExited);
+    exited.into_iter().find(|c| c.id == newest.id).map(|c| c.exit_code)
+}
+
+/// Whether a pod may have that last phase.
+fn may_end(world: &World, pod: &Pod, held: &Held, phase: &str) -> Result<(), String> {
+    // A pod that never restarts may fail at any time; one that restarts only failed containers
+    // counts as a success once its sandbox is gone and all is done.
+    match (pod.restart_policy(), phase) {
+        (RestartPolicy::Never, _) | (RestartPolicy::OnFailure, "Succeeded") => return Ok(()),
+        _ => {}
     }
+    let is_init = |c: &&api::Container| !Pod::is_sidecar(c);
+    let hopeless = |c: &api::Container| {
+        let exit = exit_of_newest(world, held, &c.name);
+        exit.is_some_and(|code| code != 0 && !restart::restarts_after_exit(pod, c, code))
+    };
+    if phase == "Failed" && pod.init_containers().iter().filter(is_init).any(hopeless) {
+        return Ok(());
+    }
+    let exits = |c: &api::Container| exit_of_newest(world, held, &c.name);
+    if let Some(open) = pod.containers().iter().find(|c| !is_done(world, pod, held, c)) {
+        return Err(format!("{phase}, but {} is not done: {:?}", open.name, exits(open)));
+    }
+    let failed = pod.containers().iter().any(|c| exits(c) != Some(0));
+    if failed == (phase == "Failed") { Ok(()) } else { Err(format!("{phase}, though a container failed: {failed}")) }
 }
 
 fn fits(container: &api::Container, instance: &cri::Container, status: &api::PodStatus) -> Result<(), String> {

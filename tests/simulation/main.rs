@@ -5,7 +5,8 @@
 //!  seed ─► profile (which faults) ─► script (≈ 30 events) ─► heal ─► settled? quiet? nothing broken?
 //! ```
 //!
-//! `BERTH_SIM_SEEDS=n` runs that many seeds, `BERTH_SIM_SEED=n` replays one with a full trace. The
+//! `BERTH_SIM_SEEDS=n` runs that many seeds, from `BERTH_SIM_FROM=n` on; `BERTH_SIM_SEED=n` replays one with a
+//! full trace. The
 //! same seed is the same run: time is virtual, and all chance comes from it (see [`chance`]).
 
 #[path = "../kit/mod.rs"]
@@ -102,7 +103,9 @@ fn pods_survive_random_faults() {
     let shown = number("BERTH_SIM_FINGERPRINT");
     let (mut failures, mut slowest) = (BTreeMap::new(), (Duration::ZERO, 0, Duration::ZERO));
     let seeds = number("BERTH_SIM_SEEDS").unwrap_or(SEEDS);
-    for seed in 0..seeds {
+    let from = number("BERTH_SIM_FROM").unwrap_or_default();
+    catch_up(from);
+    for seed in from..from + seeds {
         match run(seed, false) {
             Ok(done) => {
                 slowest = slowest.max((done.settled_in, seed, done.granted));
@@ -133,7 +136,7 @@ fn a_seed_is_the_same_run_wherever_it_is_run() {
     let fingerprint = |variables: &[(&str, u64)]| {
         let mut command = Command::new(env::current_exe().expect("this program"));
         command.args(["pods_survive_random_faults", "--exact", "--nocapture"]);
-        for name in ["BERTH_SIM_SEED", "BERTH_SIM_SEEDS", "BERTH_SIM_FINGERPRINT"] {
+        for name in ["BERTH_SIM_SEED", "BERTH_SIM_SEEDS", "BERTH_SIM_FROM", "BERTH_SIM_FINGERPRINT"] {
             command.env_remove(name);
         }
         command.envs(variables.iter().map(|(name, value)| (name, value.to_string())));

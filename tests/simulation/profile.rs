@@ -7,6 +7,9 @@ use rand::{Rng, rngs::SmallRng};
 pub enum Trouble {
     /// Containers crash, fail to start, or are killed.
     Crashes,
+    /// Containers have restart policies and rules of their own, and exit as the rules say: one
+    /// again, or all of the pod.
+    Rules,
     /// Containers do not heed signals.
     Stubborn,
     /// Sandboxes die.
@@ -27,7 +30,7 @@ pub enum Trouble {
     Streams,
     /// The runtime, or its network, says that it is not ready.
     NotReady,
-    /// The agent is killed.
+    /// The agent is killed, at once or at one of its next calls and writes.
     AgentKilled,
     /// The agent is stopped.
     AgentStopped,
@@ -41,10 +44,15 @@ pub enum Trouble {
     Pulls,
     /// Sources take long to answer after a start.
     SlowSources,
+    /// Volumes cannot be mounted or take long, state files cannot be written.
+    Disk,
+    /// The clock is set.
+    ClockSet,
 }
 
-const ALL: [Trouble; 18] = [
+const ALL: [Trouble; 21] = [
     Trouble::Crashes,
+    Trouble::Rules,
     Trouble::Stubborn,
     Trouble::SandboxesDie,
     Trouble::Errors,
@@ -62,6 +70,8 @@ const ALL: [Trouble; 18] = [
     Trouble::Victim,
     Trouble::Pulls,
     Trouble::SlowSources,
+    Trouble::Disk,
+    Trouble::ClockSet,
 ];
 
 /// What a seed knows of trouble.

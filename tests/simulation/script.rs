@@ -9,6 +9,7 @@ use tonic::Code;
 
 use crate::{
     kit::{
+        leash::Fuse,
         pods,
         scripted::{Behaviour, EventFaults, Fault},
     },
@@ -70,6 +71,9 @@ async fn step(world: &mut World) {
     if world.agent.is_none() && world.chance.random_bool(0.5) {
         world.agent = Some(world.machine.start().await);
         world.note("agent started".to_owned());
+        if world.profile.has(Trouble::AgentKilled) && world.chance.random_bool(0.3) {
+            set_fuse(world);
+        }
         if !slow {
             world.up().await;
         }
@@ -200,7 +204,12 @@ async fn change_image(world: &mut World) {
 }
 
 fn summary(pod: &Pod) -> String {
-    let names = |list: &[berth::pod::api::Container]| list.iter().map(|c| c.name.clone()).collect::<Vec<_>>().join(" ");
+    let name = |c: &berth::pod::api::Container| match (&c.restart_policy, c.restart_policy_rules.as_deref()) {
+        (Some(own), Some([rule, ..])) => format!("{} ({own}, {})", c.name, rule.action),
+        (Some(own), _) => format!("{} ({own})", c.name),
+        (None, _) => c.name.clone(),
+    };
+    let names = |list: &[berth::pod::api::Container]| list.iter().map(name).collect::<Vec<_>>().join(" ");
     let spec = pod.spec();
     format!(
         "{} grace {} init [{}] containers [{}]",
@@ -227,12 +236,20 @@ fn draw_pod(world: &mut World, name: &str, source: &str) -> Arc<Pod> {
         init.insert(world.chance.random_range(0..=init.len()), sidecar);
     }
     for i in 0..[1, 1, 1, 2, 3].choose(&mut world.chance).copied().unwrap_or_default() {
-        let kind = match *policy {
+        let own = draw_own_policy(world);
+        let kind = match own.unwrap_or(policy) {
             "Always" => Kind::Forever,
             "OnFailure" => Kind::Once(false),
             _ => Kind::Once(true),
         };
-        regular.push(container(world, name, &format!("c{i}"), kind));
+        let mut container = container(world, name, &format!("c{i}"), kind);
+        if let Some(own) = own {
+            let action = *["Restart", "RestartAllContainers"].choose(&mut world.chance).expect("actions");
+            let codes = json!({"operator": "In", "values": [RULED]});
+            container["restartPolicy"] = own.into();
+            container["restartPolicyRules"] = json!([{"action": action, "exitCodes": codes}]);
+        }
+        regular.push(container);
     }
     let metadata = json!({
         "uid": uid,
@@ -245,6 +262,15 @@ fn draw_pod(world: &mut World, name: &str, source: &str) -> Arc<Pod> {
         "containers": regular,
     });
     pods::pod_with(name, metadata, spec)
+}
+
+/// The exit code that restart rules are about.
+const RULED: i32 = 42;
+
+/// Some containers have a restart policy of their own, with a rule.
+fn draw_own_policy(world: &mut World) -> Option<&'static str> {
+    let has = world.profile.has(Trouble::Rules) && world.chance.random_bool(0.5);
+    has.then(|| *["Always", "OnFailure", "Never"].choose(&mut world.chance).expect("policies"))
 }
 
 /// What a container does in the end.
@@ -279,6 +305,12 @@ fn draw_behaviours(world: &mut World, kind: Kind) -> Vec<Behaviour> {
                 1 if !matches!(kind, Kind::Init) => Behaviour::exits(0, after),
                 _ => Behaviour::exits(1, after),
             });
+        }
+    }
+    if world.profile.has(Trouble::Rules) {
+        for _ in 0..world.chance.random_range(0..2) {
+            let after = ms(world.chance.random_range(0..3000));
+            list.insert(world.chance.random_range(0..=list.len()), Behaviour::exits(RULED, after));
         }
     }
     let mut last = match kind {
@@ -328,12 +360,15 @@ async fn trouble(world: &mut World) {
         (Trouble::Reboots, 1),
         (Trouble::Victim, 2),
         (Trouble::Pulls, 1),
+        (Trouble::Disk, 2),
+        (Trouble::ClockSet, 2),
     ];
     let known: Vec<_> = kinds.iter().filter(|(kind, _)| world.profile.has(*kind)).collect();
     let Ok((kind, _)) = known.choose_weighted(&mut world.chance, |(_, weight)| *weight) else { return };
     match kind {
         Trouble::Crashes => kill_container(world),
         Trouble::SandboxesDie => kill_sandbox(world),
+        Trouble::AgentKilled if world.chance.random_bool(0.5) => set_fuse(world),
         Trouble::AgentKilled => world.down(true).await,
         Trouble::AgentStopped => world.down(false).await,
         Trouble::Reboots => {
@@ -362,9 +397,54 @@ async fn trouble(world: &mut World) {
             world.machine.cri.event_faults(faults);
         }
         Trouble::Victim => strike(world),
+        Trouble::Disk => break_disk(world),
+        Trouble::ClockSet => set_clock(world),
         Trouble::Pulls => refuse_pulls(world),
         _ => refuse_calls(world, *kind),
     }
+}
+
+/// The agent is killed at one of its next calls and writes.
+fn set_fuse(world: &mut World) {
+    let calls = world.chance.random_range(0..30);
+    let fuse = if world.chance.random_bool(0.5) { Fuse::Before(calls) } else { Fuse::After(calls) };
+    if let Some(agent) = &world.agent {
+        agent.set_fuse(Some(fuse));
+        world.note(format!("agent is to be killed: {fuse:?}"));
+    }
+}
+
+/// Volumes of one pod cannot be mounted, volumes take long, or no state file can be written; or
+/// all is mended.
+fn break_disk(world: &mut World) {
+    let names: Vec<String> = world.wanted().map(|pod| pod.name().to_owned()).collect();
+    match (world.chance.random_range(0..5), names.choose(&mut world.chance)) {
+        (0, Some(name)) => {
+            world.note(format!("volumes of {name} cannot be mounted"));
+            world.machine.disk.refuse_mounts(name);
+        }
+        (1, _) => {
+            world.note("state files cannot be written".to_owned());
+            world.machine.refuse_writes(true);
+        }
+        (2 | 3, _) => {
+            let pace = ms(world.chance.random_range(0..3000));
+            world.note(format!("volumes take {pace:?}"));
+            world.machine.disk.set_pace(pace);
+        }
+        _ => {
+            world.note("disk mended".to_owned());
+            world.machine.mend_disk();
+        }
+    }
+}
+
+/// Somebody sets the clock, by a little or by much.
+fn set_clock(world: &mut World) {
+    let most = *[2_000, 60_000, 7_200_000].choose(&mut world.chance).expect("sizes");
+    let by = world.chance.random_range(-most..=most);
+    world.note(format!("the clock is set by {by} ms"));
+    world.machine.clock.set(by);
 }
 
 fn kill_container(world: &mut World) {

@@ -108,8 +108,12 @@ impl World {
 
     /// Ends all trouble, and waits for what is wanted.
     async fn heal(&mut self) -> Result<Duration, String> {
+        if let Some(agent) = &self.agent {
+            agent.set_fuse(None);
+        }
         script::last_behaviours(self);
         self.machine.cri.set_conditions(true, true);
+        self.machine.mend_disk();
         let late = [Trouble::Hangs, Trouble::Delays].iter().any(|t| self.profile.has(*t));
         if let Some(victim) = self.victim.clone() {
             self.accounts.deadlines = late;
@@ -183,6 +187,7 @@ impl World {
 
     /// Starts the agent if it is down, and lets its sources answer.
     pub async fn up(&mut self) {
+        self.find_dead().await;
         if self.agent.is_none() {
             self.agent = Some(self.machine.start().await);
             self.told.clear();
@@ -192,6 +197,13 @@ impl World {
             if !self.told.contains(&source) {
                 self.hand_in(source).await;
             }
+        }
+    }
+
+    /// Notices an agent that was killed at one of its calls.
+    async fn find_dead(&mut self) {
+        if self.agent.as_ref().is_some_and(Agent::is_dead) {
+            self.down(true).await;
         }
     }
 
@@ -232,6 +244,7 @@ impl World {
 
     /// The API server takes in statuses, and deletes what is finished.
     async fn serve(&mut self) -> Result<(), String> {
+        self.find_dead().await;
         let Some(agent) = &self.agent else { return Ok(()) };
         invariants::restart_counts(&agent.status.snapshot(), &self.returned, &mut self.restarts)?;
         let mut changed = false;
