@@ -3,10 +3,20 @@
 //! JSON or YAML, one document. Duplicate keys are not an error here: the last one wins and each is
 //! reported, because the main file forgives them and a drop-in does not (spec 01 §3.2, §3.3).
 
-use std::{cell::RefCell, fmt};
+use std::{
+    cell::RefCell,
+    fmt::{self, Write},
+};
 
 use serde::de::{self, DeserializeSeed, Visitor};
 use serde_json::{Map, Value};
+
+use super::text::excerpt;
+
+/// So many strict errors of a document are kept, as in the reference.
+pub(super) const MAX_STRICT_ERRORS: usize = 100;
+/// The most values a document may hold; a configuration has hundreds.
+const MAX_VALUES: usize = 200_000;
 
 /// A parsed file.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,7 +39,7 @@ pub struct SyntaxError(String);
 pub fn parse(text: &str) -> Result<Document, SyntaxError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim_start().starts_with(['{', '['])
-        && let Some(document) = parse_json(text)
+        && let Some(document) = parse_json(text)?
     {
         return Ok(document);
     }
@@ -37,18 +47,25 @@ pub fn parse(text: &str) -> Result<Document, SyntaxError> {
 }
 
 /// JSON, or nothing if it is not: a YAML flow mapping begins alike.
-fn parse_json(text: &str) -> Option<Document> {
-    let duplicates = RefCell::new(Vec::new());
+fn parse_json(text: &str) -> Result<Option<Document>, SyntaxError> {
+    let notes = RefCell::new(Notes::default());
     let mut reader = serde_json::Deserializer::from_str(text);
-    let value = Tree { path: String::new(), duplicates: &duplicates }.deserialize(&mut reader).ok()?;
-    reader.end().ok()?;
-    Some(Document { value, duplicates: duplicates.into_inner() })
+    let value = Tree(&notes).deserialize(&mut reader);
+    let Notes { duplicates, values, .. } = notes.into_inner();
+    if values > MAX_VALUES {
+        return Err(SyntaxError(format!("the document holds more than {MAX_VALUES} values")));
+    }
+    Ok(value.ok().filter(|_| reader.end().is_ok()).map(|value| Document { value, duplicates }))
 }
 
 fn parse_yaml(text: &str) -> Result<Document, SyntaxError> {
     use serde_saphyr::options::DuplicateKeyPolicy;
     let read = |policy: DuplicateKeyPolicy| {
-        let options = serde_saphyr::options! { duplicate_keys: policy, with_snippet: false };
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! { max_depth: 64, max_nodes: MAX_VALUES },
+            duplicate_keys: policy,
+            with_snippet: false,
+        };
         serde_saphyr::from_str_with_options::<Value>(text, options)
     };
     let (value, duplicates) = match read(DuplicateKeyPolicy::Error) {
@@ -94,15 +111,37 @@ fn sorted(value: Value) -> Value {
     }
 }
 
-/// Builds a [`Value`] and notes keys that come twice.
-struct Tree<'a> {
+/// What is noted while a document is read.
+#[derive(Default)]
+struct Notes {
+    /// Of the value that is read now; one text, because each level may have a long name and many
+    /// members.
     path: String,
-    duplicates: &'a RefCell<Vec<String>>,
+    duplicates: Vec<String>,
+    values: usize,
 }
 
+impl Notes {
+    fn duplicate(&mut self) {
+        let note = format!("duplicate field {}", super::text::quote(&excerpt(&self.path)));
+        if self.duplicates.len() < MAX_STRICT_ERRORS && !self.duplicates.contains(&note) {
+            self.duplicates.push(note);
+        }
+    }
+}
+
+/// Builds a [`Value`] and notes keys that come twice.
+#[derive(Clone, Copy)]
+struct Tree<'a>(&'a RefCell<Notes>);
+
 impl Tree<'_> {
-    fn below(&self, path: String) -> Tree<'_> {
-        Tree { path, duplicates: self.duplicates }
+    /// Does something one level deeper; afterwards the path is as before.
+    fn below<R>(self, step: fmt::Arguments<'_>, read: impl FnOnce() -> R) -> R {
+        let before = self.0.borrow().path.len();
+        let _ = self.0.borrow_mut().path.write_fmt(step); // a text takes everything
+        let done = read();
+        self.0.borrow_mut().path.truncate(before);
+        done
     }
 }
 
@@ -110,6 +149,10 @@ impl<'de> DeserializeSeed<'de> for Tree<'_> {
     type Value = Value;
 
     fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        self.0.borrow_mut().values += 1;
+        if self.0.borrow().values > MAX_VALUES {
+            return Err(de::Error::custom("too many values"));
+        }
         deserializer.deserialize_any(self)
     }
 }
@@ -147,7 +190,7 @@ impl<'de> Visitor<'de> for Tree<'_> {
 
     fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(item) = items.next_element_seed(self.below(format!("{}[{}]", self.path, list.len())))? {
+        while let Some(item) = self.below(format_args!("[{}]", list.len()), || items.next_element_seed(self))? {
             list.push(item);
         }
         Ok(Value::Array(list))
@@ -156,11 +199,14 @@ impl<'de> Visitor<'de> for Tree<'_> {
     fn visit_map<A: de::MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut map = Map::new();
         while let Some(key) = entries.next_key::<String>()? {
-            let path = if self.path.is_empty() { key.clone() } else { format!("{}.{key}", self.path) };
-            let value = entries.next_value_seed(self.below(path.clone()))?;
-            if map.insert(key, value).is_some() {
-                self.duplicates.borrow_mut().push(format!("duplicate field {}", super::text::quote(&path)));
-            }
+            let dot = if self.0.borrow().path.is_empty() { "" } else { "." };
+            self.below(format_args!("{dot}{key}"), || {
+                let value = entries.next_value_seed(self)?;
+                if map.insert(key.clone(), value).is_some() {
+                    self.0.borrow_mut().duplicate();
+                }
+                Ok(())
+            })?;
         }
         Ok(Value::Object(map))
     }

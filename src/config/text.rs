@@ -40,6 +40,28 @@ fn is_printable(c: char) -> bool {
         || matches!(c as u32, 0xad | 0x200b..=0x200f | 0x202a..=0x202e | 0x2060..=0x206f | 0xfeff | 0xe000..=0xf8ff | 0xfff0..=0xfffb))
 }
 
+/// The beginning of a text that is too long for a message.
+pub fn excerpt(text: &str) -> String {
+    const LONGEST: usize = 512;
+    if text.len() <= LONGEST {
+        return text.to_owned();
+    }
+    let end = (0..=LONGEST).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    format!("{}…", text.split_at(end).0)
+}
+
+/// A URL as it may be logged: without its password. Whatever could be part of one is taken for it:
+/// a password may hold any character, and need not be well encoded.
+pub fn without_password(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
+    let user = rest.rsplit_once('@').and_then(|(credentials, host)| Some((credentials.split_once(':')?.0, host)));
+    match user {
+        Some((user, host)) if scheme.is_empty() => format!("{user}:***@{host}"),
+        Some((user, host)) => format!("{scheme}://{user}:***@{host}"),
+        None => url.to_owned(),
+    }
+}
+
 /// `%v` of a list: `[a b c]`.
 pub fn list<T: std::fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
@@ -82,6 +104,33 @@ mod tests {
             ("\u{feff}", "\"\\ufeff\""),
         ] {
             assert_eq!(quote(text), quoted);
+        }
+    }
+
+    #[test]
+    fn excerpts_end_between_characters() {
+        assert_eq!(excerpt("short"), "short");
+        assert_eq!(excerpt(&"é".repeat(1000)).chars().count(), 256 + 1);
+        assert_eq!(excerpt(&format!("x{}", "é".repeat(1000))).chars().count(), 256 + 1);
+    }
+
+    #[test]
+    fn passwords_are_never_shown_whatever_is_in_them() {
+        for (url, shown) in [
+            ("http://host/x", "http://host/x"),
+            ("http://host:80/x?y=z", "http://host:80/x?y=z"),
+            ("https://token@host/x", "https://token@host/x"),
+            ("http://me:secret@host/x", "http://me:***@host/x"),
+            ("http://me:sec/ret@host/x", "http://me:***@host/x"),
+            ("http://me:1/secret@host:80/x", "http://me:***@host:80/x"),
+            ("http://me:sec?r#e/t@host", "http://me:***@host"),
+            ("http://me:sec@ret/x@host/y", "http://me:***@host/y"),
+            ("http://me:sec://ret@host/y", "http://me:***@host/y"),
+            ("http://:secret@host", "http://:***@host"),
+            ("me:secret@host/x", "me:***@host/x"),
+            ("http://me:@host", "http://me:***@host"),
+        ] {
+            assert_eq!(without_password(url), shown);
         }
     }
 

@@ -15,8 +15,10 @@ use serde::{
 use serde_json::{Map, Value};
 
 use super::{
+    document::MAX_STRICT_ERRORS,
     duration::DURATION_TYPE,
     fields::{FLUSH_FREQUENCY_TYPE, QUANTITY_TYPE},
+    text::excerpt,
 };
 
 /// For so many unknown fields of a document the nearest one is looked for; a document with more is
@@ -37,7 +39,8 @@ pub enum Names {
 pub struct Typed<T> {
     /// The value; what the document does not say is zero.
     pub value: T,
-    /// Fields of the document that the type does not have, by path, in document order.
+    /// Fields of the document that the type does not have, by path, in document order; the first
+    /// hundred.
     pub unknown: Vec<Unknown>,
     /// Paths of the fields that are there and not `null`.
     pub present: Present,
@@ -375,8 +378,11 @@ impl<'de> de::MapAccess<'de> for Fields<'_, '_> {
         loop {
             let Some((key, value)) = self.entries.next() else { return Ok(None) };
             let Some(name) = self.known_as(key) else {
-                let path = self.node.place.field(self.owner, key).path;
                 let unknown = &mut self.node.state.borrow_mut().unknown;
+                if unknown.len() == MAX_STRICT_ERRORS {
+                    continue;
+                }
+                let path = self.node.place.field(self.owner, &excerpt(key)).path;
                 let nearest = (unknown.len() < HINTS).then(|| nearest(key, self.known)).flatten().map(str::to_owned);
                 unknown.push(Unknown { path, nearest });
                 continue;

@@ -5,14 +5,19 @@
 //! and deep nesting. Only the first document counts; unknown fields are ignored.
 //! Behaviour: spec 02a §1.2 steps 2 and 3.
 
+use std::fmt::{self, Write};
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use serde_saphyr::options::{DuplicateKeyPolicy, NonFiniteFloatPolicy};
 
-use crate::pod::{api, fieldpath::quoted, quantity::Amount};
+use crate::{
+    config::text::excerpt,
+    pod::{api, fieldpath::quoted, quantity::Amount},
+};
 
-/// Texts and bodies in error messages are cut at this many bytes.
-const EXCERPT: usize = 512;
+/// The most values, keys not counted, that a manifest may hold. A pod has hundreds.
+const MAX_VALUES: usize = 200_000;
 
 /// What a manifest holds.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +34,9 @@ pub enum DecodeError {
     /// Neither YAML nor JSON, or a budget was exceeded.
     #[error("error converting YAML to JSON: {0}")]
     Yaml(String),
+    /// JSON beyond the budget.
+    #[error("the manifest holds more than {MAX_VALUES} values")]
+    TooManyValues,
     /// Starts like JSON and is none.
     #[error("{0}")]
     Json(String),
@@ -82,24 +90,19 @@ pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
             };
             items.into_iter().map(pod).collect::<Result<_, _>>().map(Manifest::List)
         }
-        _ => Err(DecodeError::OtherKind { kind, version }),
-    }
-}
-
-/// The first bytes of a text that is too long for a message; cut between characters.
-pub fn excerpt(text: &str) -> String {
-    match text.char_indices().find(|(i, _)| *i >= EXCERPT) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}…", text.split_at(end).0),
+        _ => Err(DecodeError::OtherKind { kind: excerpt(&kind), version: excerpt(&version) }),
     }
 }
 
 fn to_json(bytes: &[u8]) -> Result<Value, DecodeError> {
     if bytes.trim_ascii_start().starts_with(b"{") {
+        if json_values(bytes) > MAX_VALUES {
+            return Err(DecodeError::TooManyValues);
+        }
         return serde_json::from_slice(bytes).map_err(|e| DecodeError::Json(e.to_string()));
     }
     let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! { max_documents: 64, max_depth: 64, max_nodes: 200_000 },
+        budget: serde_saphyr::budget! { max_documents: 64, max_depth: 64, max_nodes: MAX_VALUES },
         duplicate_keys: DuplicateKeyPolicy::LastWins,
         legacy_octal_numbers: true,
         non_finite_float_policy: NonFiniteFloatPolicy::Reject,
@@ -108,6 +111,21 @@ fn to_json(bytes: &[u8]) -> Result<Value, DecodeError> {
     let mut reader = bytes;
     let first = serde_saphyr::read_with_options::<_, Value>(&mut reader, options).next();
     first.unwrap_or(Ok(Value::Null)).map_err(|e| DecodeError::Yaml(excerpt(&e.to_string())))
+}
+
+/// How many values a JSON text holds at most: nothing is built before that is known.
+fn json_values(bytes: &[u8]) -> usize {
+    let (mut values, mut quoted, mut escaped) = (1, false, false);
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = quoted,
+            b'"' => quoted = !quoted,
+            b',' | b'[' | b'{' if !quoted => values += 1,
+            _ => {}
+        }
+    }
+    values
 }
 
 fn text(value: &Value, key: &str) -> Option<String> {
@@ -120,48 +138,58 @@ fn pod(mut value: Value) -> Result<api::Pod, DecodeError> {
         members.insert("apiVersion".to_owned(), "v1".into());
         members.insert("kind".to_owned(), "Pod".into());
         if let Some(spec) = members.get_mut("spec") {
-            quantities(spec, "spec")?;
+            quantities(spec, &mut Place("spec".to_owned()))?;
         }
     }
-    api::Pod::deserialize(value).map_err(|e| DecodeError::Field(e.to_string()))
+    api::Pod::deserialize(value).map_err(|e| DecodeError::Field(excerpt(&e.to_string())))
+}
+
+/// The path of the value that is looked at; one text, because each level may have a long name and
+/// many members.
+struct Place(String);
+
+impl Place {
+    fn within<R>(&mut self, step: fmt::Arguments<'_>, look: impl FnOnce(&mut Self) -> R) -> R {
+        let before = self.0.len();
+        let _ = self.0.write_fmt(step); // a text takes everything
+        let found = look(self);
+        self.0.truncate(before);
+        found
+    }
 }
 
 /// Quantities may be written as numbers (`cpu: 1`), which the typed API does not take; and a text
 /// that is no quantity is refused here as the reference does when it decodes.
-fn quantities(value: &mut Value, path: &str) -> Result<(), DecodeError> {
+fn quantities(value: &mut Value, at: &mut Place) -> Result<(), DecodeError> {
     match value {
-        Value::Object(members) => {
-            for (key, member) in members {
-                let path = format!("{path}.{key}");
-                match (key.as_str(), member) {
-                    ("requests" | "limits" | "overhead" | "capacity", Value::Object(list)) => {
-                        quantity_list(list, &path)?
-                    }
-                    ("sizeLimit" | "divisor", one) => quantity(one, &path)?,
-                    (_, deeper) => quantities(deeper, &path)?,
-                }
-            }
-            Ok(())
-        }
-        Value::Array(items) => {
-            items.iter_mut().enumerate().try_for_each(|(i, item)| quantities(item, &format!("{path}[{i}]")))
-        }
+        Value::Object(members) => members.iter_mut().try_for_each(|(key, member)| {
+            at.within(format_args!(".{key}"), |at| match (key.as_str(), member) {
+                ("requests" | "limits" | "overhead" | "capacity", Value::Object(list)) => quantity_list(list, at),
+                ("sizeLimit" | "divisor", one) => quantity(one, at),
+                (_, deeper) => quantities(deeper, at),
+            })
+        }),
+        Value::Array(items) => items
+            .iter_mut()
+            .enumerate()
+            .try_for_each(|(i, item)| at.within(format_args!("[{i}]"), |at| quantities(item, at))),
         _ => Ok(()),
     }
 }
 
-fn quantity_list(list: &mut Map<String, Value>, path: &str) -> Result<(), DecodeError> {
-    list.iter_mut().try_for_each(|(name, value)| quantity(value, &format!("{path}[{name}]")))
+fn quantity_list(list: &mut Map<String, Value>, at: &mut Place) -> Result<(), DecodeError> {
+    list.iter_mut().try_for_each(|(name, value)| at.within(format_args!("[{name}]"), |at| quantity(value, at)))
 }
 
-fn quantity(value: &mut Value, path: &str) -> Result<(), DecodeError> {
+fn quantity(value: &mut Value, at: &Place) -> Result<(), DecodeError> {
     let text = match value {
         Value::Number(number) => number.to_string(),
         Value::String(text) => text.clone(),
         Value::Null => "0".to_owned(),
         _ => return Ok(()), // the typed decoder names what is wrong
     };
-    Amount::parse(&text).map_err(|e| DecodeError::Quantity { path: path.to_owned(), reason: e.to_string() })?;
+    Amount::parse(&text)
+        .map_err(|e| DecodeError::Quantity { path: excerpt(&at.0), reason: excerpt(&e.to_string()) })?;
     *value = Value::String(text);
     Ok(())
 }
@@ -240,11 +268,5 @@ mod tests {
         assert!(refused(&bomb).starts_with("error converting YAML to JSON: "));
         let json = format!("{}{}", "{\"a\":".repeat(5000), "}".repeat(5000));
         assert!(decode(json.as_bytes()).is_err());
-    }
-
-    #[test]
-    fn excerpts_end_between_characters() {
-        assert_eq!(excerpt("short"), "short");
-        assert_eq!(excerpt(&"é".repeat(1000)).chars().count(), EXCERPT / 2 + 1);
     }
 }

@@ -29,6 +29,7 @@ pub use streams::Streams;
 use crate::config::{
     Loaded, configz,
     fields::{LoggingConfiguration, OutputRoutingOptions},
+    text::quote,
 };
 use layer::{Format, Klog};
 use verbosity::Verbosity;
@@ -111,7 +112,7 @@ pub fn start(config: &LoggingConfiguration) -> Result<LogHandle, tracing::subscr
 pub fn open(loaded: &Loaded) {
     info!(kubeletVersion = %loaded.version, "Kubelet version");
     for (name, value) in &loaded.flag_values {
-        info!(v = 1, "FLAG: --{name}={}", crate::config::text::quote(value));
+        info!(v = 1, "FLAG: --{name}={}", quote(&configz::masked_flag(name, value)));
     }
     loaded.notices.iter().for_each(tell);
     info!(v = 5, configuration = %configz::masked(&loaded.config), "KubeletConfiguration");

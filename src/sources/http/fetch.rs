@@ -21,7 +21,7 @@ use rustls::{
 };
 
 use super::redirect;
-use crate::sources::MANIFEST_LIMIT;
+use crate::{config::text::without_password, sources::MANIFEST_LIMIT};
 
 /// Time for everything: redirects, head and body.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -111,13 +111,14 @@ impl Fetcher {
     /// # Errors
     /// Whatever keeps the answer away, within 10 seconds.
     pub async fn get(&self) -> Result<Answer, FetchError> {
-        let timed_out = |_| FetchError::TimedOut { url: shown_url(&self.url) };
+        let timed_out = |_| FetchError::TimedOut { url: without_password(&self.url) };
         tokio::time::timeout(TIMEOUT, self.follow()).await.map_err(timed_out)?
     }
 
     async fn follow(&self) -> Result<Answer, FetchError> {
         let mut headers = self.headers.clone().map_err(FetchError::Header)?;
-        let (first, credentials) = split_credentials(&self.url).ok_or_else(|| FetchError::Url(shown_url(&self.url)))?;
+        let (first, credentials) =
+            split_credentials(&self.url).ok_or_else(|| FetchError::Url(without_password(&self.url)))?;
         if let Some(credentials) = credentials
             && !headers.contains_key(AUTHORIZATION)
         {
@@ -125,7 +126,7 @@ impl Fetcher {
         }
         let mut uri = first.clone();
         for _ in 0..redirect::MAX_REQUESTS {
-            let shown = shown_url(&uri.to_string());
+            let shown = without_password(&uri.to_string());
             let transport = |e: &dyn std::error::Error| FetchError::Transport { url: shown.clone(), reason: chain(e) };
             let mut request = Request::new(Empty::new());
             *request.uri_mut() = uri.clone();
@@ -144,7 +145,7 @@ impl Fetcher {
             let target = redirect::target(&uri, &location).map(|uri| uri.to_string());
             let (next, _) = target
                 .and_then(|target| split_credentials(&target))
-                .ok_or_else(|| FetchError::Location { url: shown.clone(), location: shown_url(&location) })?;
+                .ok_or_else(|| FetchError::Location { url: shown.clone(), location: without_password(&location) })?;
             if !redirect::may_know(&first, &next) {
                 redirect::SENSITIVE.iter().for_each(|name| {
                     headers.remove(*name);
@@ -152,7 +153,7 @@ impl Fetcher {
             }
             uri = next;
         }
-        Err(FetchError::Redirects { url: shown_url(&uri.to_string()) })
+        Err(FetchError::Redirects { url: without_password(&uri.to_string()) })
     }
 }
 
@@ -231,19 +232,6 @@ fn decoded(text: &str) -> Vec<u8> {
     out
 }
 
-/// The URL as it may be logged: without its password.
-pub fn shown_url(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let (authority, path) = match rest.find(['/', '?', '#']) {
-        Some(end) => rest.split_at(end),
-        None => (rest, ""),
-    };
-    match authority.rsplit_once('@').map(|(credentials, host)| (credentials.split_once(':'), host)) {
-        Some((Some((user, _)), host)) => format!("{scheme}://{user}:***@{host}{path}"),
-        _ => url.to_owned(),
-    }
-}
-
 fn chain(e: &dyn std::error::Error) -> String {
     let mut text = e.to_string();
     let mut cause = e.source();
@@ -289,8 +277,6 @@ mod tests {
         let (uri, header) = split_credentials("http://me:p%40ss@host:1/x?y#z").expect("a URL");
         assert_eq!(uri.to_string(), "http://host:1/x?y");
         assert_eq!(header.expect("a header"), "Basic bWU6cEBzcw==");
-        assert_eq!(shown_url("http://me:secret@host/x"), "http://me:***@host/x");
-        assert_eq!(shown_url("http://host/x"), "http://host/x");
         assert_eq!(split_credentials("http://host").map(|(uri, _)| uri.to_string()).as_deref(), Some("http://host/"));
         for bad in ["host/x", "ftp://host/", "http:///x", "http://", "http://a b/"] {
             assert!(split_credentials(bad).is_none(), "{bad}");

@@ -16,16 +16,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    decode::{self, Manifest, excerpt},
+    decode::{self, Manifest},
     mux::Door,
     normalise::{self, InvalidPod, Origin},
     references::ReferenceRule,
 };
 use crate::{
+    config::text::{excerpt, without_password},
     metrics::SourceMetrics,
     pod::{PodSource, api},
 };
-use fetch::{FetchError, Fetcher, shown_url};
+use fetch::{FetchError, Fetcher};
 
 /// So many failures are told aloud before the verbosity is reduced.
 const LOUD_FAILURES: u32 = 3;
@@ -74,7 +75,7 @@ enum PollError {
 impl HttpSource {
     /// A source that has not asked yet.
     pub fn new(config: HttpConfig, door: Door, metrics: SourceMetrics) -> Self {
-        let shown = shown_url(&config.url);
+        let shown = without_password(&config.url);
         let fetcher = Fetcher::new(&config.url, &config.headers);
         Self { config, shown, fetcher, door, metrics, applied: None, failures: 0 }
     }

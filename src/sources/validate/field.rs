@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::pod::fieldpath::quoted;
+use crate::{config::text::excerpt, pod::fieldpath::quoted};
 
 /// The path of a field, e.g. `spec.containers[0].image`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,11 +47,18 @@ impl fmt::Display for FieldError {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FieldErrors(Vec<FieldError>);
 
+/// So many errors are shown of one pod; more make no reader wiser.
+const SHOWN: usize = 100;
+
 /// `[first second]`.
 impl fmt::Display for FieldErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let texts: Vec<&str> = self.0.iter().map(|error| error.0.as_str()).collect();
-        write!(f, "[{}]", texts.join(" "))
+        let texts: Vec<&str> = self.0.iter().take(SHOWN).map(|error| error.0.as_str()).collect();
+        let more = match self.0.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        write!(f, "[{}{more}]", texts.join(" "))
     }
 }
 
@@ -90,7 +97,7 @@ impl From<i32> for Shown<'_> {
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Text(text) => f.write_str(&quoted(text)),
+            Self::Text(text) => f.write_str(&quoted(&excerpt(text))),
             Self::Number(number) => write!(f, "{number}"),
         }
     }
@@ -108,8 +115,8 @@ impl FieldErrors {
     }
 
     fn add(&mut self, path: &Path, what: &str, detail: &str) {
-        let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
-        self.0.push(FieldError(format!("{}: {what}{detail}", path.0)));
+        let detail = if detail.is_empty() { String::new() } else { format!(": {}", excerpt(detail)) };
+        self.0.push(FieldError(format!("{}: {what}{detail}", excerpt(&path.0))));
     }
 
     /// The field must be set.
@@ -132,19 +139,19 @@ impl FieldErrors {
         let supported: Vec<String> = supported.iter().map(|one| quoted(one)).collect();
         self.add(
             path,
-            &format!("Unsupported value: {}", quoted(value)),
+            &format!("Unsupported value: {}", quoted(&excerpt(value))),
             &format!("supported values: {}", supported.join(", ")),
         );
     }
 
     /// The value stands there twice.
     pub fn duplicate(&mut self, path: &Path, value: &str) {
-        self.add(path, &format!("Duplicate value: {}", quoted(value)), "");
+        self.add(path, &format!("Duplicate value: {}", quoted(&excerpt(value))), "");
     }
 
     /// What the value refers to does not exist.
     pub fn not_found(&mut self, path: &Path, value: &str) {
-        self.add(path, &format!("Not found: {}", quoted(value)), "");
+        self.add(path, &format!("Not found: {}", quoted(&excerpt(value))), "");
     }
 
     /// The field must not be set here.
