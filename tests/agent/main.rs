@@ -14,6 +14,7 @@ mod pods;
 mod restarts;
 mod runtime;
 mod service_manager;
+mod urls;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

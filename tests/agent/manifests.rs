@@ -51,6 +51,7 @@ async fn bad_files_cost_only_their_own_pods() {
         home.put(file, content);
     }
     std::os::unix::fs::symlink("loop.yaml", home.manifests().join("loop.yaml")).expect("a link");
+    std::os::unix::fs::symlink("/proc/self/mem", home.manifests().join("unreadable.yaml")).expect("a link");
     std::fs::create_dir(home.manifests().join("folder")).expect("a folder");
     for (file, _, text) in rows {
         let line = agent.until_log(&format!("{file}\"")).await;
@@ -58,19 +59,23 @@ async fn bad_files_cost_only_their_own_pods() {
     }
     let line = agent.until_log("loop.yaml").await;
     assert!(line.contains("Too many levels of symbolic links"), "{line}");
+    let line = agent.until_log("unreadable.yaml").await;
+    assert!(line.contains("Input/output error"), "{line}"); // which even root gets
     let line = agent.until_log("pods/folder").await;
     assert!(line.contains("a directory, not recursing"), "{line}");
     assert_untouched(&agent, "good", &before).await;
 
     // Each is mended, and runs; nothing of the others moved.
-    std::fs::remove_file(home.manifests().join("loop.yaml")).expect("removed");
-    for file in ["broken.yaml", "list.yaml", "huge.yaml", "loop.yaml"] {
+    for link in ["loop.yaml", "unreadable.yaml"] {
+        std::fs::remove_file(home.manifests().join(link)).expect("removed");
+    }
+    for file in ["broken.yaml", "list.yaml", "huge.yaml", "loop.yaml", "unreadable.yaml"] {
         let name = format!("mended-{}", file.trim_end_matches(".yaml"));
         home.put(file, manifest(&name).to_string());
         agent.until_ready(&name).await;
     }
     assert_untouched(&agent, "good", &before).await;
-    assert_eq!(agent.pods().await.len(), 5);
+    assert_eq!(agent.pods().await.len(), 6);
     // Told once each, however often the directory was listed.
     let told = agent.log().matches("service.yaml\"").count();
     assert_eq!(told, 1, "{}", agent.log_end());

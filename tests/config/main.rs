@@ -196,6 +196,14 @@ fn files_that_cannot_be_are_refused_with_their_texts() {
         &[&format!("--config-dir={}", Path::new(&dropins).parent().expect("a directory").display())],
         "unknown apiVersion/kind: kubelet.config.k8s.io/v1beta2, Kind=KubeletConfiguration",
     ); // AC-01-12
+    let twice = files.write("t/10.conf", &format!("{HEAD}port: 1\nport: 2\n"));
+    let folder = Path::new(&twice).parent().expect("a directory").display().to_string();
+    let ran = kubelet(&[&format!("--config-dir={folder}")]);
+    let words = format!(
+        "failed to walk through kubelet dropin directory \"{folder}\": failed to load kubelet dropin file, path: {twice}, error: "
+    );
+    assert!(ran.code == Some(1) && ran.err.contains(&words), "{words}\n{}", ran.err);
+    assert!(ran.err.contains("line 4: key \"port\" already set in map"), "{}", ran.err);
 }
 
 #[test]
@@ -223,6 +231,12 @@ fn strict_errors_start_and_warn() {
     assert!(ran.err.contains("\"Using lenient decoding as strict decoding failed\" err=\"strict decoding error: unknown field \\\"foo\\\"\""), "{}", ran.err);
     assert!(ran.err.contains("\"unrecognized feature gate: Bogus\""), "{}", ran.err);
     assert!(ran.err.contains("cannot exit on lock file contention"), "{}", ran.err);
+    let ran = starts("port: 1\nport: 2\nlogging: {foo: 1}\n", &[]);
+    for words in
+        ["key \"port\" already set in map, unknown field \"logging.foo\"", "cannot exit on lock file contention"]
+    {
+        assert!(ran.err.replace("\\\"", "\"").contains(words), "{words}\n{}", ran.err);
+    }
     let ran = starts("foo: 1\n", &["--strict-config"]);
     assert!(ran.err.contains("command failed") && !ran.err.contains("lock file contention"), "{}", ran.err);
 }

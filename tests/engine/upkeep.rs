@@ -111,6 +111,32 @@ async fn a_resize_is_told_from_grant_to_completion() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn memory_that_is_in_use_is_not_taken_away() {
+    // AC-06a-21
+    let limited = |memory: &str, generation: i64| {
+        let resources = json!({"requests": {"memory": "10"}, "limits": {"memory": memory}});
+        let metadata = json!({"annotations": null, "generation": generation});
+        pod_with("web", metadata, json!({"containers": [{"name": "main", "resources": resources}]}))
+    };
+    let machine = Machine::new();
+    machine.disk.use_memory(150);
+    let web = limited("200", 1);
+    let agent = with_pods(&machine, &[&web]).await;
+    agent.api([&limited("100", 2)]).await;
+    let failed = |s: &api::PodStatus| condition(s, "PodResizeInProgress").as_deref() == Some("True Error");
+    let status = agent.until(web.uid(), "refused", SOON, failed).await;
+    let text = "cannot decrease memory limits: attempting to set container \"main\" memory limit (100) below current usage (150)";
+    let told = status.conditions.iter().flatten().find(|c| c.type_ == "PodResizeInProgress");
+    assert_eq!(told.and_then(|c| c.message.as_deref()), Some(text));
+    assert_eq!(machine.cri.count("update_container"), 0);
+    machine.disk.use_memory(50);
+    let done = |s: &api::PodStatus| condition(s, "PodResizeInProgress").is_none();
+    agent.until(web.uid(), "applied once it is free", Duration::from_secs(20), done).await;
+    assert_eq!(machine.cri.count("update_container"), 1);
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_resize_that_was_cut_short_is_in_progress_after_a_restart() {
     let machine = Machine::new();
     let web = sized("web", "1", "1");
@@ -192,4 +218,36 @@ async fn what_an_evicted_pod_left_is_removed() {
     agent.api([&object(json!({"phase": "Failed", "reason": "Evicted"}))]).await;
     machine.cri.until("removed", SOON, |c| c.containers().is_empty()).await;
     agent.stop(SOON).await;
+}
+
+const YEAR: i64 = 365 * 24 * 3_600_000;
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_is_set_moves_no_pod() {
+    for by in [YEAR, -YEAR, 3_600_000, -3_600_000] {
+        let machine = Machine::new();
+        machine.cri.behave("crasher", [Behaviour::exits(1, Duration::from_millis(100))]);
+        let agent = machine.start().await;
+        let crasher = pod("crasher", json!({"containers": [{"name": "crasher"}]}));
+        let (web, new) = (simple("web"), simple("new"));
+        agent.only_static([&web, &crasher]).await;
+        let before = agent.until_ready(web.uid(), SOON).await;
+        machine.cri.until("it backs off", SOON, |c| c.history().starts("uid-crasher", "crasher") == 2).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        machine.clock.set(by);
+        // The back-off of 10 seconds is neither forgotten nor prolonged.
+        let third = |c: &crate::kit::scripted::ScriptedCri| c.history().starts("uid-crasher", "crasher") == 3;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(!third(&machine.cri), "{by}: too early");
+        machine.cri.until("the third start", Duration::from_secs(5), third).await;
+        agent.files([&web, &crasher, &new]).await;
+        agent.until_ready(new.uid(), SOON).await;
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        let after = agent.status.status(web.uid()).expect("a status");
+        assert_eq!(after.container_statuses, before.container_statuses, "{by}");
+        assert_eq!(after.start_time, before.start_time, "{by}");
+        agent.files([]).await;
+        machine.cri.until("all is gone", SOON, |c| c.sandboxes().is_empty()).await;
+        agent.stop(SOON).await;
+    }
 }

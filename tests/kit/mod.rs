@@ -11,3 +11,4 @@ pub mod players;
 pub mod pods;
 pub mod process;
 pub mod scripted;
+pub mod web;

@@ -81,6 +81,7 @@ async fn bad_files_do_not_spoil_the_good_ones() {
     symlink("loop-b.yaml", at.join("loop-a.yaml")).expect("a link");
     symlink("loop-a.yaml", at.join("loop-b.yaml")).expect("a link");
     symlink("/dev/zero", at.join("zero.yaml")).expect("a link");
+    symlink("/proc/self/mem", at.join("unreadable.yaml")).expect("a link"); // even for root
     fifo(&at.join("pipe.yaml"));
     let elsewhere = tempfile::tempdir().expect("a directory");
     put(elsewhere.path(), "linked.yaml", manifest("linked"));
@@ -89,7 +90,7 @@ async fn bad_files_do_not_spoil_the_good_ones() {
     let mut house = House::of_path(at, NEVER);
     assert_eq!(house.told().await, "Add json-node-a good-node-a linked-node-a");
     let rejected = |reason: &str| house.metrics.rejected.with_label_values(&["file", reason]).get();
-    assert_eq!(rejected("read"), 4, "huge, dangling, two of a loop");
+    assert_eq!(rejected("read"), 5, "huge, dangling, unreadable, two of a loop");
     assert_eq!(rejected("parse"), 6, "broken, two lists, kind, binary, empty");
     assert_eq!(rejected("invalid"), 2, "no image, service account");
     house.stop().await;

@@ -3,6 +3,9 @@
 //! Nothing sleeps to wait: a test waits for the operation it expects, and shows that something
 //! did *not* happen by the next thing that does.
 
+#[path = "../kit/mod.rs"]
+mod kit;
+
 mod file;
 mod house;
 mod http;

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     config::text::{excerpt, without_password},
     metrics::SourceMetrics,
-    pod::{PodSource, api},
+    pod::{PodSource, api, fieldpath::quoted},
 };
 use fetch::{FetchError, Fetcher};
 
@@ -68,8 +68,8 @@ enum PollError {
     Empty(String),
     #[error("{url}: received '{body}', but couldn't parse as single ({single}) or multiple pods ({multiple})")]
     NotParsed { url: String, body: String, single: String, multiple: String },
-    #[error(transparent)]
-    Invalid(#[from] InvalidPod),
+    #[error("{url}: pod {}: {cause}", quoted(.pod))]
+    Invalid { url: String, pod: String, cause: InvalidPod },
 }
 
 impl HttpSource {
@@ -146,7 +146,7 @@ impl HttpSource {
     }
 
     fn count(&self, e: &PollError) {
-        let reason = if matches!(e, PollError::Invalid(_)) { "invalid" } else { "parse" };
+        let reason = if matches!(e, PollError::Invalid { .. }) { "invalid" } else { "parse" };
         self.metrics.rejected.with_label_values(&["http", reason]).inc();
     }
 }
@@ -155,7 +155,7 @@ impl HttpSource {
 fn pods(body: &Bytes, config: &HttpConfig, shown: String) -> Result<Vec<Arc<api::Pod>>, PollError> {
     // Both readings fail for one reason: the bytes are looked at once.
     let not_parsed = |reason: String| PollError::NotParsed {
-        url: shown,
+        url: shown.clone(),
         body: excerpt(&String::from_utf8_lossy(body)),
         single: reason.clone(),
         multiple: reason,
@@ -171,5 +171,10 @@ fn pods(body: &Bytes, config: &HttpConfig, shown: String) -> Result<Vec<Arc<api:
         node_name: &config.node_name,
         references: config.references,
     };
-    found.into_iter().map(|pod| Ok(Arc::new(normalise::static_pod(pod, origin)?))).collect()
+    let usable = |pod: api::Pod| {
+        let name = excerpt(pod.metadata.name.as_deref().unwrap_or_default());
+        let invalid = |cause| PollError::Invalid { url: shown.clone(), pod: name, cause };
+        normalise::static_pod(pod, origin).map(Arc::new).map_err(invalid)
+    };
+    found.into_iter().map(usable).collect()
 }
