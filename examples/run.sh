@@ -9,81 +9,156 @@ if [ "$(id -u)" != 0 ]; then
     exit 1
 fi
 
-say() { printf '\n== %s\n' "$*"; }
 dir="$PWD/.run"
 socket="$dir/containerd.sock"
 bridge=berth0
-ctr="ctr -a $socket -n k8s.io"
+target="${CARGO_TARGET_DIR:-$PWD/target}"
+PATH="$PATH:/usr/sbin:/sbin"
 
-examples/install-deps.sh
-say "building (release)"
-cargo build --release --quiet
-cargo run --release --quiet --example images -- "$dir/images.tar.new"
+say() { printf '\n== %s\n' "$*"; }
+fail() {
+    echo "$*" >&2
+    exit 1
+}
+ctr() { command ctr -a "$socket" -n k8s.io "$@"; }
+alive() { [ -n "$1" ] && kill -0 "$1" 2>/dev/null; }
 
-stop() {
-    trap - INT TERM EXIT
-    say "stopping"
-    [ -n "${agent:-}" ] && kill "$agent" 2>/dev/null && wait "$agent" 2>/dev/null || true
-    for task in $($ctr tasks ls -q 2>/dev/null); do $ctr tasks kill -s SIGKILL -a "$task" >/dev/null 2>&1 || true; done
-    for task in $($ctr tasks ls -q 2>/dev/null); do $ctr tasks rm -f "$task" >/dev/null 2>&1 || true; done
-    [ -n "${containerd:-}" ] && kill "$containerd" 2>/dev/null && wait "$containerd" 2>/dev/null || true
-    pkill -9 -f "containerd-shim.*-address $socket" 2>/dev/null || true
-    awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/self/mounts | sort -r | while read -r target; do
-        umount -l "$target" 2>/dev/null || true
-    done
-    ip link del "$bridge" 2>/dev/null || true
-    echo "stopped; state is left in $dir (make run starts over)"
+# Under sudo the build is the caller's: with their toolchain, and files that stay theirs.
+as_caller() {
+    if [ -z "${SUDO_USER:-}" ] || [ "$SUDO_USER" = root ]; then
+        "$@"
+        return
+    fi
+    home=$(getent passwd "$SUDO_USER" | cut -d: -f6)
+    runuser -u "$SUDO_USER" -- env HOME="$home" PATH="$home/.cargo/bin:$PATH" "$@"
 }
 
-# What an earlier run left behind would stand in the way.
-awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/self/mounts | sort -r | while read -r target; do
-    umount -l "$target" 2>/dev/null || true
-done
-mv "$dir/images.tar.new" "$dir.images.tar"
+# Fails where somebody listens on a port that is needed, and says who.
+free_port() {
+    who=$(ss -Hltnp "sport = :$1" | sed -n 's/.*users:(("\([^"]*\)",pid=\([0-9]*\).*/\1 (pid \2)/p' | head -n 1)
+    [ -n "$(ss -Hltn "sport = :$1")" ] || return 0
+    fail "port $1 is in use by ${who:-another process}, and $2 needs it. Stop that first (ss -ltnp shows all)."
+}
+
+# What of this demo is mounted, deepest first.
+mounts() { awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/self/mounts | sort -r; }
+unmount_all() {
+    mounts | while read -r target; do umount -l "$target" 2>/dev/null || true; done
+}
+
+# The agent, containerd and its shims, which all name this folder, and below a shim the containers.
+kill_all() {
+    # shellcheck disable=SC2013  # numbers
+    for pid in $(grep -lzF -e "$dir/" /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3); do
+        case $(cat "/proc/$pid/comm" 2>/dev/null) in
+        containerd-shim*) pids="$(cat "/proc/$pid"/task/*/children 2>/dev/null) $pid" ;;
+        containerd | berth) pids=$pid ;;
+        *) continue ;;
+        esac
+        # shellcheck disable=SC2086  # a list
+        kill -9 $pids 2>/dev/null || true
+    done
+}
+
+groups() { ls -d /sys/fs/cgroup/kubepods /sys/fs/cgroup/*/kubepods 2>/dev/null || true; }
+
+agent=
+containerd=
+groups_before=$(groups)
+
+stop() {
+    trap '' INT TERM HUP
+    trap - EXIT
+    say "stopping (pods have their grace periods)"
+    rm -f "$dir"/pods/*
+    tries=0
+    while alive "$agent" && alive "$containerd" && [ -n "$(ctr containers ls -q 2>/dev/null)" ]; do
+        tries=$((tries + 1))
+        [ "$tries" -gt 200 ] && break
+        sleep 0.1
+    done
+    alive "$agent" && kill "$agent" && wait "$agent" || true
+    if alive "$containerd"; then
+        for task in $(ctr tasks ls -q 2>/dev/null); do
+            ctr tasks rm -f "$task" >/dev/null 2>&1 || true
+        done
+        kill "$containerd" && wait "$containerd" || true
+    fi
+    kill_all
+    unmount_all
+    ip link del "$bridge" 2>/dev/null || true
+    find /var/log/containers -lname "$dir/*" -delete 2>/dev/null || true
+    if [ -z "$groups_before" ]; then
+        # shellcheck disable=SC2046  # paths without blanks
+        [ -z "$(groups)" ] || find $(groups) -depth -type d -exec rmdir {} + 2>/dev/null || true
+    fi
+    echo "stopped; what is left to read is in $dir (make run starts over)"
+}
+
+examples/install-deps.sh required
+as_caller sh -c 'command -v cargo >/dev/null' || fail "make run builds Berth and needs Rust: https://rustup.rs"
+as_caller mkdir -p "$target"
+exec 9>"$target/.run.lock"
+flock -n 9 || fail "make run is running already, in this folder."
+# What a run that was killed has left would stand in the way.
+kill_all
+unmount_all
+free_port 10255 "the agent (pods, metrics)"
+free_port 10248 "the agent (healthz)"
+free_port 8080 "the demo pod \"web\""
+
+say "building (release; the first time takes some minutes)"
+as_caller cargo build --release --bin berth --example images
+as_caller "$target/release/examples/images" "$target/demo-images.tar"
+
 rm -rf "$dir"
 mkdir -p "$dir/cni" "$dir/pods" "$dir/kubelet" "$dir/logs"
-mv "$dir.images.tar" "$dir/images.tar"
-
-for file in containerd.toml cni.conflist; do
-    target="$dir/config.toml"
-    [ "$file" = cni.conflist ] && target="$dir/cni/10-berth.conflist"
-    sed -e "s#@DIR@#$dir#g" -e "s#@CNI@#/usr/lib/cni#g" -e "s#@BRIDGE@#$bridge#g" -e "s#@SUBNET@#10.222.0.0/24#g" \
-        "examples/$file" >"$target"
-done
+mv "$target/demo-images.tar" "$dir/images.tar"
+fill() {
+    sed -e "s#@DIR@#$dir#g" -e "s#@CNI@#/usr/lib/cni#g" -e "s#@BRIDGE@#$bridge#g" -e "s#@SUBNET@#10.222.0.0/24#g" "$1"
+}
+fill examples/containerd.toml >"$dir/config.toml"
+fill examples/cni.conflist >"$dir/cni/10-berth.conflist"
 cp examples/standalone.yaml "$dir/standalone.yaml"
+cat >>"$dir/standalone.yaml" <<TEXT
+podLogsDir: logs
+# The demo's images are nowhere to be pulled from: they stay, however full the disk is.
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+TEXT
 cp examples/pods/*.yaml "$dir/pods/"
 
-trap stop INT TERM EXIT
+trap stop EXIT
+trap 'exit 130' INT TERM HUP
 say "starting a private containerd under $dir"
-containerd --config "$dir/config.toml" >"$dir/containerd.log" 2>&1 &
+# Sessions of their own: Ctrl-C is for this script, which ends them in order.
+setsid containerd --config "$dir/config.toml" >"$dir/containerd.log" 2>&1 9>&- &
 containerd=$!
 tries=0
-until $ctr version >/dev/null 2>&1; do
+until ctr version >/dev/null 2>&1; do
     tries=$((tries + 1))
-    if [ "$tries" -gt 300 ] || ! kill -0 "$containerd" 2>/dev/null; then
-        echo "containerd did not start; its log:" >&2
+    if [ "$tries" -gt 300 ] || ! alive "$containerd"; then
         tail -20 "$dir/containerd.log" >&2
-        exit 1
+        fail "containerd did not start; above is the end of its log."
     fi
     sleep 0.1
 done
-$ctr images import "$dir/images.tar" >/dev/null
+ctr images import "$dir/images.tar" >/dev/null
 
 say "starting berth (log: $dir/berth.log)"
-target/release/berth run --config "$dir/standalone.yaml" --root-dir "$dir/kubelet" \
-    --container-runtime-endpoint "unix://$socket" --hostname-override "$(hostname)" >"$dir/berth.log" 2>&1 &
+setsid "$target/release/berth" run --config "$dir/standalone.yaml" --root-dir "$dir/kubelet" \
+    --container-runtime-endpoint "unix://$socket" --hostname-override "$(uname -n)" >"$dir/berth.log" 2>&1 9>&- &
 agent=$!
 
-wanted=$(ls "$dir"/pods/*.yaml | wc -l)
+wanted=$(find "$dir/pods" -name '*.yaml' | wc -l)
 tries=0
 while :; do
     running=$(curl -fs http://127.0.0.1:10255/pods 2>/dev/null | grep -o '"phase":"Running"' | wc -l || true)
     [ "$running" -ge "$wanted" ] && break
     tries=$((tries + 1))
-    if [ "$tries" -gt 600 ] || ! kill -0 "$agent" 2>/dev/null; then
-        echo "the demo pods are not Running; the end of the log:" >&2
+    if [ "$tries" -gt 600 ] || ! alive "$agent"; then
         tail -20 "$dir/berth.log" >&2
-        exit 1
+        fail "the demo pods are not Running; above is the end of the agent's log."
     fi
     sleep 0.1
 done
@@ -94,9 +169,12 @@ cat <<TEXT
   curl http://127.0.0.1:10255/pods                   # every pod with its status
   curl http://127.0.0.1:10255/metrics | grep kubelet_running
   curl http://127.0.0.1:10248/healthz                # is the agent alive?
-  rm $dir/pods/clock.yaml                            # watch the pod go
-  cp examples/pods/clock.yaml $dir/pods/             # and come back
+  rm $dir/pods/clock.yaml    # watch the pod go
+  cp examples/pods/clock.yaml $dir/pods/    # and come back
   tail -f $dir/berth.log
 Ctrl-C stops everything.
 TEXT
-wait "$agent"
+trap 'exit 0' INT TERM HUP
+wait "$agent" || true
+tail -20 "$dir/berth.log" >&2
+fail "the agent ended by itself; above is the end of its log."
