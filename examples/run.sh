@@ -40,11 +40,6 @@ free_port() {
     fail "port $1 is in use by ${who:-another process}, and $2 needs it. Stop that first (ss -ltnp shows all)."
 }
 
-# What of this demo is mounted, deepest first.
-mounts() { awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/self/mounts | sort -r; }
-unmount_all() {
-    mounts | while read -r target; do umount -l "$target" 2>/dev/null || true; done
-}
 
 # The agent, containerd and its shims, which all name this folder, and below a shim the containers.
 kill_all() {
@@ -60,6 +55,15 @@ kill_all() {
     done
 }
 
+# What such processes leave: mounts (the deepest first), the bridge, links to logs.
+clear_away() {
+    awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/self/mounts | sort -r | while read -r target; do
+        umount -l "$target" 2>/dev/null || true
+    done
+    ip link del "$bridge" 2>/dev/null || true
+    find /var/log/containers -lname "$dir/*" -delete 2>/dev/null || true
+}
+
 groups() { ls -d /sys/fs/cgroup/kubepods /sys/fs/cgroup/*/kubepods 2>/dev/null || true; }
 
 agent=
@@ -67,8 +71,9 @@ containerd=
 groups_before=$(groups)
 
 stop() {
-    trap '' INT TERM HUP
+    trap '' INT TERM HUP PIPE
     trap - EXIT
+    set +e # nothing is skipped because something before it failed, be it a terminal that is gone
     say "stopping (pods have their grace periods)"
     rm -f "$dir"/pods/*
     tries=0
@@ -85,9 +90,7 @@ stop() {
         kill "$containerd" && wait "$containerd" || true
     fi
     kill_all
-    unmount_all
-    ip link del "$bridge" 2>/dev/null || true
-    find /var/log/containers -lname "$dir/*" -delete 2>/dev/null || true
+    clear_away
     if [ -z "$groups_before" ]; then
         # shellcheck disable=SC2046  # paths without blanks
         [ -z "$(groups)" ] || find $(groups) -depth -type d -exec rmdir {} + 2>/dev/null || true
@@ -102,7 +105,7 @@ exec 9>"$target/.run.lock"
 flock -n 9 || fail "make run is running already, in this folder."
 # What a run that was killed has left would stand in the way.
 kill_all
-unmount_all
+clear_away
 free_port 10255 "the agent (pods, metrics)"
 free_port 10248 "the agent (healthz)"
 free_port 8080 "the demo pod \"web\""

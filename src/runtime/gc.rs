@@ -8,7 +8,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
@@ -25,6 +25,8 @@ use crate::{
 
 /// How often garbage is collected.
 const PERIOD: Duration = Duration::from_secs(60);
+/// How often it is asked, before the first round, whether all sources have told their pods.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
 /// How many removals wait at most; garbage collection catches up with what is dropped.
 const QUEUE: usize = 50;
 
@@ -91,15 +93,22 @@ impl RuntimeManager {
         }
     }
 
-    /// Collects garbage every minute until stopped.
+    /// Collects garbage once it is known which pods are wanted, and then every minute until
+    /// stopped. The first round finds what an agent that was killed has not finished.
     pub async fn run_gc(self: Arc<Self>, fates: Arc<dyn PodFates>, stop: CancellationToken) {
         let mut failing = false;
+        let mut first = Some(Instant::now() + PERIOD);
         loop {
+            let pause = if first.is_some() { FIRST_LOOK } else { PERIOD };
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(PERIOD) => {}
+                () = tokio::time::sleep(pause) => {}
             }
+            if first.is_some_and(|latest| Instant::now() < latest && !fates.sources_ready()) {
+                continue;
+            }
+            first = None;
             let collected = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,

@@ -35,10 +35,14 @@ fn read(path: &PathBuf) -> String {
 async fn hooks_run_before_and_after() {
     let Some(node) = Node::shared("hooks_run_before_and_after").await else { return };
     let (entries, volume) = diary(&node, "hooks");
-    let script = "trap 'echo signal >> /diary/entries; exit 0' TERM; while true; do sleep 1 & wait $!; done";
+    // The hook before it waits for the trap.
+    let script =
+        "trap 'echo signal >> /diary/entries; exit 0' TERM; touch /ready; while true; do sleep 1 & wait $!; done";
     let mut main = with_diary(shell("main", script));
     let exec = |word: &str| json!({"exec": {"command": ["sh", "-c", format!("echo {word} >> /diary/entries")]}});
-    main["lifecycle"] = json!({"postStart": exec("started"), "preStop": exec("stopping")});
+    let started = "until [ -e /ready ]; do sleep 0.1; done; echo started >> /diary/entries";
+    let started = json!({"exec": {"command": ["sh", "-c", started]}});
+    main["lifecycle"] = json!({"postStart": started, "preStop": exec("stopping")});
     let spec = json!({"terminationGracePeriodSeconds": 20, "containers": [main], "volumes": [volume]});
     let pod = node.run(&manifest_of("hooked", spec)).await;
     assert_eq!(read(&entries), "started\n", "the container is not running before its hook has ended");
@@ -51,12 +55,14 @@ async fn hooks_run_before_and_after() {
 async fn the_grace_period_is_kept() {
     let Some(node) = Node::shared("the_grace_period_is_kept").await else { return };
     let (entries, volume) = diary(&node, "grace");
-    let slow = "trap 'sleep 2; echo finished >> /diary/entries; exit 0' TERM; while true; do sleep 1 & wait $!; done";
+    let slow = "trap 'sleep 2; echo finished >> /diary/entries; exit 0' TERM; echo begun >> /diary/entries; \
+                while true; do sleep 1 & wait $!; done";
     let spec = json!({"terminationGracePeriodSeconds": 30, "containers": [with_diary(shell("main", slow))], "volumes": [volume]});
     let pod = node.run(&manifest_of("slow", spec)).await;
+    node.agent.until("it listens to signals", async || read(&entries) == "begun\n").await;
     let begun = Instant::now();
     node.remove(&pod).await;
-    assert_eq!(read(&entries), "finished\n");
+    assert_eq!(read(&entries), "begun\nfinished\n");
     let took = begun.elapsed();
     assert!(
         took < Duration::from_secs(20),
@@ -80,7 +86,7 @@ async fn a_changed_manifest_replaces_the_pod() {
     let (entries, volume) = diary(&node, "change");
     let with = |word: &str| {
         let script = format!(
-            "echo {word} begins >> /diary/entries; trap 'echo {word} ends >> /diary/entries; exit 0' TERM; \
+            "trap 'echo {word} ends >> /diary/entries; exit 0' TERM; echo {word} begins >> /diary/entries; \
              while true; do sleep 1 & wait $!; done"
         );
         let spec = json!({"containers": [with_diary(shell("main", &script))], "volumes": [volume], "terminationGracePeriodSeconds": 20});

@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -11,6 +14,7 @@ use berth::{
     pod::PodUid,
     runtime::GcMode,
 };
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
@@ -24,13 +28,14 @@ use crate::{
 
 #[derive(Default)]
 struct Fates {
+    unready: AtomicBool,
     gone: Mutex<HashSet<PodUid>>,
     terminated: Mutex<HashSet<PodUid>>,
 }
 
 impl PodFates for Fates {
     fn sources_ready(&self) -> bool {
-        true
+        !self.unready.load(Ordering::Relaxed)
     }
     fn content_may_go(&self, pod: &PodUid) -> bool {
         self.gone.lock().expect("unpoisoned").contains(pod)
@@ -93,6 +98,29 @@ async fn a_pod_that_has_ended_goes_at_once_with_its_log_directory() {
     assert_eq!(directories(), [web.id().clone()]);
     bench.runtime.remove_pod(&bench.observe(&web)).await.expect("nothing in the runtime, but perhaps logs");
     assert_eq!(directories().len(), 2);
+}
+
+/// What a killed agent has not finished is found once all pods are known; in any case after a
+/// minute, what does not depend on that.
+#[tokio::test(start_paused = true)]
+async fn the_first_round_waits_for_the_sources_but_no_longer() {
+    for (ready_after, gone_after) in [(Some(5), 6), (None, 60)] {
+        let bench = Bench::new();
+        crash(&bench, 2).await;
+        let fates = Arc::new(Fates::default());
+        fates.unready.store(true, Ordering::Relaxed);
+        let (stop, begun) = (CancellationToken::new(), Instant::now());
+        let gc = tokio::spawn(bench.runtime.clone().run_gc(fates.clone(), stop.clone()));
+        if let Some(seconds) = ready_after {
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            assert_eq!(bench.cri.listed().len(), 2);
+            fates.unready.store(false, Ordering::Relaxed);
+        }
+        bench.cri.until("the older one is removed", Duration::from_secs(100), |c| c.listed().len() == 1).await;
+        assert_eq!(begun.elapsed().as_secs(), gone_after);
+        stop.cancel();
+        gc.await.expect("it ends");
+    }
 }
 
 #[tokio::test(start_paused = true)]
