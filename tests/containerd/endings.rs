@@ -83,6 +83,7 @@ async fn the_grace_period_is_kept() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_manifest_replaces_the_pod() {
     let Some(node) = Node::shared("a_changed_manifest_replaces_the_pod").await else { return };
+    // AC-02a-16
     let (entries, volume) = diary(&node, "change");
     let with = |word: &str| {
         let script = format!(
@@ -108,7 +109,6 @@ async fn a_changed_manifest_replaces_the_pod() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_killed_from_outside_comes_back() {
     let Some(node) = Node::shared("what_is_killed_from_outside_comes_back").await else { return };
-    // AC-02b-2
     let pod = node.run(&lasting("killed")).await;
     kill_process(node.pid(&pod, "main"));
     let again = |pod: &Value| {

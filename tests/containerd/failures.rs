@@ -23,6 +23,7 @@ const GHOST: &str = "docker.io/library/ghost:1";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_start_says_why() {
     let Some(node) = Node::shared("what_cannot_start_says_why").await else { return };
+    // AC-03b-3, AC-03b-4, AC-03b-5; nothing is numbered for a bad command and a bad user
     node.containerd.import(&[Image { user: "ghost", ..Image::busybox(GHOST) }]);
     let rows = [
         (
@@ -63,6 +64,7 @@ async fn what_cannot_start_says_why() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crashing_container_is_started_again() {
     let Some(node) = Node::shared("a_crashing_container_is_started_again").await else { return };
+    // AC-02b-2
     let mut main = shell("main", "echo run; echo last words > /dev/termination-log; exit 3");
     main["terminationMessagePolicy"] = json!("File");
     let mut speechless = shell("speechless", "echo only in the log; exit 4");

@@ -72,6 +72,7 @@ const MOMENTS: [u64; 8] = [0, 10, 40, 80, 150, 250, 400, 700];
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_agent_may_be_killed_at_any_moment() {
     let Some(mut node) = Node::own("the_agent_may_be_killed_at_any_moment").await else { return };
+    // AC-01-30, for an end that nobody asked for
     let steady = node.run(&lasting("steady")).await;
     let (pid, sandbox) = (node.pid(&steady, "main"), node.ids(&steady, "sandbox"));
     for moment in MOMENTS {
