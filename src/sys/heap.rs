@@ -1,14 +1,15 @@
 //! The allocator's habits, set for an agent that is small and mostly idle.
 //!
 //! glibc gives each thread an arena of its own, up to eight per CPU, and keeps what was freed
-//! in them: after a burst of starts that is more than all that is in use. Two arenas are enough
-//! for two workers, and what is free is given back when things have calmed down.
+//! in them: after a burst of starts that is more than all that is in use. One arena is enough for
+//! two workers that mostly wait, its holes are filled by whoever comes next, and what is free is
+//! given back when things have calmed down.
 
 use nix::sys::resource::{UsageWho, getrusage};
 
-/// Arenas: one per worker thread.
+/// One for all threads: a second one doubles the holes that nobody can give back.
 #[cfg(target_env = "gnu")]
-const ARENAS: i32 = 2;
+const ARENAS: i32 = 1;
 
 /// Call once, before the first thread is started.
 pub fn tune() {
