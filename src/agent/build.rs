@@ -405,8 +405,9 @@ async fn start_servers(
     if let Some(port) = port(config.read_only_port) {
         let address: IpAddr = config.address.parse().map_err(wrong)?;
         let started = metrics::start_time_seconds().unwrap_or_default() as u64;
-        let pages = AgentPages::new(engine.pods.clone(), status.clone(), base.registry.clone(), started);
-        let router = server::read_only_router(Arc::new(pages), health.clone());
+        let pages = Arc::new(AgentPages::new(engine.pods.clone(), status.clone(), base.registry.clone(), started));
+        base.tasks.spawn(pages.clone().forget_gone(base.stop.child_token()));
+        let router = server::read_only_router(pages, health.clone());
         let listening = server::bind(address, port)
             .await
             .map_err(|error| BuildError(format!("failed to listen on the read-only port {address}:{port}: {error}")))?;

@@ -1,10 +1,11 @@
 //! The pages of the read-only port, made from snapshots.
 //!
 //! A pod's JSON is kept as bytes together with the pod and status it was made from; the page is
-//! their concatenation, so that reading it again costs a copy.
+//! their concatenation, so that reading it again costs a copy. Nothing is kept of pods that are
+//! gone, whether or not the page is read again.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -12,6 +13,7 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::logging::LogHandle;
 use crate::{
@@ -21,6 +23,9 @@ use crate::{
     server::ports::{Health, Pages},
     status::StatusManager,
 };
+
+/// How long after a change it is looked which pods are gone.
+const SETTLING: Duration = Duration::from_secs(1);
 
 /// Serves `/pods` and `/metrics`.
 pub struct AgentPages {
@@ -54,6 +59,27 @@ impl AgentPages {
         started: u64,
     ) -> Self {
         Self { pods, status, registry, started, written: Mutex::default() }
+    }
+
+    /// Forgets pods that are gone, a moment after they went, until stopped.
+    pub async fn forget_gone(self: Arc<Self>, stop: CancellationToken) {
+        let mut pods = self.pods.clone();
+        let forget = async {
+            while pods.changed().await.is_ok() {
+                // Pods come and go in bursts.
+                tokio::time::sleep(SETTLING).await;
+                let left: HashSet<PodUid> = pods.borrow_and_update().iter().map(|pod| pod.uid().clone()).collect();
+                let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+                written.retain(|uid, _| left.contains(uid));
+                if written.capacity() > 4 * written.len() {
+                    written.shrink_to_fit();
+                }
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = forget => {}
+        }
     }
 
     fn item(&self, pod: &Arc<Pod>, written: &mut HashMap<PodUid, Written>) -> Bytes {
@@ -98,9 +124,6 @@ impl Pages for AgentPages {
             page.put_u8(b']');
         }
         page.put_slice(b"}\n");
-        if written.len() > pods.len() {
-            written.retain(|uid, _| pods.iter().any(|pod| pod.uid() == uid));
-        }
         page.freeze()
     }
 
@@ -139,5 +162,37 @@ impl Health for AgentHealth {
             "log" => (self.log.since_flush() > LOG_LIMIT).then(|| "log file not flushed for 2 minutes".to_owned()),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::metrics::StatusMetrics;
+
+    fn pod(uid: &str) -> Arc<Pod> {
+        let object = json!({"metadata": {"uid": uid, "name": uid, "namespace": "default"}, "spec": {"containers": []}});
+        let object = serde_json::from_value(object).expect("a pod");
+        Arc::new(Pod::new(object).expect("complete"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_page_keeps_nothing_of_pods_that_are_gone() {
+        let registry = Registry::default();
+        let status = Arc::new(StatusManager::new(StatusMetrics::new(&registry)));
+        let (published, pods) = watch::channel(Arc::new(vec![pod("a"), pod("b")]));
+        let pages = Arc::new(AgentPages::new(pods, status, registry, 0));
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(pages.clone().forget_gone(stop.clone()));
+        let page = pages.pods();
+        assert_eq!((pages.pods(), pages.written.lock().expect("whole").len()), (page, 2));
+        let gone = Arc::downgrade(&published.borrow()[0]);
+        published.send_modify(|pods| *pods = Arc::new(vec![pods[1].clone()]));
+        tokio::time::sleep(SETTLING * 2).await;
+        assert_eq!((gone.upgrade().is_none(), pages.written.lock().expect("whole").len()), (true, 1));
+        stop.cancel();
+        task.await.expect("no panic");
     }
 }
