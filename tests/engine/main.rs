@@ -3,6 +3,7 @@
 #[path = "../kit/mod.rs"]
 mod kit;
 
+mod admission;
 mod endings;
 mod restarts;
 mod starts;

@@ -1,0 +1,66 @@
+//! Pods that are refused, or let in once others are gone: nothing of them runs before.
+
+use std::{sync::Arc, time::Duration};
+
+use berth::pod::Pod;
+use serde_json::{Value, json};
+
+use crate::kit::{agent::Machine, pods::pod_with, scripted::Behaviour};
+
+const SOON: Duration = Duration::from_secs(2);
+
+/// An API pod that asks for CPUs; the node has four.
+fn asking(name: &str, cpu: &str, priority: i64, label: &str, status: Value) -> Arc<Pod> {
+    let metadata = json!({"annotations": null, "labels": {"l": label}});
+    let containers = json!([{"name": "main", "resources": {"requests": {"cpu": cpu}}}]);
+    let spec = json!({
+        "priority": priority,
+        "terminationGracePeriodSeconds": 5,
+        "readinessGates": [{"conditionType": "example.com/gate"}],
+        "containers": containers,
+    });
+    let mut object = pod_with(name, metadata, spec).to_object();
+    object.status = serde_json::from_value(status).expect("a status");
+    Arc::new(Pod::new(object).expect("complete"))
+}
+
+fn gate(status: &str) -> Value {
+    json!({"phase": "Pending", "conditions": [{"type": "example.com/gate", "status": status}]})
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_pod_stays_refused_whatever_the_api_says_of_its_gates() {
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    agent.files([]).await;
+    let big = asking("big", "100", 0, "1", gate("False"));
+    agent.api([&big]).await;
+    agent.until(big.uid(), "refused", SOON, |s| s.reason.as_deref() == Some("OutOfcpu")).await;
+    agent.api([&asking("big", "100", 0, "1", gate("True"))]).await;
+    agent.api([&asking("big", "100", 0, "2", gate("True"))]).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(machine.cri.targets("run_podsandbox").is_empty());
+    assert!(agent.describe().await.is_empty(), "nobody works on it");
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_for_which_others_go_starts_when_they_are_gone_and_not_by_an_update() {
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    machine.cri.behave("small/main", [Behaviour::stubborn()]);
+    agent.files([]).await;
+    let small = asking("small", "3", 0, "1", gate("True"));
+    agent.api([&small]).await;
+    machine.cri.until("it runs", SOON, |cri| cri.running("small", "main").len() == 1).await;
+    let critical = |label: &str, status| asking("critical", "3", 2_000_001_000, label, status);
+    agent.api([&small, &critical("1", gate("False"))]).await;
+    machine.cri.until("the other is stopped", SOON, |cri| cri.count("stop_container") == 1).await;
+    agent.api([&small, &critical("2", gate("False"))]).await;
+    agent.api([&small, &critical("2", gate("True"))]).await;
+    let both = |cri: &crate::kit::scripted::ScriptedCri| cri.targets("run_podsandbox").len() == 2;
+    machine.cri.until("it starts", Duration::from_secs(15), both).await;
+    assert!(machine.cri.running("small", "main").is_empty(), "not before the other was gone");
+    machine.cri.until("it runs", SOON, |cri| cri.running("critical", "main").len() == 1).await;
+    agent.stop(SOON).await;
+}
