@@ -181,19 +181,16 @@ async fn what_cannot_be_removed_is_tried_again() {
 async fn a_pod_that_comes_back_while_its_end_is_cleared_up_has_a_second_life() {
     let machine = Machine::new();
     let agent = machine.start().await;
-    let job = pod("job", json!({"restartPolicy": "Never", "containers": [{"name": "once"}]}));
-    machine.cri.behave("once", [Behaviour::exits(0, Duration::from_millis(10))]);
+    let job = pod("job", json!({"activeDeadlineSeconds": 5, "containers": [{"name": "main"}]}));
     agent.only_static([&job]).await;
-    agent.until(job.uid(), "running", SOON, |s| s.phase.as_deref() == Some("Running")).await;
+    agent.until_ready(job.uid(), SOON).await;
     machine.disk.set_pace(Duration::from_secs(3));
-    agent.until(job.uid(), "done", SOON, |s| s.phase.as_deref() == Some("Succeeded")).await;
+    machine.cri.until("its end", Duration::from_secs(6), |cri| cri.running("job", "main").is_empty()).await;
     tokio::time::sleep(Duration::from_secs(1)).await; // its volumes are being unmounted
     agent.files([]).await;
     agent.files([&job]).await;
-    let restarted = || agent.metric("kubelet_restarted_pods_total", "");
-    while restarted() == 0.0 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    agent.until(job.uid(), "told again", SOON, |s| s.phase.as_deref() == Some("Succeeded")).await;
+    agent.until_ready(job.uid(), Duration::from_secs(10)).await;
+    let over = |s: &berth::pod::api::PodStatus| s.reason.as_deref() == Some("DeadlineExceeded");
+    agent.until(job.uid(), "over once more", Duration::from_secs(6), over).await;
     agent.stop(SOON).await;
 }

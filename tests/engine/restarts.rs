@@ -133,9 +133,12 @@ async fn a_pod_that_comes_back_waits_for_the_removal_of_its_own_leftovers_only()
     machine.disk.hang_removal(stuck.uid());
     let agent = machine.start().await;
     agent.only_static([]).await;
-    while machine.disk.cgroups().contains(web.uid()) {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    let swept = async {
+        while machine.disk.cgroups().contains(web.uid()) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), swept).await.expect("one does not wait for the other");
     agent.files([&web, &stuck]).await;
     agent.until_ready(web.uid(), SOON).await;
     assert!(machine.cri.running("stuck", "main").is_empty(), "its own directory is being removed");

@@ -80,7 +80,6 @@ pub struct Machine {
     pub disk: Arc<Disk>,
     /// How agents on it are set up.
     pub setup: Setup,
-    requests: Arc<PlainRequests>,
     allocated: Arc<MemoryFile>,
     actuated: Arc<MemoryFile>,
 }
@@ -116,21 +115,7 @@ impl Machine {
     pub fn with(setup: Setup) -> Self {
         let clock = Arc::new(TokioClock::new());
         let cri = ScriptedCri::new(clock.clone());
-        Self {
-            cri,
-            clock,
-            disk: Arc::default(),
-            setup,
-            requests: Arc::default(),
-            allocated: Arc::default(),
-            actuated: Arc::default(),
-        }
-    }
-
-    /// Forgets what the players around the agent have written down for tests: calls, history, log files.
-    pub fn forget_past(&self) {
-        self.cri.forget_past();
-        self.requests.clear();
+        Self { cri, clock, disk: Arc::default(), setup, allocated: Arc::default(), actuated: Arc::default() }
     }
 
     /// From now on, or no longer, no state file can be written.
@@ -224,7 +209,7 @@ impl Machine {
         let deps = RuntimeDeps {
             cri: Arc::new(leash.clone()),
             images,
-            prepare: self.requests.clone(),
+            prepare: Arc::new(PlainRequests(self.cri.clone())),
             events: events.clone(),
             probes: probes.clone(),
             resources: self.disk.clone(),

@@ -6,7 +6,7 @@
 use std::{
     io,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -35,7 +35,14 @@ pub enum Fuse {
 pub struct Leash {
     cri: Arc<ScriptedCri>,
     cut: CancellationToken,
-    fuse: Arc<Mutex<Option<Fuse>>>,
+    fuse: Arc<Mutex<Laid>>,
+}
+
+/// A fuse, and how many there have been before it: one that was taken away does not go off.
+#[derive(Default)]
+struct Laid {
+    fuse: Option<Fuse>,
+    before: u64,
 }
 
 impl Leash {
@@ -56,14 +63,19 @@ impl Leash {
 
     /// Sets or removes the fuse.
     pub fn set_fuse(&self, fuse: Option<Fuse>) {
-        *self.fuse.lock().unwrap_or_else(PoisonError::into_inner) = fuse;
+        let mut laid = self.laid();
+        *laid = Laid { fuse, before: laid.before + 1 };
     }
 
-    /// A call begins; what is due at it.
-    fn burn(&self) -> Option<Fuse> {
-        let mut fuse = self.fuse.lock().unwrap_or_else(PoisonError::into_inner);
-        match fuse.as_mut()? {
-            Fuse::Before(0) | Fuse::After(0) => fuse.take(),
+    fn laid(&self) -> MutexGuard<'_, Laid> {
+        self.fuse.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call begins; what is due at it, and of which fuse.
+    fn burn(&self) -> Option<(Fuse, u64)> {
+        let mut laid = self.laid();
+        match laid.fuse.as_mut()? {
+            Fuse::Before(0) | Fuse::After(0) => Some((laid.fuse.take()?, laid.before)),
             Fuse::Before(left) | Fuse::After(left) => {
                 *left -= 1;
                 None
@@ -78,7 +90,7 @@ impl Leash {
 
     async fn through<T>(&self, call: impl Future<Output = T>) -> T {
         let due = self.burn();
-        if matches!(due, Some(Fuse::Before(_))) {
+        if matches!(due, Some((Fuse::Before(_), _))) {
             self.cut();
         }
         let answer = tokio::select! {
@@ -86,7 +98,7 @@ impl Leash {
             () = self.cut.cancelled() => std::future::pending().await,
             answer = call => answer,
         };
-        if due.is_some() {
+        if due.is_some_and(|(_, fuse)| fuse == self.laid().before) {
             self.cut();
             std::future::pending::<()>().await;
         }

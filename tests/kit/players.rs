@@ -24,6 +24,8 @@ use berth::{
     sources::ports::SourceEvents,
 };
 
+use super::scripted::ScriptedCri;
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -309,19 +311,8 @@ impl ObjectSource for NoApi {
     }
 }
 
-/// Configurations with what identifies an object, and nothing else. Remembers, as log files do,
-/// which instances there have been.
-#[derive(Default)]
-pub struct PlainRequests {
-    logs: Mutex<HashMap<(PodUid, String), u32>>,
-}
-
-impl PlainRequests {
-    /// Forgets all instances, as if all log files were gone.
-    pub fn clear(&self) {
-        *lock(&self.logs) = HashMap::new();
-    }
-}
+/// Configurations with what identifies an object, and nothing else.
+pub struct PlainRequests(pub Arc<ScriptedCri>);
 
 fn identity(pod: &Pod, container: Option<&str>) -> HashMap<String, String> {
     let mut labels = HashMap::from([
@@ -353,7 +344,6 @@ impl Prepare for PlainRequests {
 
     async fn container(&self, request: ContainerRequest<'_>) -> Result<cri::ContainerConfig, PrepareError> {
         let ContainerRequest { pod, container, restart_count, .. } = request;
-        lock(&self.logs).insert((pod.uid().clone(), container.name.clone()), restart_count);
         let hash = hash::container_hash(&container.name, container.image.as_deref().unwrap_or_default());
         let mut annotations = HashMap::from([
             ("io.kubernetes.container.hash".to_owned(), format!("{hash:x}")),
@@ -372,7 +362,7 @@ impl Prepare for PlainRequests {
     }
 
     async fn restart_count(&self, pod: &Pod, container: &str, newest: Option<&ObservedContainer>) -> u32 {
-        let logged = || lock(&self.logs).get(&(pod.uid().clone(), container.to_owned())).copied();
+        let logged = || self.0.last_log(pod.uid().as_str(), container);
         let last = newest.map(|c| u32::try_from(c.restart_count).expect("not negative")).or_else(logged);
         last.map_or(0, |last| last + 1)
     }

@@ -91,7 +91,7 @@ async fn live_through(machine: &Machine, agent: &Agent, round: usize) {
     // Calls that hang run into their deadlines; images are forgotten ten minutes after a failure.
     tokio::time::sleep(Duration::from_secs(900)).await;
     agent.events.clear();
-    machine.forget_past();
+    machine.cri.forget_past();
     tokio::time::sleep(Duration::from_secs(130)).await; // lists and sweeps of after that
 }
 

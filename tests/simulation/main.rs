@@ -5,9 +5,9 @@
 //!  seed ─► profile (which faults) ─► script (≈ 30 events) ─► heal ─► settled? quiet? nothing broken?
 //! ```
 //!
-//! `BERTH_SIM_SEEDS=n` runs that many seeds, from `BERTH_SIM_FROM=n` on; `BERTH_SIM_SEED=n` replays one with a
-//! full trace. The
-//! same seed is the same run: time is virtual, and all chance comes from it (see [`chance`]).
+//! `BERTH_SIM_SEEDS=n` runs that many seeds, from `BERTH_SIM_FROM=n` on; `BERTH_SIM_SEED=n`
+//! replays one with a full trace. The same seed is the same run: time is virtual, and all chance
+//! comes from it (see [`chance`]).
 
 #[path = "../kit/mod.rs"]
 mod kit;
@@ -31,6 +31,10 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::{TimeVal, TimeValLike},
+};
 use world::World;
 
 /// Seeds of an ordinary run.
@@ -40,8 +44,11 @@ const MAKERS: u64 = 8;
 /// Whose fingerprint is compared between a run of its own and one among others.
 const COMPARED: u64 = 19;
 
-/// Real time after which a run is given up: somebody is busy without ever waiting.
+/// Processor time after which a run is given up: somebody is busy without ever waiting.
 const ENDLESS: Duration = Duration::from_secs(30);
+/// Waits of a second after which a run is given up: nobody does anything any more. Many, because
+/// machines are busy with other things, too; and counted, because a process may be stopped.
+const STUCK: u32 = 600;
 
 /// What a run ended with.
 struct Done {
@@ -71,7 +78,24 @@ fn run(seed: u64, replay: bool) -> Result<Done, String> {
         let _ = ended.send(done);
     });
     thread.expect("a thread");
-    end.recv_timeout(ENDLESS).unwrap_or_else(|_| Err(format!("virtual time stands still: no end within {ENDLESS:?}")))
+    let used = processor_time();
+    for _ in 0..STUCK {
+        match end.recv_timeout(Duration::from_secs(1)) {
+            Ok(done) => return done,
+            Err(_) if processor_time() - used > ENDLESS => {
+                return Err(format!("virtual time stands still: no end within {ENDLESS:?} of work"));
+            }
+            Err(_) => {}
+        }
+    }
+    Err("nobody does anything any more".to_owned())
+}
+
+/// What this process has used so far; it lives through one seed at a time.
+fn processor_time() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("asking for oneself is allowed");
+    let micros = |time: TimeVal| Duration::from_micros(u64::try_from(time.num_microseconds()).expect("not negative"));
+    micros(usage.user_time()) + micros(usage.system_time())
 }
 
 /// Brings this process to where it is in an ordinary run when a seed's turn comes: what lives once

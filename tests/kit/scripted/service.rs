@@ -186,11 +186,18 @@ impl ScriptedCri {
         lock(&self.script).calls.clear();
     }
 
-    /// Forgets all that has happened, and ends the calls that hang and all streams.
+    /// Forgets all that has happened and all log files, and ends the calls that hang and all streams.
     pub fn forget_past(&self) {
         self.restart();
         lock(&self.script).calls = Vec::new();
-        lock(&self.state).history = History::default();
+        let mut state = lock(&self.state);
+        state.history = History::default();
+        state.logs.clear();
+    }
+
+    /// The attempt in the name of a container's last log file; those files outlive their containers.
+    pub fn last_log(&self, uid: &str, container: &str) -> Option<u32> {
+        lock(&self.state).logs.get(&(uid.to_owned(), container.to_owned())).copied()
     }
 
     /// Targets of the calls of one operation, in order.

@@ -48,6 +48,9 @@ pub struct State {
     pub violations: Vec<String>,
     /// What happened.
     pub history: History,
+    /// The attempt of the last instance of a container that has a log file, by UID and name: a
+    /// runtime makes the file when it starts the container.
+    pub logs: HashMap<(String, String), u32>,
 }
 
 /// Name, namespace, uid and attempt of a sandbox.
@@ -283,6 +286,13 @@ impl State {
         Ok(id)
     }
 
+    fn make_log(&mut self, id: &str) {
+        let Some(container) = self.containers.get(id) else { return };
+        let Some(sandbox) = self.sandboxes.get(&container.sandbox) else { return };
+        let uid = sandbox_key(&sandbox.config).2;
+        self.logs.insert((uid, container.name().to_owned()), container.attempt());
+    }
+
     /// Starts a created container.
     pub fn start(&mut self, id: &str, now: i64) -> Result<(), Refusal> {
         let container = self.containers.get_mut(id).ok_or_else(|| not_found("container", id))?;
@@ -296,6 +306,7 @@ impl State {
         container.state = cri::ContainerState::ContainerRunning;
         container.started_at = now;
         self.history.note(Fact::Started(id.to_owned()));
+        self.make_log(id);
         Ok(())
     }
 
@@ -322,6 +333,7 @@ impl State {
 
     /// A created container fails to start.
     pub fn fail_start(&mut self, id: &str, message: &str, now: i64) {
+        self.make_log(id);
         if let Some(container) = self.containers.get_mut(id) {
             container.started_at = now;
             container.message = message.to_owned();
