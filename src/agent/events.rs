@@ -5,12 +5,11 @@
 //! is (spec 01 §9 step 12).
 
 use std::{
-    num::NonZeroUsize,
+    collections::HashMap,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
-use lru::LruCache;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -24,14 +23,15 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Logs events; the same one at most once a minute.
 pub struct EventLog {
     node: String,
-    seen: Mutex<LruCache<u64, (Instant, u64)>>,
+    /// When each was logged last, by hash. One table made at the start: what is allocated one by
+    /// one among short-lived pods keeps their pages from going back to the kernel.
+    seen: Mutex<HashMap<u64, Instant>>,
 }
 
 impl EventLog {
     /// An empty memory; `node` is this node's name.
     pub fn new(node: impl Into<String>) -> Self {
-        let size = NonZeroUsize::new(REMEMBERED).expect("not zero");
-        Self { node: node.into(), seen: Mutex::new(LruCache::new(size)) }
+        Self { node: node.into(), seen: Mutex::new(HashMap::with_capacity(REMEMBERED)) }
     }
 
     /// Whether the event is to be logged; else it is folded into the last one.
@@ -39,13 +39,19 @@ impl EventLog {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
         (format!("{:?}", event.target), &event.reason, &event.message).hash(&mut hasher);
+        let (key, now) = (hasher.finish(), Instant::now());
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = seen.get_or_insert_mut(hasher.finish(), || (Instant::now(), 0));
-        entry.1 += 1;
-        if entry.1 > 1 && entry.0.elapsed() < QUIET {
+        let is_recent = |last: &Instant| now.duration_since(*last) < QUIET;
+        if seen.get(&key).is_some_and(is_recent) {
             return false;
         }
-        *entry = (Instant::now(), 1);
+        if seen.len() >= REMEMBERED {
+            seen.retain(|_, last| is_recent(last));
+        }
+        if seen.len() >= REMEMBERED {
+            seen.clear(); // more different ones than that a minute: each may be logged once more
+        }
+        seen.insert(key, now);
         true
     }
 }
@@ -84,5 +90,15 @@ mod tests {
         assert!(log.is_due(&one) && !log.is_due(&one) && log.is_due(&other));
         tokio::time::advance(QUIET).await;
         assert!(log.is_due(&one) && !log.is_due(&one));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_different_events_makes_no_memory() {
+        let log = EventLog::new("node");
+        let pod = PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() };
+        for i in 0..3 * REMEMBERED {
+            assert!(log.is_due(&Event::warning(&pod, "BackOff", i.to_string())));
+            assert!(log.seen.lock().expect("whole").len() <= REMEMBERED);
+        }
     }
 }
