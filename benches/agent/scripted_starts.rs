@@ -131,6 +131,9 @@ async fn restart(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
+/// How long a block of starts waits after what came before it.
+const SETTLED: Duration = Duration::from_millis(200);
+
 /// Blocks of starts with and without a hung neighbour take turns under one agent, so that
 /// whatever else moves the figures moves both. Each side has thousands of starts: the hundredth
 /// part of a few hundred says nothing to within 5 %.
@@ -139,7 +142,7 @@ async fn hung(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     runtime.cri.fault("run_podsandbox", "hung", Fault::Hang, None);
     let agent = runtime.agent(target).await?;
     let (mut beside, mut without) = (Vec::new(), Vec::new());
-    let blocks = ground.options.amount(160, 4);
+    let blocks = ground.options.amount(100, 4);
     for block in 0..blocks {
         let hangs = block % 2 == 0;
         let neighbour = format!("hung{block}");
@@ -147,6 +150,8 @@ async fn hung(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
             agent.put(&neighbour, &manifest::scripted(&neighbour, 1))?;
             runtime.until("the neighbour hangs", &agent, |cri| cri.targets("run_podsandbox").len() == 1).await?;
         }
+        // What is measured is a neighbour that hangs, not one that has just come.
+        tokio::time::sleep(SETTLED).await;
         for i in 0..50 {
             let name = format!("p{block}x{i}");
             let start = runtime.start_pod(&agent, &name, &manifest::scripted(&name, 1)).await?;
