@@ -211,6 +211,26 @@ impl RuntimeService for RuntimeClient {
         self.caller.call(Op::UpdatePodSandboxResources, Limit::Once, request, send).await.map(drop)
     }
 
+    async fn list_container_stats(
+        &self,
+        filter: Option<cri::ContainerStatsFilter>,
+    ) -> CriResult<Vec<cri::ContainerStats>> {
+        let request = cri::ListContainerStatsRequest { filter };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.list_container_stats(r).await };
+        Ok(self.caller.call(Op::ListContainerStats, Limit::Once, request, send).await?.stats)
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        filter: Option<cri::PodSandboxStatsFilter>,
+    ) -> CriResult<Vec<cri::PodSandboxStats>> {
+        let request = cri::ListPodSandboxStatsRequest { filter };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.list_pod_sandbox_stats(r).await };
+        Ok(self.caller.call(Op::ListPodSandboxStats, Limit::Once, request, send).await?.stats)
+    }
+
     async fn reopen_container_log(&self, id: &str) -> CriResult<()> {
         let request = cri::ReopenContainerLogRequest { container_id: id.to_owned() };
         let mut rpc = self.rpc();

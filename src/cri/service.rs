@@ -69,6 +69,16 @@ pub trait RuntimeService: Send + Sync + 'static {
         overhead: cri::LinuxContainerResources,
         resources: cri::LinuxContainerResources,
     ) -> CriResult<()>;
+    /// Usage of the containers that pass the filter.
+    async fn list_container_stats(
+        &self,
+        filter: Option<cri::ContainerStatsFilter>,
+    ) -> CriResult<Vec<cri::ContainerStats>>;
+    /// Usage of the sandboxes that pass the filter; `Unimplemented` on older runtimes.
+    async fn list_pod_sandbox_stats(
+        &self,
+        filter: Option<cri::PodSandboxStatsFilter>,
+    ) -> CriResult<Vec<cri::PodSandboxStats>>;
     /// Opens the log file of a container anew.
     async fn reopen_container_log(&self, id: &str) -> CriResult<()>;
     /// Runs a command in a container; `timeout` zero means none.

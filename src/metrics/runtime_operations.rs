@@ -65,6 +65,10 @@ operations! {
     UpdateContainer => "update_container",
     /// `UpdatePodSandboxResources`
     UpdatePodSandboxResources => "update_podsandbox_resources",
+    /// `ListContainerStats`
+    ListContainerStats => "list_container_stats",
+    /// `ListPodSandboxStats`
+    ListPodSandboxStats => "list_podsandbox_stats",
     /// `ReopenContainerLog`
     ReopenContainerLog => "reopen_container_log",
     /// `ExecSync`

@@ -240,6 +240,21 @@ async fn streamed_lists_fall_back_for_good() {
 }
 
 #[tokio::test]
+async fn statistics_are_asked_for() {
+    let stats = cri::ContainerStats {
+        writable_layer: Some(cri::FilesystemUsage { timestamp: 7, ..Default::default() }),
+        ..Default::default()
+    };
+    let reply = cri::ListContainerStatsResponse { stats: vec![stats.clone()] };
+    let running = Server::new().on("RuntimeService/ListContainerStats", Answer::ok(&reply)).start().await;
+    let (connection, registry) = client(running.socket());
+    assert_eq!(connection.runtime.list_container_stats(None).await, Ok(vec![stats]));
+    let error = connection.runtime.list_pod_sandbox_stats(None).await.expect_err("an older runtime");
+    assert!(error.is_unimplemented(), "{error}");
+    assert!(has_family(&registry, "kubelet_runtime_operations_errors_total"));
+}
+
+#[tokio::test]
 async fn errors_keep_their_code() {
     let running = Server::new()
         .on("RuntimeService/StopContainer", Answer::refused(5, "no container c"))

@@ -187,6 +187,18 @@ impl RuntimeService for Leash {
     ) -> CriResult<()> {
         self.through(self.cri.update_pod_sandbox_resources(id, overhead, resources)).await
     }
+    async fn list_container_stats(
+        &self,
+        filter: Option<cri::ContainerStatsFilter>,
+    ) -> CriResult<Vec<cri::ContainerStats>> {
+        self.through(self.cri.list_container_stats(filter)).await
+    }
+    async fn list_pod_sandbox_stats(
+        &self,
+        filter: Option<cri::PodSandboxStatsFilter>,
+    ) -> CriResult<Vec<cri::PodSandboxStats>> {
+        self.through(self.cri.list_pod_sandbox_stats(filter)).await
+    }
     async fn reopen_container_log(&self, id: &str) -> CriResult<()> {
         self.through(self.cri.reopen_container_log(id)).await
     }

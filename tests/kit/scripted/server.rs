@@ -225,19 +225,20 @@ impl RuntimeRpc for Rpc {
         Ok(Response::new(stream.map(|event| event.map_err(status)).boxed()))
     }
 
-    /// Empty statistics: a reference agent asks for them in its loops.
     async fn list_container_stats(
         &self,
-        _: Request<cri::ListContainerStatsRequest>,
+        r: Request<cri::ListContainerStatsRequest>,
     ) -> Result<Response<cri::ListContainerStatsResponse>, Status> {
-        Ok(Response::new(cri::ListContainerStatsResponse::default()))
+        let stats = self.0.list_container_stats(r.into_inner().filter).await;
+        answer(stats.map(|stats| cri::ListContainerStatsResponse { stats }))
     }
 
     async fn list_pod_sandbox_stats(
         &self,
-        _: Request<cri::ListPodSandboxStatsRequest>,
+        r: Request<cri::ListPodSandboxStatsRequest>,
     ) -> Result<Response<cri::ListPodSandboxStatsResponse>, Status> {
-        Ok(Response::new(cri::ListPodSandboxStatsResponse::default()))
+        let stats = self.0.list_pod_sandbox_stats(r.into_inner().filter).await;
+        answer(stats.map(|stats| cri::ListPodSandboxStatsResponse { stats }))
     }
 
     unknown! {

@@ -709,6 +709,46 @@ impl RuntimeService for ScriptedCri {
         self.call("update_podsandbox_resources", target, detail, REQUEST_TIMEOUT, |_| async { Ok(()) }).await
     }
 
+    async fn list_container_stats(
+        &self,
+        filter: Option<cri::ContainerStatsFilter>,
+    ) -> CriResult<Vec<cri::ContainerStats>> {
+        let filter = filter.unwrap_or_default();
+        let target = filter.id.clone();
+        self.call("list_container_stats", target, String::new(), REQUEST_TIMEOUT, move |me: Arc<Self>| async move {
+            let now = me.now();
+            let state = lock(&me.state);
+            let running = state.containers.values().filter(|c| c.is_running());
+            let wanted = running
+                .filter(|c| filter.id.is_empty() || c.id.starts_with(&filter.id))
+                .filter(|c| filter.pod_sandbox_id.is_empty() || c.sandbox == filter.pod_sandbox_id)
+                .filter(|c| labels_match(&filter.label_selector, &c.config.labels));
+            Ok(wanted.map(|c| c.stats(now)).collect())
+        })
+        .await
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        filter: Option<cri::PodSandboxStatsFilter>,
+    ) -> CriResult<Vec<cri::PodSandboxStats>> {
+        let filter = filter.unwrap_or_default();
+        let target = filter.id.clone();
+        self.call("list_podsandbox_stats", target, String::new(), REQUEST_TIMEOUT, move |me: Arc<Self>| async move {
+            let now = me.now();
+            let state = lock(&me.state);
+            let wanted = (state.sandboxes.values().filter(|s| s.ready))
+                .filter(|s| filter.id.is_empty() || s.id.starts_with(&filter.id))
+                .filter(|s| labels_match(&filter.label_selector, &s.config.labels));
+            let containers = |id: &str| {
+                let of = state.containers.values().filter(|c| c.sandbox == id && c.is_running());
+                of.map(|c| c.stats(now)).collect()
+            };
+            Ok(wanted.map(|s| s.stats(containers(&s.id))).collect())
+        })
+        .await
+    }
+
     async fn reopen_container_log(&self, id: &str) -> CriResult<()> {
         let (id, target) = (id.to_owned(), self.target_of(id));
         self.call("reopen_container_log", target, String::new(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {

@@ -90,6 +90,19 @@ impl Sandbox {
         }
     }
 
+    pub fn stats(&self, containers: Vec<cri::ContainerStats>) -> cri::PodSandboxStats {
+        cri::PodSandboxStats {
+            attributes: Some(cri::PodSandboxAttributes {
+                id: self.id.clone(),
+                metadata: self.config.metadata.clone(),
+                labels: self.config.labels.clone(),
+                annotations: self.config.annotations.clone(),
+            }),
+            linux: Some(cri::LinuxPodSandboxStats { containers, ..Default::default() }),
+            ..Default::default()
+        }
+    }
+
     fn state(&self) -> cri::PodSandboxState {
         if self.ready { cri::PodSandboxState::SandboxReady } else { cri::PodSandboxState::SandboxNotready }
     }
@@ -126,6 +139,41 @@ impl Container {
 
     fn attempt(&self) -> u32 {
         self.config.metadata.as_ref().map_or(0, |m| m.attempt)
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.state == cri::ContainerState::ContainerRunning
+    }
+
+    /// What it uses: always the same little; processor and memory are the cgroup's to tell.
+    pub fn stats(&self, now: i64) -> cri::ContainerStats {
+        let value = |value| Some(cri::UInt64Value { value });
+        cri::ContainerStats {
+            attributes: Some(cri::ContainerAttributes {
+                id: self.id.clone(),
+                metadata: self.config.metadata.clone(),
+                labels: self.config.labels.clone(),
+                annotations: self.config.annotations.clone(),
+            }),
+            cpu: Some(cri::CpuUsage {
+                timestamp: now,
+                usage_core_nano_seconds: value(1_000_000),
+                ..Default::default()
+            }),
+            memory: Some(cri::MemoryUsage {
+                timestamp: now,
+                working_set_bytes: value(1 << 20),
+                usage_bytes: value(1 << 20),
+                ..Default::default()
+            }),
+            writable_layer: Some(cri::FilesystemUsage {
+                timestamp: now,
+                fs_id: Some(cri::FilesystemIdentifier { mountpoint: "/".to_owned() }),
+                used_bytes: value(24_576),
+                inodes_used: value(6),
+            }),
+            ..Default::default()
+        }
     }
 
     pub fn is_live(&self) -> bool {
