@@ -5,6 +5,7 @@
 //! authentication, both showing only what spec 04 calls the open set. Behaviour: spec 04 §3, §5.1,
 //! §5.2, spec 01 §7.1.
 
+pub mod auth;
 mod listeners;
 pub mod ports;
 mod routes;

@@ -1,0 +1,95 @@
+//! What a request asks for, in the words of authorization. Pure. Spec 04 §6.3.
+
+use http::Method;
+
+/// A prefix of paths and the subresources of `nodes` that allow it.
+type Row = (&'static str, &'static [&'static str]);
+
+/// The first row whose segments begin the path counts; `proxy` covers the rest.
+const ROWS: [Row; 10] = [
+    ("/pods", &["pods", "proxy"]),
+    ("/healthz", &["healthz", "proxy"]),
+    ("/configz", &["configz", "proxy"]),
+    ("/runningpods", &["pods", "proxy"]),
+    ("/stats", &["stats"]),
+    ("/metrics", &["metrics"]),
+    ("/logs", &["log"]),
+    ("/checkpoint", &["checkpoint"]),
+    ("/statusz", &["statusz"]),
+    ("/flagz", &["configz"]),
+];
+const REST: &[&str] = &["proxy"];
+
+/// The verb of a method; empty where authorization has no word for it.
+pub fn verb(method: &Method) -> &'static str {
+    match *method {
+        Method::POST => "create",
+        Method::GET => "get",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "",
+    }
+}
+
+/// The subresources of `nodes` any of which allows a (decoded) path, in the order they are asked for.
+///
+/// Whole segments count, and their case: `/podsx` and `/Pods` are not `/pods`.
+pub fn subresources(path: &str) -> &'static [&'static str] {
+    let begins = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    ROWS.iter().find(|(prefix, _)| begins(prefix)).map_or(REST, |(_, subresources)| subresources)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_method_has_its_verb_or_none() {
+        for (method, expected) in [
+            (Method::POST, "create"),
+            (Method::GET, "get"),
+            (Method::PUT, "update"),
+            (Method::PATCH, "patch"),
+            (Method::DELETE, "delete"),
+            (Method::HEAD, ""),
+            (Method::OPTIONS, ""),
+            (Method::CONNECT, ""),
+            (Method::TRACE, ""),
+        ] {
+            assert_eq!(verb(&method), expected, "{method}");
+        }
+    }
+
+    #[test]
+    fn paths_ask_for_whole_segments() {
+        for (path, expected) in [
+            ("/pods", "pods proxy"), // AC-04-4
+            ("/pods/", "pods proxy"),
+            ("/podsx", "proxy"),
+            ("/Pods", "proxy"),
+            ("/healthz", "healthz proxy"), // AC-04-6
+            ("/healthz/log", "healthz proxy"),
+            ("/healthzz", "proxy"),
+            ("/configz", "configz proxy"), // AC-04-5
+            ("/runningpods/", "pods proxy"),
+            ("/stats/summary", "stats"),
+            ("/stats/", "stats"),
+            ("/metrics", "metrics"),
+            ("/metrics/cadvisor", "metrics"),
+            ("/logs/", "log"),
+            ("/logs/a/b", "log"),
+            ("/checkpoint/a/b/c", "checkpoint"),
+            ("/statusz", "statusz"),
+            ("/flagz", "configz"), // AC-04-8
+            ("/exec/a/b/c", "proxy"),
+            ("/containerLogs/a/b/c", "proxy"),
+            ("/debug/pprof/", "proxy"),
+            ("/spec/", "proxy"),
+            ("/", "proxy"),
+            ("", "proxy"),
+        ] {
+            assert_eq!(subresources(path).join(" "), expected, "{path}");
+        }
+    }
+}
