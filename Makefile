@@ -1,7 +1,7 @@
 # What people type. Every target installs what it needs and says what it lacks.
 CARGO ?= cargo
 
-.PHONY: run test bench lint release deps fuzz-smoke fuzz
+.PHONY: run test bench bench-server lint release deps fuzz-smoke fuzz
 
 run:            ## pods on this machine with a private containerd under ./.run
 	@examples/run.sh
@@ -13,6 +13,10 @@ test: deps      ## everything: tables, properties, simulation, scripted CRI, rea
 bench: deps     ## the figures of BENCHMARKS.md; BIN=/path/to/kubelet measures that one beside
 	$(CARGO) build --release
 	$(CARGO) bench --profile harness --bench agent -- $(if $(BIN),--against $(BIN))
+
+bench-server: deps ## the figures of the server alone; BIN=/path/to/kubelet measures that one beside
+	$(CARGO) build --release
+	$(CARGO) bench --profile harness --bench agent -- --only server $(if $(BIN),--against $(BIN))
 
 lint:           ## what CI refuses
 	$(CARGO) fmt --check

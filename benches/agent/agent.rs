@@ -99,6 +99,11 @@ impl Agent {
         self.child.id()
     }
 
+    /// Its read-only port.
+    pub fn read_only(&self) -> u16 {
+        self.read_only
+    }
+
     /// Writes a pod's manifest: complete at once, by renaming. Returns when that was.
     pub fn put(&self, name: &str, manifest: &Value) -> Result<Instant> {
         let draft = self.dir.join("draft");

@@ -43,11 +43,13 @@ pub enum Reduce {
     P99,
 }
 
-/// What a figure must not exceed.
+/// What a figure must not exceed, or must reach.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Bar {
     /// That value.
     AtMost(f64),
+    /// What a figure must reach.
+    AtLeast(f64),
     /// So many times what the plain CRI client took in the same run.
     TimesRaw(f64),
     /// None: told, not judged.

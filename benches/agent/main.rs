@@ -16,6 +16,7 @@ mod events;
 mod figures;
 mod manifest;
 mod options;
+mod pages;
 mod process;
 mod raw;
 mod report;

@@ -51,16 +51,25 @@ fn row(measured: &Measured, figure: &Figure) -> [String; 7] {
         _ => String::new(),
     };
     let limit = match figure.bar {
-        Bar::AtMost(limit) => Some(limit),
+        Bar::AtMost(limit) | Bar::AtLeast(limit) => Some(limit),
         Bar::TimesRaw(times) => raw.map(|raw| raw * times),
         Bar::Open => None,
     };
     let bar = match figure.bar {
         Bar::AtMost(limit) => format!("≤ {}", figure.unit.show(limit)),
+        Bar::AtLeast(limit) => format!("≥ {}", figure.unit.show(limit)),
         Bar::TimesRaw(times) => format!("≤ {times} × raw"),
         Bar::Open => String::new(),
     };
+    let is_least = matches!(figure.bar, Bar::AtLeast(_));
     let verdict = match (agent, limit) {
+        (Some(value), Some(limit)) if is_least => {
+            if value >= limit {
+                "ok"
+            } else {
+                "under"
+            }
+        }
         (Some(value), Some(limit)) if value <= limit => "ok",
         (Some(_), Some(_)) => "over",
         _ => "",

@@ -14,6 +14,7 @@ use crate::{
     figures::{Figure, Samples},
     kit::containerd::{self, Containerd},
     options::Options,
+    pages,
     report::{self, Measured},
     scripted_cost, scripted_starts,
 };
@@ -41,6 +42,8 @@ impl Ground<'_> {
 pub enum Group {
     /// The scripted CRI.
     Scripted,
+    /// The scripted CRI, and clients of the agent's server.
+    Server,
     /// A private containerd.
     Containerd,
 }
@@ -49,6 +52,7 @@ impl Group {
     fn name(self) -> &'static str {
         match self {
             Self::Scripted => "scripted",
+            Self::Server => "server",
             Self::Containerd => "containerd",
         }
     }
@@ -77,6 +81,7 @@ fn measurements() -> Vec<Measurement> {
     let mut all = scripted_starts::measurements();
     all.extend(scripted_cost::measurements());
     all.extend(churn::measurements());
+    all.extend(pages::measurements());
     all.extend(containerd_pods::measurements());
     all.extend(containerd_cost::measurements());
     all

@@ -4,7 +4,6 @@
 //! sources, servers. Every task it starts ends with the token it is given.
 
 use std::{
-    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -20,9 +19,7 @@ use super::{
     events::EventLog,
     life::Life,
     logging::LogHandle,
-    memory,
-    pages::{AgentHealth, AgentPages},
-    settings,
+    memory, server, settings,
     standalone::{NoObjects, ProbesAbsent},
     state_file::DiskStateFile,
 };
@@ -30,7 +27,7 @@ use crate::{
     config::Loaded,
     cri::{self, Connection, RuntimeCgroupDriver, RuntimeInfo},
     engine::{
-        self, EngineConfig, EngineHandle, Inputs, SourcesReady, WorkerContext,
+        self, EngineConfig, Inputs, SourcesReady, WorkerContext,
         admission::{AdmissionRules, sysctls::Allowlist},
         allocation::{Allocator, AllocatorDeps, resize::ResizeRules},
         ports::{
@@ -50,7 +47,7 @@ use crate::{
         ActuatedStore, RuntimeCheck, RuntimeDeps, RuntimeManager,
         preparer::{Preparer, PreparerDeps},
     },
-    server::{self, ports::Health},
+    server::ports::Health,
     sources::{self, SourcesDeps},
     status::StatusManager,
     sys::{self, cgroup::Hierarchy},
@@ -60,7 +57,7 @@ use crate::{
 /// How long a runtime that is not there yet is waited for (spec 01 §20).
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(30);
 /// How long what comes first is waited for before what builds on it starts all the same.
-const SETTLE: Duration = Duration::from_secs(2);
+pub(super) const SETTLE: Duration = Duration::from_secs(2);
 /// Capacity of the channel that tells of dead containers; lossy, garbage collection catches up.
 const DEATHS: usize = 256;
 
@@ -69,18 +66,18 @@ const DEATHS: usize = 256;
 #[error("{0}")]
 pub struct BuildError(pub String);
 
-fn wrong(error: impl std::fmt::Display) -> BuildError {
+pub(super) fn wrong(error: impl std::fmt::Display) -> BuildError {
     BuildError(error.to_string())
 }
 
 /// What the parts share.
-struct Base {
-    registry: Registry,
-    events: Arc<dyn EventSink>,
-    clock: Arc<dyn Clock>,
-    stop: CancellationToken,
-    tasks: TaskTracker,
-    log: LogHandle,
+pub(super) struct Base {
+    pub(super) registry: Registry,
+    pub(super) events: Arc<dyn EventSink>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) stop: CancellationToken,
+    pub(super) tasks: TaskTracker,
+    pub(super) log: LogHandle,
 }
 
 /// Builds and starts everything; returns the checks that tell whether it lives.
@@ -194,11 +191,12 @@ async fn assemble(
     for task in sources.tasks {
         base.tasks.spawn(task);
     }
+    let observer: Arc<dyn PodObserver> = pleg.clone();
     let (reports, reported) = engine::reports();
     let status = Arc::new(StatusManager::new(StatusMetrics::new(&base.registry)));
     let context = Arc::new(WorkerContext {
         runtime: runtime.clone(),
-        observer: pleg,
+        observer: pleg.clone(),
         volumes: Arc::new(volumes),
         probes,
         resources,
@@ -222,7 +220,8 @@ async fn assemble(
     let ready = SourcesReady::new(sources.registered);
     let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
     base.tasks.spawn(runtime.run_gc(Arc::new(engine.fates.clone()), base.stop.child_token()));
-    start_servers(loaded, base, &engine, status).await
+    let parts = server::Parts { engine, status, observer, cri: connection.runtime.clone(), runtime: info.name.clone() };
+    server::start(loaded, base, parts).await
 }
 
 /// Checks the runtime from the moment that PLEG, whose health is part of it, can have any.
@@ -232,17 +231,6 @@ async fn check_runtime(check: RuntimeCheck, pleg: Arc<pleg::Pleg>, stop: Cancell
         _ = timeout(SETTLE, pleg.listed()) => {}
     }
     check.run(stop).await;
-}
-
-/// Waits until the first status of every pod is there: nobody shall see pods that run as pending
-/// only because the agent has just started.
-async fn first_statuses(engine: &EngineHandle, status: &StatusManager) {
-    let all = async {
-        engine.fates.sources_told().await;
-        let (pods, mut changes) = (engine.pods.borrow().clone(), status.changes());
-        while pods.iter().any(|pod| status.status(pod.uid()).is_none()) && changes.changed().await.is_ok() {}
-    };
-    let _ = timeout(SETTLE, all).await; // what is slower than that is shown as it is
 }
 
 fn state_file(root: &Path, name: &str) -> Arc<DiskStateFile> {
@@ -385,49 +373,6 @@ async fn open_allocator(loaded: &Loaded, base: &Base, machine: &Machine, root: &
         allocation: AllocationMetrics::new(&base.registry),
     };
     Allocator::load(deps).await.map_err(wrong)
-}
-
-/// The read-only port where it is asked for (a failure is fatal), and the healthz port (never fatal); returns
-/// the checks behind the former.
-async fn start_servers(
-    loaded: &Loaded,
-    base: &Base,
-    engine: &EngineHandle,
-    status: Arc<StatusManager>,
-) -> Result<Arc<dyn Health>, BuildError> {
-    let config = &loaded.config;
-    let health: Arc<dyn Health> = Arc::new(AgentHealth {
-        heartbeat: engine.heartbeat.clone(),
-        sync_frequency: config.sync_frequency.std(),
-        log: base.log.clone(),
-    });
-    let port = |number: i32| u16::try_from(number).ok().filter(|port| *port != 0);
-    if let Some(port) = port(config.read_only_port) {
-        let address: IpAddr = config.address.parse().map_err(wrong)?;
-        let started = metrics::start_time_seconds().unwrap_or_default() as u64;
-        let pages = Arc::new(AgentPages::new(engine.pods.clone(), status.clone(), base.registry.clone(), started));
-        base.tasks.spawn(pages.clone().forget_gone(base.stop.child_token()));
-        let router = server::read_only_router(pages, health.clone());
-        let listening = server::bind(address, port)
-            .await
-            .map_err(|error| BuildError(format!("failed to listen on the read-only port {address}:{port}: {error}")))?;
-        info!(address = %address, port, "Starting to listen read-only");
-        let (engine, stop) = (engine.clone(), base.stop.child_token());
-        base.tasks.spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = first_statuses(&engine, &status) => {}
-            }
-            server::serve(listening, router, stop).await;
-        });
-    }
-    // Last: who is told that all is well may ask the other port.
-    if let Some(port) = port(config.healthz_port) {
-        let address: IpAddr = config.healthz_bind_address.parse().map_err(wrong)?;
-        let router = server::healthz_router();
-        base.tasks.spawn(server::serve_persistently(address, port, router, base.stop.child_token()));
-    }
-    Ok(health)
 }
 
 fn make_directory(path: &PathBuf, mode: u32) -> Result<(), BuildError> {

@@ -9,6 +9,8 @@ pub mod logging;
 mod memory;
 mod pages;
 mod process;
+mod server;
+mod server_logs;
 mod settings;
 mod standalone;
 pub mod state_file;

@@ -6,11 +6,13 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    io::Write,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
+use flate2::{Compression, write::GzEncoder};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -24,6 +26,8 @@ use crate::{
     status::StatusManager,
 };
 
+/// How old a page of metrics may be: scrapes at the same time cost one page (spec 04b §8).
+const FRESH: Duration = Duration::from_secs(1);
 /// How long after a change it is looked which pods are gone.
 const SETTLING: Duration = Duration::from_secs(1);
 
@@ -34,6 +38,15 @@ pub struct AgentPages {
     registry: Registry,
     started: u64,
     written: Mutex<HashMap<PodUid, Written>>,
+    kept: Mutex<Vec<Kept>>,
+}
+
+/// A page of metrics that was just made.
+struct Kept {
+    format: Format,
+    is_zipped: bool,
+    made: Instant,
+    bytes: Bytes,
 }
 
 struct Written {
@@ -58,7 +71,7 @@ impl AgentPages {
         registry: Registry,
         started: u64,
     ) -> Self {
-        Self { pods, status, registry, started, written: Mutex::default() }
+        Self { pods, status, registry, started, written: Mutex::default(), kept: Mutex::default() }
     }
 
     /// Forgets pods that are gone, a moment after they went, until stopped.
@@ -127,10 +140,31 @@ impl Pages for AgentPages {
         page.freeze()
     }
 
-    fn metrics(&self) -> Result<Bytes, String> {
-        let mut page = Vec::with_capacity(64 << 10);
-        Format::negotiate(None).encode(self.registry.gather(), &mut page);
-        Ok(page.into())
+    fn metrics(&self, format: Format, is_zipped: bool) -> Result<Bytes, String> {
+        // Who asks while another's page is made waits here and gets the same one.
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|page| page.made.elapsed() < FRESH);
+        let found = |kept: &[Kept], zipped| {
+            kept.iter().find(|page| page.format == format && page.is_zipped == zipped).map(|page| page.bytes.clone())
+        };
+        if let Some(bytes) = found(&kept, is_zipped) {
+            return Ok(bytes);
+        }
+        let plain = found(&kept, false).unwrap_or_else(|| {
+            let mut page = Vec::with_capacity(64 << 10);
+            format.encode(self.registry.gather(), &mut page);
+            let bytes = Bytes::from(page);
+            kept.push(Kept { format, is_zipped: false, made: Instant::now(), bytes: bytes.clone() });
+            bytes
+        });
+        if !is_zipped {
+            return Ok(plain);
+        }
+        let mut zip = GzEncoder::new(Vec::with_capacity(plain.len() / 8), Compression::fast());
+        let bytes = zip.write_all(&plain).and_then(|()| zip.finish()).map_err(|e| e.to_string())?;
+        let bytes = Bytes::from(bytes);
+        kept.push(Kept { format, is_zipped, made: Instant::now(), bytes: bytes.clone() });
+        Ok(bytes)
     }
 
     fn process_start(&self) -> u64 {

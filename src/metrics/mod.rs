@@ -16,6 +16,7 @@ mod registry;
 mod resources;
 mod runtime;
 mod runtime_operations;
+mod server;
 mod sources;
 mod status;
 
@@ -31,5 +32,6 @@ pub use registry::{Registry, Stability, buckets};
 pub use resources::CgroupMetrics;
 pub use runtime::RuntimeMetrics;
 pub use runtime_operations::{RuntimeOperation, RuntimeOperations, cri_losing_support};
+pub use server::ServerMetrics;
 pub use sources::SourceMetrics;
 pub use status::StatusMetrics;

@@ -1,29 +1,65 @@
-//! Plain-HTTP listeners with limits, and their orderly end.
+//! Listeners: TCP, TLS where asked for, HTTP/1.1 and 2, each with limits, and their orderly end.
+//!
+//! One task accepts, one task owns a connection. Nobody can hold more than a share: connections
+//! are counted, all of them and those of one address; heads, handshakes and idling have an end
+//! (spec 04 §2, §10).
 
 use std::{
+    collections::HashMap,
+    convert::Infallible,
     io,
     net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use axum::Router;
+use axum::{body::Body, http::Request};
 use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
-    service::TowerToHyperService,
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
 };
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
+use rustls::pki_types::CertificateDer;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tower::ServiceExt;
 use tracing::{debug, error};
+
+use super::pipeline::{Peer, Site};
 
 /// Longest wait for the head of a request; also ends idle keep-alive connections (spec 04 §2).
 const HEAD_LIMIT: Duration = Duration::from_secs(90);
-/// Largest request head.
+/// Longest TLS handshake.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// Largest request head, HTTP/1.
 const HEAD_BYTES: usize = 1 << 20;
-/// How long open requests may take once the agent stops.
+/// Largest list of headers, HTTP/2.
+const HEADER_LIST: u32 = 64 << 10;
+/// Streams of one HTTP/2 connection at a time.
+const STREAMS: u32 = 100;
+/// How often a silent HTTP/2 client is asked whether it is there, and how long it may take to say so.
+const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(30));
+/// Connections at a time: all, and those of one address.
+const CONNECTIONS: (usize, usize) = (4096, 2048);
+/// How long open requests and streams may take once the agent stops.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between tries to open the healthz port.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// Gives the acceptor that holds now; certificates change while the agent runs.
+pub type TlsSource = Arc<dyn Fn() -> tokio_rustls::TlsAcceptor + Send + Sync>;
+
+/// What a listener serves.
+#[derive(Clone)]
+pub enum Serves {
+    /// The pipeline.
+    Site(Arc<Site>),
+    /// A router, for the healthz port.
+    Router(axum::Router),
+}
 
 /// A bound listener.
 #[derive(Debug)]
@@ -31,6 +67,9 @@ pub struct Listening(TcpListener);
 
 impl Listening {
     /// The address it listens on, with the port the kernel chose where 0 was asked for.
+    ///
+    /// # Errors
+    /// The kernel's.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
@@ -45,16 +84,17 @@ pub async fn bind(address: IpAddr, port: u16) -> io::Result<Listening> {
 }
 
 /// Serves until cancelled, then lets open requests finish up to a limit.
-pub async fn serve(listening: Listening, router: Router, cancel: CancellationToken) {
-    let graceful = GracefulShutdown::new();
+pub async fn serve(listening: Listening, serves: Serves, tls: Option<TlsSource>, cancel: CancellationToken) {
+    let places = Places::default();
+    let tasks = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
             biased;
             () = cancel.cancelled() => break,
             accepted = listening.0.accept() => accepted,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors, or a connection that died in the queue: neither ends the listener.
                 debug!(err = %error, "Cannot accept a connection");
@@ -62,30 +102,163 @@ pub async fn serve(listening: Listening, router: Router, cancel: CancellationTok
                 continue;
             }
         };
-        let mut http = hyper::server::conn::http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(HEAD_BYTES);
-        let service = TowerToHyperService::new(router.clone());
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                debug!(err = %error, "HTTP connection ended");
+        let Some(place) = places.take(address.ip()) else {
+            debug!(srcIP = %address.ip(), "Too many connections; this one is closed");
+            continue;
+        };
+        let _ = stream.set_nodelay(true); // slower answers are answers
+        let (serves, acceptor, stop) = (serves.clone(), tls.as_ref().map(|source| source()), cancel.clone());
+        tasks.spawn(async move {
+            match acceptor {
+                None => plain(stream, address, serves, &stop).await,
+                Some(acceptor) => secured(stream, address, serves, &acceptor, &stop).await,
             }
+            drop(place);
         });
     }
-    let _ = tokio::time::timeout(SHUTDOWN_LIMIT, graceful.shutdown()).await; // who is slower is cut off
+    drop(listening); // nobody waits in a queue that is not served any more
+    tasks.close();
+    tasks.wait().await;
+}
+
+async fn plain(stream: TcpStream, address: SocketAddr, serves: Serves, stop: &CancellationToken) {
+    let peer = Peer { address, certificates: Arc::from([]) };
+    // One protocol, known beforehand: finding out which would have no deadline.
+    connection(stream, builder().http1_only(), peer, serves, stop).await;
+}
+
+async fn secured(
+    stream: TcpStream,
+    address: SocketAddr,
+    serves: Serves,
+    acceptor: &tokio_rustls::TlsAcceptor,
+    stop: &CancellationToken,
+) {
+    let stream = tokio::select! {
+        () = stop.cancelled() => return,
+        shaken = tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)) => match shaken {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return debug!(srcIP = %address, err = %error, "TLS handshake failed"),
+            Err(_) => return debug!(srcIP = %address, "TLS handshake took too long"),
+        }
+    };
+    let (_, session) = stream.get_ref();
+    let certificates: Arc<[CertificateDer<'static>]> =
+        session.peer_certificates().unwrap_or_default().iter().map(|c| c.clone().into_owned()).collect();
+    let is_two = session.alpn_protocol() == Some(b"h2");
+    let builder = if is_two { builder().http2_only() } else { builder().http1_only() };
+    connection(stream, builder, Peer { address, certificates }, serves, stop).await;
+}
+
+fn builder() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(HEAD_BYTES);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(HEADER_LIST)
+        .keep_alive_interval(PING.0)
+        .keep_alive_timeout(PING.1);
+    builder
+}
+
+async fn connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    builder: auto::Builder<TokioExecutor>,
+    peer: Peer,
+    serves: Serves,
+    stop: &CancellationToken,
+) {
+    let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
+        let (serves, peer) = (serves.clone(), peer.clone());
+        async move {
+            let mut request = request.map(Body::new);
+            request.extensions_mut().insert(peer);
+            match serves {
+                Serves::Site(site) => Ok::<_, Infallible>(site.answer(request).await),
+                Serves::Router(router) => router.oneshot(request).await,
+            }
+        }
+    });
+    let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            match tokio::time::timeout(SHUTDOWN_LIMIT, connection).await {
+                Ok(ended) => ended,
+                Err(_) => return, // who is slower is cut off
+            }
+        }
+    };
+    if let Err(error) = ended {
+        debug!(err = error, "HTTP connection ended");
+    }
 }
 
 /// Like [`serve`], binding again every 5 s where the port cannot be had: the healthz port is
 /// never fatal (spec 01 §7.1).
-pub async fn serve_persistently(address: IpAddr, port: u16, router: Router, cancel: CancellationToken) {
+pub async fn serve_persistently(address: IpAddr, port: u16, serves: Serves, cancel: CancellationToken) {
     loop {
         match bind(address, port).await {
-            Ok(listening) => return serve(listening, router, cancel).await,
+            Ok(listening) => return serve(listening, serves, None, cancel).await,
             Err(error) => error!(err = %error, "Failed to start healthz server"),
         }
         tokio::select! {
             () = cancel.cancelled() => return,
             () = tokio::time::sleep(RETRY) => {}
         }
+    }
+}
+
+/// Counts connections, all and by address.
+#[derive(Clone, Default)]
+struct Places(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+/// A connection's place; free again when dropped.
+struct Place {
+    places: Places,
+    address: IpAddr,
+}
+
+impl Places {
+    fn take(&self, address: IpAddr) -> Option<Place> {
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = taken.values().sum();
+        let own = taken.get(&address).copied().unwrap_or_default();
+        if all >= CONNECTIONS.0 || own >= CONNECTIONS.1 {
+            return None;
+        }
+        taken.insert(address, own + 1);
+        Some(Place { places: self.clone(), address })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = taken.get_mut(&self.address) {
+            *own -= 1;
+            if *own == 0 {
+                taken.remove(&self.address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_cannot_take_all_places() {
+        let (places, one, other) = (Places::default(), IpAddr::from([127, 0, 0, 1]), IpAddr::from([127, 0, 0, 2]));
+        let mut held: Vec<Place> = (0..CONNECTIONS.1).map(|_| places.take(one).expect("free")).collect();
+        assert!(places.take(one).is_none() && places.take(other).is_some());
+        held.pop();
+        assert!(places.take(one).is_some());
+        drop(held);
+        assert!(places.0.lock().expect("whole").is_empty());
     }
 }

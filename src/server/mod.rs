@@ -1,14 +1,21 @@
-//! Who may ask us: the listeners and the routes behind them.
+//! Who may ask us: the listeners, the pipeline behind them, and the endpoints.
+//!
+//! ```text
+//!  listeners ─► pipeline: routing (outer) ─► auth ─► routing (service) ─► endpoints ─► routes/*
+//! ```
 //!
 //! The server holds no state; it reads snapshots through its own [`ports`] and never talks to a
-//! worker. Today: the read-only port and the healthz port, both plain HTTP without
-//! authentication, both showing only what spec 04 calls the open set. Behaviour: spec 04 §3, §5.1,
-//! §5.2, spec 01 §7.1.
+//! worker. Behaviour: spec 04, 04b, spec 01 §7.1.
 
 pub mod auth;
+mod endpoints;
 mod listeners;
+mod pipeline;
 pub mod ports;
 mod routes;
+pub mod routing;
 
-pub use listeners::{Listening, bind, serve, serve_persistently};
-pub use routes::{healthz_router, read_only_router};
+pub use endpoints::Endpoints;
+pub use listeners::{Listening, Serves, TlsSource, bind, serve, serve_persistently};
+pub use pipeline::{Gatekeeper, Guard, Metered, Peer, Site};
+pub use routes::healthz_router;

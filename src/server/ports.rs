@@ -1,16 +1,26 @@
 //! What the server asks of the rest of the agent, as snapshots.
 
-use bytes::Bytes;
+use std::sync::Arc;
 
-/// The pages of the read-only port.
+use async_trait::async_trait;
+use bytes::Bytes;
+use jiff::Timestamp;
+use tokio::io::AsyncWrite;
+
+use crate::{
+    metrics::exposition::Format,
+    pod::{ContainerId, Pod, api},
+};
+
+/// Pages made from snapshots.
 pub trait Pages: Send + Sync + 'static {
     /// The `PodList` document of `/pods`, newline included.
     fn pods(&self) -> Bytes;
-    /// The exposition of `/metrics` in text format 0.0.4.
+    /// The exposition of `/metrics` in a format, gzipped or not; at most a second old.
     ///
     /// # Errors
     /// The gatherer's text; answered with 500.
-    fn metrics(&self) -> Result<Bytes, String>;
+    fn metrics(&self, format: Format, is_zipped: bool) -> Result<Bytes, String>;
     /// Unix seconds of the process start, for `Process-Start-Time-Unix`.
     fn process_start(&self) -> u64;
 }
@@ -21,4 +31,105 @@ pub trait Health: Send + Sync + 'static {
     fn names(&self) -> &[&'static str];
     /// `None` where the check passes, else why it does not. Unknown names pass.
     fn check(&self, name: &str) -> Option<String>;
+}
+
+/// What is asked of a container's log (spec 04 §5.3).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "the query's flags")]
+pub struct LogQuery {
+    /// Whether lines that come later are wanted too.
+    pub follow: bool,
+    /// Whether the instance before the last one is meant.
+    pub previous: bool,
+    /// Whether each line is to begin with its time.
+    pub timestamps: bool,
+    /// So many lines from the end.
+    pub tail: Option<u64>,
+    /// Not older than so many seconds.
+    pub since_seconds: Option<i64>,
+    /// Not older than that.
+    pub since_time: Option<Timestamp>,
+    /// At most so many bytes.
+    pub limit_bytes: Option<u64>,
+    /// Of which stream.
+    pub stream: Option<LogStream>,
+}
+
+/// Output streams of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogStream {
+    /// Both.
+    All,
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+impl LogStream {
+    /// As a query spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::All => "All",
+            Self::Stdout => "Stdout",
+            Self::Stderr => "Stderr",
+        }
+    }
+}
+
+/// Why a log cannot be had, in the reference's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogRefusal {
+    /// No such pod or container; 404.
+    NotFound(String),
+    /// Anything else; 400.
+    Other(String),
+}
+
+/// A pod whose logs are wanted, and after [`ContainerLogs::instance`] the instance.
+#[derive(Clone, Debug)]
+pub struct LogSource {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// Its status as we know it.
+    pub status: Option<Arc<api::PodStatus>>,
+    /// The instance; `None` until it was chosen.
+    pub instance: Option<ContainerId>,
+}
+
+/// Logs of containers.
+#[async_trait]
+pub trait ContainerLogs: Send + Sync + 'static {
+    /// The pod, if it has a container of that name.
+    ///
+    /// # Errors
+    /// The text of the answer.
+    async fn find(&self, namespace: &str, pod: &str, container: &str) -> Result<LogSource, LogRefusal>;
+
+    /// The instance that is meant.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn instance(&self, source: &LogSource, container: &str, is_previous: bool) -> Result<LogSource, String>;
+
+    /// Writes what is asked for.
+    ///
+    /// # Errors
+    /// What to tell the reader at the end of what he got.
+    async fn read(
+        &self,
+        source: &LogSource,
+        query: &LogQuery,
+        out: &mut (dyn AsyncWrite + Unpin + Send),
+    ) -> Result<(), String>;
+}
+
+/// What runs, according to the runtime.
+#[async_trait]
+pub trait RunningPods: Send + Sync + 'static {
+    /// The `PodList` document of `/runningpods/`, newline included.
+    ///
+    /// # Errors
+    /// The runtime's text; answered with 500.
+    async fn list(&self) -> Result<Bytes, String>;
 }

@@ -33,6 +33,7 @@ const PLAIN: &[(&str, &str, &str)] = &[
     ("kubelet_evented_pleg_connection_latency_seconds", DEF, "[ALPHA] "),
     ("kubelet_evented_pleg_connection_success_count", "counter", "[ALPHA] "),
     ("kubelet_first_network_pod_start_sli_duration_seconds", "gauge", "[INTERNAL] "),
+    ("kubelet_http_panics_total", "counter", "[ALPHA] "),
     ("kubelet_imagemanager_inmemory_pulledrecords_usage_percent", "gauge", "[ALPHA] "),
     ("kubelet_imagemanager_inmemory_pullintents_usage_percent", "gauge", "[ALPHA] "),
     ("kubelet_imagemanager_ondisk_pulledrecords", "gauge", "[ALPHA] "),
@@ -74,6 +75,9 @@ const LABELLED: &[(&str, &str, &str, &[&str])] = &[
     ("kubelet_admission_rejections_total", "counter", "[ALPHA] ", &["reason"]),
     ("kubelet_cgroup_manager_duration_seconds", DEF, "[ALPHA] ", &["operation_type"]),
     ("kubelet_desired_pods", "gauge", "[ALPHA] ", &["static"]),
+    ("kubelet_http_inflight_requests", "gauge", "[ALPHA] ", &["long_running", "method", "path", "server_type"]),
+    ("kubelet_http_requests_duration_seconds", DEF, "[ALPHA] ", &["long_running", "method", "path", "server_type"]),
+    ("kubelet_http_requests_total", "counter", "[ALPHA] ", &["long_running", "method", "path", "server_type"]),
     (
         "kubelet_image_manager_ensure_image_requests_total",
         "counter",

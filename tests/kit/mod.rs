@@ -6,6 +6,7 @@ pub mod clock;
 pub mod containerd;
 pub mod disk;
 pub mod image;
+pub mod kube_front;
 pub mod leash;
 pub mod players;
 pub mod pods;

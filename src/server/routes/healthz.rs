@@ -1,13 +1,8 @@
 //! `/healthz` and its single checks (spec 04 §5.1, spec 01 §7.1).
 
-use std::sync::Arc;
-
 use axum::{
-    Router,
-    extract::{Path, RawQuery, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
-    routing::any,
 };
 
 use super::text::{PLAIN, plain_error};
@@ -26,12 +21,9 @@ impl Health for PingOnly {
     }
 }
 
-pub fn router(health: Arc<dyn Health>) -> Router {
-    Router::new().route("/healthz", any(all)).route("/healthz/{check}", any(one)).with_state(health)
-}
-
-async fn all(State(health): State<Arc<dyn Health>>, RawQuery(query): RawQuery) -> Response {
-    let (verbose, excluded) = options(query.as_deref().unwrap_or_default());
+/// `/healthz`.
+pub fn all(health: &dyn Health, query: Option<&str>) -> Response {
+    let (verbose, excluded) = options(query.unwrap_or_default());
     let mut lines = String::new();
     let mut healthy = true;
     let names = || std::iter::once("ping").chain(health.names().iter().copied());
@@ -61,11 +53,12 @@ async fn all(State(health): State<Arc<dyn Health>>, RawQuery(query): RawQuery) -
     (headers, body).into_response()
 }
 
-async fn one(State(health): State<Arc<dyn Health>>, Path(name): Path<String>) -> Response {
-    if name != "ping" && !health.names().contains(&name.as_str()) {
+/// `/healthz/{name}`.
+pub fn one(health: &dyn Health, name: &str) -> Response {
+    if name != "ping" && !health.names().contains(&name) {
         return plain_error(StatusCode::NOT_FOUND, "404 page not found");
     }
-    match health.check(&name) {
+    match health.check(name) {
         None => ([(header::CONTENT_TYPE, PLAIN)], "ok").into_response(),
         Some(why) => plain_error(StatusCode::INTERNAL_SERVER_ERROR, &format!("internal server error: {why}")),
     }
@@ -75,11 +68,10 @@ async fn one(State(health): State<Arc<dyn Health>>, Path(name): Path<String>) ->
 fn options(query: &str) -> (bool, Vec<String>) {
     let mut verbose = false;
     let mut excluded = Vec::new();
-    for pair in query.split('&') {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        match key {
+    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+        match &*key {
             "verbose" => verbose = true,
-            "exclude" => excluded.push(value.to_owned()),
+            "exclude" => excluded.push(value.into_owned()),
             _ => {}
         }
     }
@@ -107,12 +99,15 @@ mod tests {
         }
     }
 
-    async fn get(router: Router, path: &str) -> (u16, String) {
-        let request = Request::get(path).body(Body::empty()).expect("a request");
-        let response = router.oneshot(request).await.expect("infallible");
+    async fn told(response: Response) -> (u16, String) {
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.expect("a body").to_bytes();
         (status, String::from_utf8(body.to_vec()).expect("text"))
+    }
+
+    async fn get(path: &str) -> (u16, String) {
+        let request = Request::get(path).body(Body::empty()).expect("a request");
+        told(healthz_router().oneshot(request).await.expect("infallible")).await
     }
 
     #[tokio::test]
@@ -131,17 +126,19 @@ mod tests {
             ("/healthz/log", 404, "404 page not found\n"),
             ("/other", 404, "404 page not found\n"),
         ] {
-            assert_eq!(get(healthz_router(), path).await, (status, body.to_owned()), "{path}");
+            assert_eq!(get(path).await, (status, body.to_owned()), "{path}");
         }
     }
 
     #[tokio::test]
     async fn a_stuck_loop_fails_the_check_and_says_so_only_on_its_own_path() {
-        let router = || router(Arc::new(Stuck));
         let failed = "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n";
-        assert_eq!(get(router(), "/healthz").await, (500, failed.to_owned()));
+        assert_eq!(told(all(&Stuck, None)).await, (500, failed.to_owned()));
         let reason = "internal server error: sync Loop took longer than expected\n";
-        assert_eq!(get(router(), "/healthz/syncloop").await, (500, reason.to_owned()));
-        assert_eq!(get(router(), "/healthz?exclude=syncloop").await, (200, "ok".to_owned()));
+        assert_eq!(told(one(&Stuck, "syncloop")).await, (500, reason.to_owned()));
+        assert_eq!(told(all(&Stuck, Some("exclude=syncloop"))).await, (200, "ok".to_owned()));
+        // AC-04-17
+        let lines = "[+]ping ok\n[+]log ok\n[+]syncloop excluded: ok\nhealthz check passed\n";
+        assert_eq!(told(all(&Stuck, Some("exclude=syncloop&verbose"))).await, (200, lines.to_owned()));
     }
 }

@@ -14,6 +14,11 @@ pub fn plain_error(status: StatusCode, line: &str) -> Response {
     (status, headers, format!("{line}\n")).into_response()
 }
 
+/// An error of the router, or of a handler behind it: a bare string, no newline.
+pub fn router_error(status: StatusCode, body: &str) -> Response {
+    (status, [(header::CONTENT_TYPE, PLAIN)], body.to_owned()).into_response()
+}
+
 /// The clean form of a path with `//`, `/./` or `/../`; `None` where it is clean already.
 pub fn cleaned(path: &str) -> Option<String> {
     let mut kept: Vec<&str> = Vec::new();

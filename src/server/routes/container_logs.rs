@@ -1,0 +1,249 @@
+//! `/containerLogs/{namespace}/{pod}/{container}` (spec 04 §5.3).
+//!
+//! The answer begins before the first line is there, and its body is what a reader writes, as
+//! fast as the client takes it. Who does not take anything for [`STALL`] is cut off.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::{
+    body::{Body, HttpBody},
+    http::{HeaderValue, StatusCode},
+    response::Response,
+};
+use bytes::Bytes;
+use http_body::Frame;
+use jiff::Timestamp;
+use tokio::{io::AsyncWrite, io::AsyncWriteExt, sync::mpsc, task::JoinHandle};
+use tokio_util::sync::PollSender;
+
+use super::text;
+use crate::server::{
+    ports::{ContainerLogs, LogQuery, LogRefusal, LogSource, LogStream},
+    routing::ContainerPath,
+};
+
+/// Pieces that wait for the client; each is as large as what the reader hands out at once.
+const PIECES: usize = 2;
+/// How long a client may take nothing. Unlike the reference, which cuts every answer after four
+/// hours, a follower that reads may stay (spec 04 §11).
+const STALL: Duration = Duration::from_secs(300);
+/// Names the cause of a refusal for programs (spec 04 §11).
+const ERROR_HEADER: &str = "x-node-agent-error";
+
+/// Answers with a container's log.
+pub async fn read(
+    logs: &Arc<dyn ContainerLogs>,
+    split_streams: bool,
+    path: &ContainerPath,
+    query: Option<&str>,
+) -> Response {
+    let query = match parse(query.unwrap_or_default()) {
+        Ok(query) => query,
+        Err(Wrong::Decode) => {
+            return refuse(StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#, "BadQuery");
+        }
+        Err(Wrong::Invalid) => {
+            return refuse(StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#, "InvalidQuery");
+        }
+    };
+    let (namespace, pod) = (&path.pod.namespace, &path.pod.pod);
+    let source = match logs.find(namespace, pod, &path.container).await {
+        Ok(source) => source,
+        Err(LogRefusal::NotFound(text)) => return refuse(StatusCode::NOT_FOUND, &text, "NotFound"),
+        Err(LogRefusal::Other(text)) => return refuse(StatusCode::BAD_REQUEST, &text, "BadRequest"),
+    };
+    if !split_streams && let Some(stream) = query.stream.filter(|stream| *stream != LogStream::All) {
+        let text = format!(
+            "unable to return the given log stream: \"{}\". Please enable PodLogsQuerySplitStreams feature gate in kubelet",
+            stream.name()
+        );
+        return refuse(StatusCode::BAD_REQUEST, &text, "FeatureGate");
+    }
+    let instance = match logs.instance(&source, &path.container, query.previous) {
+        Ok(instance) => instance,
+        Err(text) => return refuse(StatusCode::BAD_REQUEST, &text, "NoInstance"),
+    };
+    stream(logs.clone(), instance, query)
+}
+
+fn refuse(status: StatusCode, body: &str, code: &'static str) -> Response {
+    let mut response = text::router_error(status, body);
+    response.headers_mut().insert(ERROR_HEADER, HeaderValue::from_static(code));
+    response
+}
+
+fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery) -> Response {
+    let (sender, receiver) = mpsc::channel(PIECES);
+    let mut out = Out::new(sender.clone());
+    let task = tokio::spawn(async move {
+        let gone = sender.clone();
+        let read = logs.read(&instance, &query, &mut out);
+        let read = tokio::select! {
+            // A follower whose log is silent would not notice that nobody listens.
+            () = gone.closed() => return,
+            read = read => read,
+        };
+        if let Err(why) = read {
+            // The status is sent already: the text goes where people look for it, and the missing
+            // end of the body tells programs that this is not all.
+            let _ = out.write_all(why.as_bytes()).await;
+            let _ = out.flush().await;
+            let _ = sender.send(Err(io::Error::other(why))).await;
+        }
+    });
+    Response::new(Body::new(Pieces { receiver, task }))
+}
+
+/// What a task writes, as a body; the task ends with it.
+struct Pieces {
+    receiver: mpsc::Receiver<io::Result<Bytes>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.receiver.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
+    }
+}
+
+/// The writing end: each write is a piece.
+struct Out {
+    sender: PollSender<io::Result<Bytes>>,
+    stall: Pin<Box<tokio::time::Sleep>>,
+    waits: bool,
+}
+
+impl Out {
+    fn new(sender: mpsc::Sender<io::Result<Bytes>>) -> Self {
+        Self { sender: PollSender::new(sender), stall: Box::pin(tokio::time::sleep(STALL)), waits: false }
+    }
+}
+
+impl AsyncWrite for Out {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(0)); // the head of the answer is on its way without it
+        }
+        let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
+        match self.sender.poll_reserve(context) {
+            Poll::Ready(reserved) => {
+                self.waits = false;
+                reserved.map_err(|_| gone())?;
+                self.sender.send_item(Ok(Bytes::copy_from_slice(bytes))).map_err(|_| gone())?;
+                Poll::Ready(Ok(bytes.len()))
+            }
+            Poll::Pending => {
+                if !self.waits {
+                    self.waits = true;
+                    let until = tokio::time::Instant::now() + STALL;
+                    self.stall.as_mut().reset(until);
+                }
+                ready!(self.stall.as_mut().poll(context));
+                Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// What is wrong with a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    /// A value is not what it should be.
+    Decode,
+    /// Values out of range, or that exclude each other.
+    Invalid,
+}
+
+fn parse(query: &str) -> Result<LogQuery, Wrong> {
+    let value = |name: &str| {
+        form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
+    };
+    // Only "0" and "false" are false; a name without a value is true.
+    let flag = |name| value(name).is_some_and(|v| v != "0" && !v.eq_ignore_ascii_case("false"));
+    let number = |text: Option<String>| text.map(|v| v.parse::<i64>().map_err(|_| Wrong::Decode)).transpose();
+    let tail = match value("tail").filter(|tail| !tail.is_empty()) {
+        Some(all) if all == "all" => None,
+        Some(tail) => number(Some(tail))?,
+        None => number(value("tailLines"))?,
+    };
+    let (since, limit) = (number(value("sinceSeconds"))?, number(value("limitBytes"))?);
+    let since_time = value("sinceTime").map(|v| v.parse::<Timestamp>().map_err(|_| Wrong::Decode)).transpose()?;
+    let stream = match value("stream").as_deref() {
+        None => None,
+        Some("All") => Some(LogStream::All),
+        Some("Stdout") => Some(LogStream::Stdout),
+        Some("Stderr") => Some(LogStream::Stderr),
+        Some(_) => return Err(Wrong::Invalid),
+    };
+    let is_one_stream = stream.is_some_and(|stream| stream != LogStream::All);
+    let out_of_range = tail.is_some_and(|n| n < 0) || since.is_some_and(|n| n < 1) || limit.is_some_and(|n| n < 1);
+    if out_of_range || (since.is_some() && since_time.is_some()) || (is_one_stream && tail.is_some()) {
+        return Err(Wrong::Invalid);
+    }
+    Ok(LogQuery {
+        follow: flag("follow"),
+        previous: flag("previous"),
+        timestamps: flag("timestamps"),
+        tail: tail.and_then(|n| u64::try_from(n).ok()),
+        since_seconds: since,
+        since_time,
+        limit_bytes: limit.and_then(|n| u64::try_from(n).ok()),
+        stream,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_read_as_the_reference_reads_them() {
+        // AC-04-13, AC-04-14
+        let plain = LogQuery::default();
+        for (query, wanted) in [
+            ("", Ok(plain.clone())),
+            ("follow&previous=0&timestamps=FALSE", Ok(LogQuery { follow: true, ..plain.clone() })),
+            ("follow=&timestamps=no", Ok(LogQuery { follow: true, timestamps: true, ..plain.clone() })),
+            ("tailLines=5", Ok(LogQuery { tail: Some(5), ..plain.clone() })),
+            ("tailLines=5&tail=7", Ok(LogQuery { tail: Some(7), ..plain.clone() })),
+            ("tailLines=5&tail=all", Ok(plain.clone())),
+            ("tail=-1", Err(Wrong::Invalid)),
+            ("tailLines=x", Err(Wrong::Decode)),
+            ("tailLines=", Err(Wrong::Decode)),
+            ("sinceSeconds=0", Err(Wrong::Invalid)),
+            ("sinceSeconds=1&sinceTime=2020-01-01T00:00:00Z", Err(Wrong::Invalid)),
+            ("sinceTime=yesterday", Err(Wrong::Decode)),
+            ("limitBytes=0", Err(Wrong::Invalid)),
+            ("limitBytes=99999999999999999999", Err(Wrong::Decode)),
+            ("stream=Stdout", Ok(LogQuery { stream: Some(LogStream::Stdout), ..plain.clone() })),
+            ("stream=stdout", Err(Wrong::Invalid)),
+            ("stream=Stderr&tailLines=1", Err(Wrong::Invalid)),
+            ("stream=All&tailLines=1", Ok(LogQuery { stream: Some(LogStream::All), tail: Some(1), ..plain })),
+        ] {
+            assert_eq!(parse(query), wanted, "{query}");
+        }
+    }
+}

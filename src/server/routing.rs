@@ -1,0 +1,497 @@
+//! Which endpoint a request means, in the reference's order of checks. Pure. Behaviour: spec 04
+//! §3, §4.
+//!
+//! Two layers, with authentication between them: the *outer* one looks at the raw path only
+//! (redirects, unknown paths, plain handlers, roots of services); the *service router* knows
+//! methods, parameters and media types. Which of the two says 404 decides whether a stranger
+//! hears it.
+
+use super::routes::text::cleaned;
+
+/// What is switched on (spec 04 §4 "Switches").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a switch of the configuration")]
+pub struct Switches {
+    /// `enableDebuggingHandlers`; never on the read-only port.
+    pub debugging: bool,
+    /// `enableSystemLogHandler`
+    pub system_log: bool,
+    /// `enableProfilingHandler`
+    pub profiling: bool,
+    /// `enableDebugFlagsHandler`
+    pub debug_flags: bool,
+    /// Gate `ContainerCheckpoint`.
+    pub checkpoint: bool,
+    /// Gate `ComponentFlagz`.
+    pub flagz: bool,
+    /// Gate `ComponentStatusz`.
+    pub statusz: bool,
+}
+
+impl Switches {
+    /// What the read-only port has: the open set, and stubs.
+    pub const READ_ONLY: Self = Self {
+        debugging: false,
+        system_log: false,
+        profiling: false,
+        debug_flags: false,
+        checkpoint: false,
+        flagz: false,
+        statusz: false,
+    };
+}
+
+/// What the outer layer says about a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outer {
+    /// 307 to there, before anybody is asked who he is.
+    Redirect(String),
+    /// 404, likewise.
+    Unknown,
+    /// 400: what the path's percent signs stand for is not text.
+    Malformed,
+    /// A plain handler; takes any method.
+    Plain(Plain),
+    /// The service router knows more; the path, decoded.
+    Service(String),
+}
+
+/// Handlers that match a path exactly and take any method.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plain {
+    /// `/healthz`
+    Healthz,
+    /// `/healthz/{check}`
+    HealthCheck(String),
+    /// `/metrics`
+    Metrics,
+    /// `/metrics/cadvisor`
+    Cadvisor,
+    /// `/metrics/resource`
+    Resource,
+    /// `/metrics/probes`
+    Probes,
+    /// `/metrics/slis`
+    Slis,
+    /// `/configz`
+    Configz,
+    /// `/statusz`
+    Statusz,
+    /// `/flagz`
+    Flagz,
+    /// `/debug/flags/v`
+    Verbosity,
+    /// A 405 with this text.
+    Disabled(&'static str),
+}
+
+/// A pod, by what a path says of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodPath {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub pod: String,
+    /// UID, where given.
+    pub uid: Option<String>,
+}
+
+/// A container, by what a path says of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerPath {
+    /// Its pod.
+    pub pod: PodPath,
+    /// Its name.
+    pub container: String,
+}
+
+/// An endpoint of the service router.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/pods`
+    Pods,
+    /// `/stats/summary`
+    Summary,
+    /// `/run/…`
+    Run(ContainerPath),
+    /// `/exec/…`
+    Exec(ContainerPath),
+    /// `/attach/…`
+    Attach(ContainerPath),
+    /// `/portForward/…`
+    PortForward(PodPath),
+    /// `/containerLogs/…`
+    ContainerLogs(ContainerPath),
+    /// `/runningpods/`
+    RunningPods,
+    /// `/checkpoint/…`
+    Checkpoint(ContainerPath),
+    /// `/logs/` and below; what follows, decoded, with a final slash where there was one.
+    Logs(String),
+    /// `/debug/pprof/` and below.
+    Pprof(String),
+}
+
+/// What the service router says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Go there.
+    Found(Endpoint),
+    /// 404, the router's own.
+    NotFound,
+    /// 405 with this `Allow`.
+    MethodNotAllowed(&'static str),
+    /// 406, listing this.
+    NotAcceptable(&'static str),
+}
+
+/// Roots of services, the media type they declare, and whether the root is known without its slash too.
+const SERVICES: &[(&str, &str, bool)] = &[
+    ("/pods/", JSON, true),
+    ("/stats/", JSON, false),
+    ("/run/", "", true),
+    ("/exec/", "", true),
+    ("/attach/", "", true),
+    ("/portForward/", "", true),
+    ("/containerLogs/", "", true),
+    ("/runningpods/", JSON, false),
+    ("/checkpoint/", JSON, false),
+    ("/logs/", "", false),
+    ("/debug/pprof/", "", false),
+];
+const JSON: &str = "application/json";
+/// Services that exist only for debugging; switched off, they are stubs.
+const DEBUG_ROOTS: &[&str] =
+    &["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/runningpods/", "/debug/pprof/", "/logs/"];
+const DEBUG_OFF: &str = "Debug endpoints are disabled.";
+const LOGS_OFF: &str = "logs endpoint is disabled.";
+const PROFILING_OFF: &str = "profiling endpoint is disabled.";
+const FLAGS_OFF: &str = "flags endpoint is disabled.";
+
+/// What the outer layer says about a raw (still encoded) path. `checks` are the names of the health checks.
+pub fn outer(path: &str, query: Option<&str>, switches: &Switches, checks: &[&str]) -> Outer {
+    let redirect = |path: &str| match query {
+        Some(query) => Outer::Redirect(format!("{path}?{query}")),
+        None => Outer::Redirect(path.to_owned()),
+    };
+    if let Some(clean) = cleaned(path) {
+        return redirect(&clean);
+    }
+    let Some(decoded) = decode(path) else { return Outer::Malformed };
+    if let Some(plain) = plain(&decoded, switches, checks) {
+        return Outer::Plain(plain);
+    }
+    for (root, _, bare) in SERVICES {
+        let name = root.trim_end_matches('/');
+        let is_debug = DEBUG_ROOTS.contains(root);
+        if *root == "/checkpoint/" && !(switches.debugging && switches.checkpoint) {
+            continue;
+        }
+        let off = match *root {
+            _ if is_debug && !switches.debugging => Some(DEBUG_OFF),
+            "/logs/" if !switches.system_log => Some(LOGS_OFF),
+            "/debug/pprof/" if !switches.profiling => Some(PROFILING_OFF),
+            _ => None,
+        };
+        if decoded == name {
+            let knows_bare = *bare && off.is_none();
+            return if knows_bare { Outer::Service(decoded) } else { redirect(&format!("{path}/")) };
+        }
+        if decoded.starts_with(root) {
+            return off.map_or(Outer::Service(decoded), |text| Outer::Plain(Plain::Disabled(text)));
+        }
+    }
+    Outer::Unknown
+}
+
+fn plain(path: &str, switches: &Switches, checks: &[&str]) -> Option<Plain> {
+    if let Some(check) = path.strip_prefix("/healthz/") {
+        return (check == "ping" || checks.contains(&check)).then(|| Plain::HealthCheck(check.to_owned()));
+    }
+    match path {
+        "/healthz" => return Some(Plain::Healthz),
+        "/metrics" => return Some(Plain::Metrics),
+        "/metrics/cadvisor" => return Some(Plain::Cadvisor),
+        "/metrics/resource" => return Some(Plain::Resource),
+        "/metrics/probes" => return Some(Plain::Probes),
+        "/metrics/slis" => return Some(Plain::Slis),
+        _ if !switches.debugging => return None,
+        _ => {}
+    }
+    match path {
+        "/configz" => Some(Plain::Configz),
+        "/statusz" if switches.statusz => Some(Plain::Statusz),
+        "/flagz" if switches.flagz => Some(Plain::Flagz),
+        "/debug/flags/v" if switches.debug_flags => Some(Plain::Verbosity),
+        "/debug/flags/v" => Some(Plain::Disabled(FLAGS_OFF)),
+        _ => None,
+    }
+}
+
+/// What the service router says about a decoded path that [`outer`] handed to it.
+pub fn service(method: &str, path: &str, accept: Option<&str>) -> Service {
+    let of_root = |(root, _, _): &&(&str, &str, bool)| path.starts_with(root) || path == root.trim_end_matches('/');
+    let Some((root, produces, _)) = SERVICES.iter().find(of_root) else { return Service::NotFound };
+    let rest = path.get(root.len()..).unwrap_or_default();
+    let Some((endpoint, allow)) = endpoint(root, rest) else { return Service::NotFound };
+    if !allow.split(", ").any(|allowed| allowed == method) {
+        return Service::MethodNotAllowed(allow);
+    }
+    if !is_acceptable(accept, produces) {
+        return Service::NotAcceptable(produces);
+    }
+    Service::Found(endpoint)
+}
+
+fn endpoint(root: &str, rest: &str) -> Option<(Endpoint, &'static str)> {
+    const BOTH: &str = "GET, POST";
+    let parts: Vec<&str> = rest.trim_end_matches('/').split('/').filter(|part| !part.is_empty()).collect();
+    let found = match (root, parts.as_slice()) {
+        ("/pods/", []) => (Endpoint::Pods, "GET"),
+        ("/stats/", ["summary"]) => (Endpoint::Summary, BOTH),
+        ("/run/", parts) => (Endpoint::Run(container(parts, true)?), "POST"),
+        ("/exec/", parts) => (Endpoint::Exec(container(parts, true)?), BOTH),
+        ("/attach/", parts) => (Endpoint::Attach(container(parts, true)?), BOTH),
+        ("/portForward/", [namespace, pod]) => (Endpoint::PortForward(pod_path(namespace, pod, None)), BOTH),
+        ("/portForward/", [namespace, pod, uid]) => (Endpoint::PortForward(pod_path(namespace, pod, Some(uid))), BOTH),
+        ("/containerLogs/", parts) => (Endpoint::ContainerLogs(container(parts, false)?), "GET"),
+        ("/runningpods/", []) => (Endpoint::RunningPods, "GET"),
+        ("/checkpoint/", parts) => (Endpoint::Checkpoint(container(parts, false)?), "POST"),
+        ("/logs/", _) => (Endpoint::Logs(rest.to_owned()), "GET"),
+        ("/debug/pprof/", _) => (Endpoint::Pprof(rest.to_owned()), "GET"),
+        _ => return None,
+    };
+    Some(found)
+}
+
+fn pod_path(namespace: &str, pod: &str, uid: Option<&str>) -> PodPath {
+    PodPath { namespace: namespace.to_owned(), pod: pod.to_owned(), uid: uid.map(str::to_owned) }
+}
+
+fn container(parts: &[&str], may_have_uid: bool) -> Option<ContainerPath> {
+    match parts {
+        [namespace, pod, container] => {
+            Some(ContainerPath { pod: pod_path(namespace, pod, None), container: (*container).to_owned() })
+        }
+        [namespace, pod, uid, container] if may_have_uid => {
+            Some(ContainerPath { pod: pod_path(namespace, pod, Some(uid)), container: (*container).to_owned() })
+        }
+        _ => None,
+    }
+}
+
+/// Whether one of the accepted types is what a route declares; a route that declares none is
+/// acceptable to nobody who asks for something.
+fn is_acceptable(accept: Option<&str>, produces: &str) -> bool {
+    let accept = accept.unwrap_or_default();
+    if accept.is_empty() {
+        return true;
+    }
+    let types = accept.split(',').map(|entry| entry.split(';').next().unwrap_or_default().trim());
+    types.into_iter().any(|accepted| accepted == "*/*" || (accepted == produces && !produces.is_empty()))
+}
+
+/// A path without its percent signs; `None` where they are not followed by two hexadecimal
+/// digits, or stand for what is not UTF-8.
+pub fn decode(path: &str) -> Option<String> {
+    if !path.contains('%') {
+        return Some(path.to_owned());
+    }
+    let digit = |byte: Option<u8>| char::from(byte?).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(if byte == b'%' { digit(rest.next())? << 4 | digit(rest.next())? } else { byte });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The value of the label `path` of the request metrics: from a fixed set, whatever is asked (spec 04 §8).
+pub fn bucket(path: &str) -> &'static str {
+    const PAGES: &[&str] = &["metrics/cadvisor", "metrics/probes", "metrics/resource"];
+    const ROOTS: &[&str] = &[
+        "healthz",
+        "pods",
+        "stats",
+        "metrics",
+        "run",
+        "exec",
+        "attach",
+        "portForward",
+        "containerLogs",
+        "configz",
+        "runningpods",
+        "checkpoint",
+        "logs",
+        "debug",
+        "flagz",
+        "statusz",
+    ];
+    let path = path.trim_matches('/');
+    let first = path.split('/').next().unwrap_or_default();
+    let known = if first == "metrics" && path != first { PAGES.iter().find(|p| **p == path) } else { None };
+    let root = || ROOTS.iter().find(|root| **root == first && (first != "metrics" || path == first));
+    known.or_else(root).copied().unwrap_or("other")
+}
+
+/// The value of the label `method`: PATCH is `other` (spec 04 §8).
+pub fn method_label(method: &str) -> &'static str {
+    const METHODS: &[&str] = &["OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT"];
+    METHODS.iter().find(|known| **known == method).copied().unwrap_or("other")
+}
+
+/// The value of the label `long_running`; the reference's table misspells the third one (spec 04 §8).
+pub fn is_long_running(bucket: &str) -> bool {
+    matches!(bucket, "exec" | "attach" | "debug")
+}
+
+/// Whether an upgrade turns a GET of this path into more than reading (spec 04 §10, first row).
+pub fn opens_a_stream(endpoint: &Endpoint) -> bool {
+    matches!(endpoint, Endpoint::Exec(_) | Endpoint::Attach(_) | Endpoint::Run(_) | Endpoint::PortForward(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Switches = Switches {
+        debugging: true,
+        system_log: true,
+        profiling: true,
+        debug_flags: true,
+        checkpoint: true,
+        flagz: true,
+        statusz: true,
+    };
+    const CHECKS: &[&str] = &["log", "syncloop"];
+
+    fn to(path: &str) -> Outer {
+        Outer::Redirect(path.to_owned())
+    }
+
+    fn on(path: &str) -> Outer {
+        Outer::Service(path.to_owned())
+    }
+
+    #[test]
+    fn the_outer_layer_knows_paths_only() {
+        // AC-04-2, AC-04-3
+        for (path, query, wanted) in [
+            ("/", None, Outer::Unknown),
+            ("/nope", None, Outer::Unknown),
+            ("/healthz/", None, Outer::Unknown),
+            ("/metrics/", None, Outer::Unknown),
+            ("/livez", None, Outer::Unknown),
+            ("/spec/", None, Outer::Unknown),
+            ("/debug", None, Outer::Unknown),
+            ("/debug/flags/v/", None, Outer::Unknown),
+            ("/a//b", Some("x=1"), to("/a/b?x=1")),
+            ("/runningpods", Some("x=1"), to("/runningpods/?x=1")),
+            ("/stats", None, to("/stats/")),
+            ("/logs", None, to("/logs/")),
+            ("/checkpoint", None, to("/checkpoint/")),
+            ("/debug/pprof", None, to("/debug/pprof/")),
+            ("/run", None, on("/run")),
+            ("/pods/", None, on("/pods/")),
+            ("/pods/x", None, on("/pods/x")),
+            ("/containerLogs/a%2Fb/c", None, on("/containerLogs/a/b/c")),
+            ("/%zz", None, Outer::Malformed),
+            ("/%ff", None, Outer::Malformed),
+            ("/healthz", None, Outer::Plain(Plain::Healthz)),
+            ("/healthz/log", None, Outer::Plain(Plain::HealthCheck("log".to_owned()))),
+            ("/healthz/other", None, Outer::Unknown),
+            ("/metrics/slis", None, Outer::Plain(Plain::Slis)),
+            ("/debug/flags/v", None, Outer::Plain(Plain::Verbosity)),
+            ("/flagz", None, Outer::Plain(Plain::Flagz)),
+        ] {
+            assert_eq!(outer(path, query, &ALL, CHECKS), wanted, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_switched_off_is_a_stub_or_unknown() {
+        // AC-04-10, AC-04-11, AC-04-12
+        let stub = |text| Outer::Plain(Plain::Disabled(text));
+        for path in
+            ["/run/x", "/exec/xxx", "/attach/", "/portForward/a", "/containerLogs/a", "/runningpods/", "/logs/x"]
+        {
+            assert_eq!(
+                outer(path, None, &Switches::READ_ONLY, CHECKS),
+                stub("Debug endpoints are disabled."),
+                "{path}"
+            );
+        }
+        for path in ["/configz", "/checkpoint/a/b/c", "/checkpoint", "/statusz", "/flagz", "/debug/flags/v"] {
+            assert_eq!(outer(path, None, &Switches::READ_ONLY, CHECKS), Outer::Unknown, "{path}");
+        }
+        for path in ["/run", "/exec", "/attach", "/portForward", "/containerLogs"] {
+            assert_eq!(outer(path, None, &Switches::READ_ONLY, CHECKS), to(&format!("{path}/")), "{path}");
+        }
+        for path in ["/pods", "/stats/summary"] {
+            assert_eq!(outer(path, None, &Switches::READ_ONLY, CHECKS), on(path), "{path}");
+        }
+        let each = [
+            (Switches { system_log: false, ..ALL }, "/logs/x", "logs endpoint is disabled."),
+            (Switches { profiling: false, ..ALL }, "/debug/pprof/heap", "profiling endpoint is disabled."),
+            (Switches { debug_flags: false, ..ALL }, "/debug/flags/v", "flags endpoint is disabled."),
+        ];
+        for (switches, path, text) in each {
+            assert_eq!(outer(path, None, &switches, CHECKS), stub(text), "{path}");
+        }
+        assert_eq!(outer("/flagz", None, &Switches { flagz: false, ..ALL }, CHECKS), Outer::Unknown);
+        assert_eq!(outer("/checkpoint/a/b/c", None, &Switches { checkpoint: false, ..ALL }, CHECKS), Outer::Unknown);
+    }
+
+    #[test]
+    fn the_service_router_knows_methods_and_types() {
+        // AC-04-9
+        let pod = |uid: Option<&str>| pod_path("a", "b", uid);
+        let at = |uid| ContainerPath { pod: pod(uid), container: "c".to_owned() };
+        for (method, path, accept, wanted) in [
+            ("GET", "/pods", None, Service::Found(Endpoint::Pods)),
+            ("GET", "/pods/", Some("text/plain, */*;q=0.1"), Service::Found(Endpoint::Pods)),
+            ("GET", "/pods", Some("text/plain"), Service::NotAcceptable("application/json")),
+            ("HEAD", "/pods", None, Service::MethodNotAllowed("GET")),
+            ("GET", "/pods/x", None, Service::NotFound),
+            ("POST", "/stats/summary/", None, Service::Found(Endpoint::Summary)),
+            ("GET", "/stats/", None, Service::NotFound),
+            ("GET", "/run/a/b/c", None, Service::MethodNotAllowed("POST")),
+            ("POST", "/run/a/b/u/c", None, Service::Found(Endpoint::Run(at(Some("u"))))),
+            ("GET", "/exec/a/b/c", None, Service::Found(Endpoint::Exec(at(None)))),
+            ("PUT", "/attach/a/b/c", None, Service::MethodNotAllowed("GET, POST")),
+            ("GET", "/exec/a/b", None, Service::NotFound),
+            ("POST", "/portForward/a/b", None, Service::Found(Endpoint::PortForward(pod(None)))),
+            ("GET", "/portForward/a/b/u", None, Service::Found(Endpoint::PortForward(pod(Some("u"))))),
+            ("GET", "/containerLogs/a/b/c", None, Service::Found(Endpoint::ContainerLogs(at(None)))),
+            ("GET", "/containerLogs/a/b/c", Some("text/plain"), Service::NotAcceptable("")),
+            ("GET", "/containerLogs/a/b/u/c", None, Service::NotFound),
+            ("GET", "/runningpods/", None, Service::Found(Endpoint::RunningPods)),
+            ("POST", "/checkpoint/a/b/c", None, Service::Found(Endpoint::Checkpoint(at(None)))),
+            ("GET", "/logs/x/y/", None, Service::Found(Endpoint::Logs("x/y/".to_owned()))),
+            ("GET", "/logs/", None, Service::Found(Endpoint::Logs(String::new()))),
+            ("GET", "/debug/pprof/heap", None, Service::Found(Endpoint::Pprof("heap".to_owned()))),
+        ] {
+            assert_eq!(service(method, path, accept), wanted, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn labels_come_from_fixed_sets() {
+        // AC-04-25
+        for (path, label) in [
+            ("/pods", "pods"),
+            ("/metrics", "metrics"),
+            ("/metrics/cadvisor", "metrics/cadvisor"),
+            ("/metrics/slis", "other"),
+            ("/exec/a/b/c", "exec"),
+            ("/debug/pprof/heap", "debug"),
+            ("/", "other"),
+            ("/podsx", "other"),
+            ("/healthz/log", "healthz"),
+        ] {
+            assert_eq!(bucket(path), label, "{path}");
+        }
+        assert_eq!((method_label("PATCH"), method_label("BREW"), method_label("GET")), ("other", "other", "GET"));
+        assert!(is_long_running("exec") && !is_long_running("portForward"));
+    }
+}

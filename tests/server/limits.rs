@@ -1,0 +1,55 @@
+//! What a hostile client can and cannot do to a listener.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::site::{PATIENCE, Served};
+
+#[tokio::test]
+async fn a_thousand_idle_connections_hold_nobody_up() {
+    let served = Served::guarded(&[("*", "*")]).await;
+    let mut idle = Vec::new();
+    for _ in 0..1_000 {
+        idle.push(served.connect().await);
+    }
+    assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn half_a_head_and_heads_without_end_are_cut_off() {
+    let served = Served::guarded(&[("*", "*")]).await;
+    let mut slow = served.connect().await;
+    slow.write_all(b"GET /pods HTTP/1.1\r\nHos").await.expect("taken");
+    let mut large = served.connect().await;
+    let line = format!("X: {}\r\n", "y".repeat(8 << 10));
+    let mut answer = Vec::new();
+    let flood = async {
+        if large.write_all(b"GET /pods HTTP/1.1\r\nHost: x\r\n").await.is_err() {
+            return;
+        }
+        for _ in 0..400 {
+            if large.write_all(line.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, flood).await.expect("cut off, or taken");
+    let _ = tokio::time::timeout(PATIENCE, large.read_to_end(&mut answer)).await.expect("an end");
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+    assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
+    drop(slow);
+}
+
+#[tokio::test]
+async fn garbage_is_answered_and_forgotten() {
+    let served = Served::guarded(&[("*", "*")]).await;
+    for garbage in ["\u{0}\u{1}\u{2}\r\n\r\n", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "\u{16}\u{3}\u{1}\u{2}\u{0}"] {
+        let mut stream = served.connect().await;
+        stream.write_all(garbage.as_bytes()).await.expect("taken");
+        stream.shutdown().await.expect("closed");
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("an end");
+        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400") || answer.starts_with(b"HTTP/1.0 400"));
+    }
+    assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
+}

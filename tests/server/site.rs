@@ -1,0 +1,265 @@
+//! A site on loopback with players behind it, and a client.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use axum::{
+    http::{StatusCode, header::AUTHORIZATION, request},
+    response::{IntoResponse, Response},
+};
+use berth::{
+    metrics::{Registry, ServerMetrics, exposition::Format},
+    pod::Pod,
+    server::{
+        self, Endpoints, Gatekeeper, Guard, Serves, Site,
+        auth::{Identity, Via},
+        ports::{ContainerLogs, Health, LogQuery, LogRefusal, LogSource, Pages, RunningPods},
+        routing::Switches,
+    },
+};
+use bytes::Bytes;
+use rustls::pki_types::CertificateDer;
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Longer than anything here takes.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Everything on.
+pub const ALL: Switches = Switches {
+    debugging: true,
+    system_log: true,
+    profiling: true,
+    debug_flags: true,
+    checkpoint: true,
+    flagz: true,
+    statusz: true,
+};
+
+/// Knows one token, and which subresources and verbs its owner may use.
+pub struct Doorman {
+    pub allowed: Vec<(&'static str, &'static str)>,
+    pub asked: Mutex<Vec<String>>,
+}
+
+#[async_trait]
+impl Gatekeeper for Doorman {
+    async fn identify(&self, parts: &mut request::Parts, _: &[CertificateDer<'static>]) -> Result<Identity, Response> {
+        if parts.headers.get(AUTHORIZATION).is_some_and(|value| value == "Bearer good") {
+            return Ok(Identity { name: "U".to_owned(), via: Via::Token, ..Identity::unasked() });
+        }
+        Err((StatusCode::UNAUTHORIZED, "Unauthorized").into_response())
+    }
+
+    async fn allow(&self, _: &Identity, verb: &str, subresources: &[&str]) -> Result<(), Response> {
+        for subresource in subresources {
+            self.asked.lock().expect("whole").push(format!("{verb} {subresource}"));
+            if self.allowed.iter().any(|(v, s)| (*v == verb || *v == "*") && (s == subresource || *s == "*")) {
+                return Ok(());
+            }
+        }
+        Err((StatusCode::FORBIDDEN, "Forbidden").into_response())
+    }
+}
+
+/// Pages, checks, lists and logs that are easily told apart.
+pub struct Players {
+    pub panics: bool,
+    /// Followers that read now.
+    pub readers: AtomicUsize,
+}
+
+impl Pages for Players {
+    fn pods(&self) -> Bytes {
+        assert!(!self.panics, "as it was told to");
+        Bytes::from_static(b"pods\n")
+    }
+
+    fn metrics(&self, _: Format, is_zipped: bool) -> Result<Bytes, String> {
+        Ok(Bytes::from_static(if is_zipped { b"zipped" } else { b"metrics" }))
+    }
+
+    fn process_start(&self) -> u64 {
+        7
+    }
+}
+
+impl Health for Players {
+    fn names(&self) -> &[&'static str] {
+        &["syncloop"]
+    }
+
+    fn check(&self, _: &str) -> Option<String> {
+        None
+    }
+}
+
+#[async_trait]
+impl RunningPods for Players {
+    async fn list(&self) -> Result<Bytes, String> {
+        Err("the runtime says no".to_owned())
+    }
+}
+
+struct Reading<'a>(&'a AtomicUsize);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+impl ContainerLogs for Players {
+    async fn find(&self, _: &str, pod: &str, container: &str) -> Result<LogSource, LogRefusal> {
+        if pod != "p" {
+            return Err(LogRefusal::NotFound(format!("pod {pod:?} does not exist")));
+        }
+        let object = json!({"metadata": {"uid": "u", "name": container, "namespace": "n"}, "spec": {"containers": []}});
+        let pod = Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete");
+        Ok(LogSource { pod: Arc::new(pod), status: None, instance: None })
+    }
+
+    fn instance(&self, source: &LogSource, container: &str, is_previous: bool) -> Result<LogSource, String> {
+        if is_previous {
+            return Err(format!("previous terminated container {container:?} in pod \"p\" not found"));
+        }
+        Ok(source.clone())
+    }
+
+    /// What the container's name asks for: `endless` writes for ever, `silent` never, `broken` half.
+    async fn read(
+        &self,
+        source: &LogSource,
+        _: &LogQuery,
+        out: &mut (dyn AsyncWrite + Unpin + Send),
+    ) -> Result<(), String> {
+        self.readers.fetch_add(1, Ordering::SeqCst);
+        let _reading = Reading(&self.readers);
+        let gone = |e: std::io::Error| e.to_string();
+        match source.pod.name() {
+            "endless" => loop {
+                out.write_all(&[b'x'; 64 << 10]).await.map_err(gone)?;
+            },
+            "silent" => std::future::pending().await,
+            "broken" => {
+                out.write_all(b"half\n").await.map_err(gone)?;
+                Err("unable to retrieve container logs for containerd://x".to_owned())
+            }
+            _ => out.write_all(b"a line\n").await.map_err(gone),
+        }
+    }
+}
+
+/// A listener that serves.
+pub struct Served {
+    pub address: SocketAddr,
+    pub doorman: Arc<Doorman>,
+    pub players: Arc<Players>,
+    pub registry: Registry,
+    _stop: DropGuard,
+}
+
+impl Served {
+    /// Everything on, behind a door; `allowed` are verbs and subresources.
+    pub async fn guarded(allowed: &[(&'static str, &'static str)]) -> Self {
+        Self::start(ALL, Some(allowed.to_vec()), false).await
+    }
+
+    pub async fn start(switches: Switches, allowed: Option<Vec<(&'static str, &'static str)>>, panics: bool) -> Self {
+        let registry = Registry::new();
+        let players = Arc::new(Players { panics, readers: AtomicUsize::default() });
+        let has_door = allowed.is_some();
+        let doorman = Arc::new(Doorman { allowed: allowed.unwrap_or_default(), asked: Mutex::default() });
+        let site = Site {
+            switches,
+            guard: has_door.then(|| Guard { keeper: doorman.clone(), streaming_requires_create: true }),
+            endpoints: Endpoints {
+                health: players.clone(),
+                pages: players.clone(),
+                running: players.clone(),
+                logs: players.clone(),
+                split_streams: false,
+                configz: Bytes::from_static(b"{}"),
+            },
+            metrics: ServerMetrics::new(&registry),
+        };
+        let listening = server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");
+        let address = listening.address().expect("bound");
+        let stop = CancellationToken::new();
+        tokio::spawn(server::serve(listening, Serves::Site(Arc::new(site)), None, stop.clone()));
+        Self { address, doorman, players, registry, _stop: stop.drop_guard() }
+    }
+
+    pub async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.expect("it listens")
+    }
+
+    /// Sends a request as it is, and reads until the server closes.
+    pub async fn raw(&self, request: &str) -> String {
+        let mut stream = self.connect().await;
+        stream.write_all(request.as_bytes()).await.expect("taken");
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("an end");
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    /// One request with the good token; status, headers in lower case, body.
+    pub async fn ask(&self, method: &str, target: &str, headers: &str) -> (u16, String, String) {
+        let request = format!(
+            "{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer good\r\n{headers}\r\n"
+        );
+        split(&self.raw(&request).await)
+    }
+
+    /// The same from a stranger.
+    pub async fn ask_as_stranger(&self, method: &str, target: &str) -> (u16, String, String) {
+        split(&self.raw(&format!("{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).await)
+    }
+
+    /// A counter's or gauge's value among the server's metrics.
+    pub fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let families = self.registry.gather();
+        let Some(family) = families.iter().find(|family| family.name() == name) else { return 0.0 };
+        let has = |metric: &prometheus::proto::Metric| {
+            labels.iter().all(|(k, v)| metric.get_label().iter().any(|l| l.name() == *k && l.value() == *v))
+        };
+        family
+            .get_metric()
+            .iter()
+            .filter(|m| has(m))
+            .map(|m| m.get_counter().get_value() + m.get_gauge().get_value())
+            .sum()
+    }
+}
+
+fn split(answer: &str) -> (u16, String, String) {
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+    let body = if head.to_lowercase().contains("transfer-encoding: chunked") { unchunk(body) } else { body.to_owned() };
+    (status, head.to_lowercase(), body)
+}
+
+fn unchunk(mut rest: &str) -> String {
+    let mut body = String::new();
+    while let Some((size, after)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap_or(0);
+        if size == 0 {
+            break;
+        }
+        body.push_str(after.get(..size).unwrap_or(after));
+        rest = after.get(size + 2..).unwrap_or_default();
+    }
+    body
+}
