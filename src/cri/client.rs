@@ -262,6 +262,35 @@ impl RuntimeService for RuntimeClient {
         }
     }
 
+    async fn exec(&self, request: cri::ExecRequest) -> CriResult<String> {
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.exec(r).await };
+        validate::url(self.caller.call(Op::Exec, Limit::Once, request, send).await?.url)
+    }
+
+    async fn attach(&self, request: cri::AttachRequest) -> CriResult<String> {
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.attach(r).await };
+        validate::url(self.caller.call(Op::Attach, Limit::Once, request, send).await?.url)
+    }
+
+    async fn port_forward(&self, request: cri::PortForwardRequest) -> CriResult<String> {
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.port_forward(r).await };
+        validate::url(self.caller.call(Op::PortForward, Limit::Once, request, send).await?.url)
+    }
+
+    async fn checkpoint_container(&self, id: &str, location: &str, timeout: Duration) -> CriResult<()> {
+        let request = cri::CheckpointContainerRequest {
+            container_id: id.to_owned(),
+            location: location.to_owned(),
+            timeout: whole_seconds(timeout),
+        };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.checkpoint_container(r).await };
+        self.caller.call(Op::CheckpointContainer, Limit::AtLeast(timeout), request, send).await.map(drop)
+    }
+
     async fn container_events(&self) -> CriResult<BoxStream<'static, CriResult<cri::ContainerEventResponse>>> {
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.get_container_events(r).await };

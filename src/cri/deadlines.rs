@@ -18,6 +18,8 @@ pub(super) enum Limit {
     Twice,
     /// T plus the time the runtime was told to take.
     Plus(Duration),
+    /// T, or the time the runtime was told to take where that is longer.
+    AtLeast(Duration),
     /// None: ends with the call, or when the caller drops it.
     Never,
 }
@@ -29,6 +31,7 @@ impl Limit {
             Self::Once => Some(timeout),
             Self::Twice => Some(timeout.saturating_mul(2)),
             Self::Plus(more) => Some(timeout.saturating_add(more)),
+            Self::AtLeast(least) => Some(timeout.max(least)),
             Self::Never => None,
         }
     }
@@ -107,6 +110,8 @@ mod tests {
         assert_eq!(Limit::Twice.of(t), Some(t * 2));
         assert_eq!(Limit::Plus(Duration::from_secs(30)).of(t), Some(Duration::from_secs(150)));
         assert_eq!(Limit::Plus(Duration::MAX).of(t), Some(Duration::MAX));
+        assert_eq!(Limit::AtLeast(Duration::from_secs(30)).of(t), Some(t));
+        assert_eq!(Limit::AtLeast(t * 3).of(t), Some(t * 3));
         assert_eq!(Limit::Never.of(t), None);
     }
 

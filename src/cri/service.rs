@@ -84,6 +84,16 @@ pub trait RuntimeService: Send + Sync + 'static {
     /// Runs a command in a container; `timeout` zero means none.
     async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> CriResult<ExecOutput>;
 
+    /// Prepares a command in a container; returns the URL at which its streams are met, once.
+    async fn exec(&self, request: cri::ExecRequest) -> CriResult<String>;
+    /// Prepares streams to a container's process; returns the URL at which they are met, once.
+    async fn attach(&self, request: cri::AttachRequest) -> CriResult<String>;
+    /// Prepares connections into a sandbox's network; returns the URL at which they are met, once.
+    async fn port_forward(&self, request: cri::PortForwardRequest) -> CriResult<String>;
+    /// Writes a checkpoint of a running container to the file `location`. `timeout` in whole seconds
+    /// goes to the runtime and stretches the call's deadline; zero leaves the limit to the runtime.
+    async fn checkpoint_container(&self, id: &str, location: &str, timeout: Duration) -> CriResult<()>;
+
     /// The stream of container events. Ends when the runtime ends it; `Unimplemented` on
     /// containerd 1.6 arrives as the call's error or the first item.
     async fn container_events(&self) -> CriResult<BoxStream<'static, CriResult<cri::ContainerEventResponse>>>;

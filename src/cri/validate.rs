@@ -94,6 +94,11 @@ pub(super) fn image_ref(reference: String, name: &str) -> CriResult<String> {
     if reference.is_empty() { invalid(format!("imageRef of image {name:?} is not set")) } else { Ok(reference) }
 }
 
+/// What is to be streamed has a place where it is.
+pub(super) fn url(url: String) -> CriResult<String> {
+    if url.is_empty() { invalid("URL is not set") } else { Ok(url) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,6 +171,7 @@ mod tests {
         assert_eq!(text(image_ref(String::new(), "x")), "imageRef of image \"x\" is not set");
         assert_eq!(text(image(Some(cri::Image::default()), "x")), "Id or size of image \"x\" is not set");
         assert_eq!(image(None, "x"), Ok(None));
+        assert_eq!(text(url(String::new())), "URL is not set");
         assert_eq!(
             text(version(&cri::VersionResponse { version: "0.1.0".into(), ..Default::default() })),
             "not all fields are set in VersionResponse (missing runtime_name, runtime_version, runtime_api_version)"

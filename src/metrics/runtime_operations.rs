@@ -73,6 +73,14 @@ operations! {
     ReopenContainerLog => "reopen_container_log",
     /// `ExecSync`
     ExecSync => "exec_sync",
+    /// `Exec`
+    Exec => "exec",
+    /// `Attach`
+    Attach => "attach",
+    /// `PortForward`
+    PortForward => "port_forward",
+    /// `CheckpointContainer`
+    CheckpointContainer => "checkpoint_container",
     /// `GetContainerEvents`
     GetContainerEvents => "get_container_events",
     /// `ListImages`

@@ -205,6 +205,18 @@ impl RuntimeService for Leash {
     async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> CriResult<ExecOutput> {
         self.through(self.cri.exec_sync(id, command, timeout)).await
     }
+    async fn exec(&self, request: cri::ExecRequest) -> CriResult<String> {
+        self.through(self.cri.exec(request)).await
+    }
+    async fn attach(&self, request: cri::AttachRequest) -> CriResult<String> {
+        self.through(self.cri.attach(request)).await
+    }
+    async fn port_forward(&self, request: cri::PortForwardRequest) -> CriResult<String> {
+        self.through(self.cri.port_forward(request)).await
+    }
+    async fn checkpoint_container(&self, id: &str, location: &str, timeout: Duration) -> CriResult<()> {
+        self.through(self.cri.checkpoint_container(id, location, timeout)).await
+    }
     async fn container_events(&self) -> CriResult<BoxStream<'static, CriResult<cri::ContainerEventResponse>>> {
         let events = self.through(self.cri.container_events()).await?;
         let next = |(mut events, leash): (BoxStream<'static, _>, Self)| async move {

@@ -11,7 +11,9 @@ mod script;
 pub mod server;
 mod service;
 mod state;
+mod streams;
 
 pub use history::{Fact, History, Moment, Span};
 pub use script::{Behaviour, Call, EventFaults, Fault, Latency};
 pub use service::ScriptedCri;
+pub use streams::StreamRequest;

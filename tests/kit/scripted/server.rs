@@ -241,13 +241,34 @@ impl RuntimeRpc for Rpc {
         answer(stats.map(|stats| cri::ListPodSandboxStatsResponse { stats }))
     }
 
+    async fn exec(&self, r: Request<cri::ExecRequest>) -> Result<Response<cri::ExecResponse>, Status> {
+        answer(self.0.exec(r.into_inner()).await.map(|url| cri::ExecResponse { url }))
+    }
+
+    async fn attach(&self, r: Request<cri::AttachRequest>) -> Result<Response<cri::AttachResponse>, Status> {
+        answer(self.0.attach(r.into_inner()).await.map(|url| cri::AttachResponse { url }))
+    }
+
+    async fn port_forward(
+        &self,
+        r: Request<cri::PortForwardRequest>,
+    ) -> Result<Response<cri::PortForwardResponse>, Status> {
+        answer(self.0.port_forward(r.into_inner()).await.map(|url| cri::PortForwardResponse { url }))
+    }
+
+    async fn checkpoint_container(
+        &self,
+        r: Request<cri::CheckpointContainerRequest>,
+    ) -> Result<Response<cri::CheckpointContainerResponse>, Status> {
+        let r = r.into_inner();
+        let timeout = std::time::Duration::from_secs(r.timeout.max(0).unsigned_abs());
+        let done = self.0.checkpoint_container(&r.container_id, &r.location, timeout).await;
+        answer(done.map(|()| Default::default()))
+    }
+
     unknown! {
-        exec(cri::ExecRequest) -> cri::ExecResponse;
-        attach(cri::AttachRequest) -> cri::AttachResponse;
-        port_forward(cri::PortForwardRequest) -> cri::PortForwardResponse;
         container_stats(cri::ContainerStatsRequest) -> cri::ContainerStatsResponse;
         pod_sandbox_stats(cri::PodSandboxStatsRequest) -> cri::PodSandboxStatsResponse;
-        checkpoint_container(cri::CheckpointContainerRequest) -> cri::CheckpointContainerResponse;
         list_metric_descriptors(cri::ListMetricDescriptorsRequest) -> cri::ListMetricDescriptorsResponse;
         list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest) -> cri::ListPodSandboxMetricsResponse;
         update_pod_sandbox_resources(cri::UpdatePodSandboxResourcesRequest) -> cri::UpdatePodSandboxResourcesResponse;

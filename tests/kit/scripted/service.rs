@@ -23,6 +23,7 @@ use super::{
     history::History,
     script::{Behaviour, Call, EventFaults, Fault, Rule, Script},
     state::{Container, Refusal, State, not_found},
+    streams::{Offers, StreamRequest},
 };
 
 /// The deadline of ordinary calls.
@@ -40,6 +41,7 @@ pub struct ScriptedCri {
     conditions: Mutex<(bool, bool)>,
     restarts: watch::Sender<u64>,
     version: Mutex<String>,
+    offers: Mutex<Offers>,
 }
 
 struct Events {
@@ -80,6 +82,7 @@ impl ScriptedCri {
             conditions: Mutex::new((true, true)),
             restarts: watch::channel(0).0,
             version: Mutex::new("0.1.0".to_owned()),
+            offers: Mutex::default(),
         });
         made.add_image("docker.io/library/busybox:1", 1_000_000);
         made
@@ -303,6 +306,31 @@ impl ScriptedCri {
             let (calls, containers) = (self.calls(), self.containers());
             panic!("not within {limit:?}: {what}\ncalls: {calls:#?}\ncontainers: {containers:#?}");
         }
+    }
+
+    /// Where streams are to be met: the streaming server's URL without a path, `http://127.0.0.1:1234`.
+    /// Until it is set the runtime knows no streams.
+    pub fn stream_at(&self, base: impl Into<String>) {
+        lock(&self.offers).base = Some(base.into());
+    }
+
+    /// What a path of the streaming server stands for; each only once.
+    pub fn take_stream(&self, path: &str) -> Option<StreamRequest> {
+        lock(&self.offers).take(path)
+    }
+
+    fn offer(&self, request: StreamRequest) -> CriResult<String> {
+        request.validate().map_err(refused)?;
+        match &request {
+            StreamRequest::Exec(r) => lock(&self.state).running(&r.container_id).map_err(refused)?,
+            StreamRequest::Attach(r) => lock(&self.state).running(&r.container_id).map_err(refused)?,
+            StreamRequest::PortForward(r) => {
+                let id = &r.pod_sandbox_id;
+                let known = lock(&self.state).sandboxes.contains_key(id);
+                known.then_some(()).ok_or_else(|| refused(not_found("sandbox", id)))?;
+            }
+        }
+        lock(&self.offers).add(request).map_err(refused)
     }
 
     fn now(&self) -> i64 {
@@ -779,6 +807,44 @@ impl RuntimeService for ScriptedCri {
                 return Ok(ExecOutput { stdout: stdout.into_bytes(), stderr: stderr.into_bytes() });
             }
             Err(CriError::Exit { command: joined, code, stdout, stderr })
+        })
+        .await
+    }
+
+    async fn exec(&self, request: cri::ExecRequest) -> CriResult<String> {
+        let target = self.target_of(&request.container_id);
+        let detail = request.cmd.join(" ");
+        self.call("exec", target, detail, REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            me.offer(StreamRequest::Exec(request))
+        })
+        .await
+    }
+
+    async fn attach(&self, request: cri::AttachRequest) -> CriResult<String> {
+        let target = self.target_of(&request.container_id);
+        self.call("attach", target, String::new(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            me.offer(StreamRequest::Attach(request))
+        })
+        .await
+    }
+
+    async fn port_forward(&self, request: cri::PortForwardRequest) -> CriResult<String> {
+        let target = self.pod_of(&request.pod_sandbox_id);
+        let detail = format!("{:?}", request.port);
+        self.call("port_forward", target, detail, REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            me.offer(StreamRequest::PortForward(request))
+        })
+        .await
+    }
+
+    async fn checkpoint_container(&self, id: &str, location: &str, timeout: Duration) -> CriResult<()> {
+        let (id, target, location) = (id.to_owned(), self.target_of(id), location.to_owned());
+        let detail = format!("{} {location}", timeout.as_secs());
+        let limit = REQUEST_TIMEOUT.max(timeout);
+        self.call("checkpoint_container", target, detail, limit, |me: Arc<Self>| async move {
+            lock(&me.state).running(&id).map_err(refused)?;
+            std::fs::write(&location, b"a checkpoint")
+                .map_err(|e| CriError::Rpc { code: Code::Unknown, message: e.to_string() })
         })
         .await
     }

@@ -341,6 +341,15 @@ impl State {
         self.logs.insert((uid, container.name().to_owned()), container.attempt());
     }
 
+    /// Whether a container runs; else the refusal of whoever wants something of its process.
+    pub fn running(&self, id: &str) -> Result<(), Refusal> {
+        let container = self.containers.get(id).ok_or_else(|| not_found("container", id))?;
+        if container.state == cri::ContainerState::ContainerRunning {
+            return Ok(());
+        }
+        Err((Code::Unknown, format!("container is in {} state", container.state.as_str_name())))
+    }
+
     /// Starts a created container.
     pub fn start(&mut self, id: &str, now: i64) -> Result<(), Refusal> {
         let container = self.containers.get_mut(id).ok_or_else(|| not_found("container", id))?;
