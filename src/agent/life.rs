@@ -134,22 +134,19 @@ fn service_manager(loaded: &Loaded) -> Option<Arc<ServiceManager>> {
     manager.map(Arc::new)
 }
 
-/// What this release cannot do is refused with the setting's name, not half done.
+/// What this release cannot do is refused with the setting's name, or told.
 fn may_start(loaded: &Loaded) -> Result<(), String> {
+    if !loaded.flags.bootstrap_kubeconfig.is_empty() {
+        return Err("client certificates are not asked for yet: leave out --bootstrap-kubeconfig and give a \
+                    --kubeconfig with credentials"
+            .to_owned());
+    }
     if !loaded.is_standalone() {
-        return Err("cluster mode (--kubeconfig, --bootstrap-kubeconfig) is not built yet; leave both out to run \
-                    pods of a directory or URL"
-            .to_owned());
-    }
-    if loaded.config.authentication.webhook.enabled {
-        return Err("no client provided, cannot use webhook authentication (standalone: set \
-                    authentication.webhook.enabled: false and authorization.mode: AlwaysAllow)"
-            .to_owned());
-    }
-    if loaded.config.authorization.mode == "Webhook" {
-        return Err("no client provided, cannot use webhook authorization (standalone: set \
-                    authorization.mode: AlwaysAllow)"
-            .to_owned());
+        warn!(
+            kubeconfig = loaded.flags.kubeconfig,
+            "The API server is asked who may call this node, and nothing else yet: the node is not registered, pods \
+             come from directory and URL only"
+        );
     }
     Ok(())
 }

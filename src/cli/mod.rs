@@ -3,6 +3,7 @@
 //! Called as `kubelet` (a link will do) we are kubelet: its flags, its texts, its exit codes. Called
 //! by any other name we are `berth` with commands of our own, of which `run` takes kubelet's flags.
 
+mod certs;
 mod config;
 mod run;
 
@@ -34,6 +35,11 @@ enum Command {
         #[command(subcommand)]
         command: config::Command,
     },
+    /// Make certificates for a node without a cluster
+    Certs {
+        #[command(subcommand)]
+        command: certs::Command,
+    },
     /// Print the version
     Version,
 }
@@ -60,6 +66,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     match berth.command {
         Command::Run { flags } => run::run(Personality::Berth, &flags),
         Command::Config { command } => config::run(&command),
+        Command::Certs { command } => certs::run(&command),
         Command::Version => {
             println!("berth {}", version_line());
             ExitCode::SUCCESS

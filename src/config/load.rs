@@ -119,7 +119,8 @@ fn base(personality: Personality) -> Settings {
     if personality == Personality::Kubelet {
         defaults::legacy_overrides(&mut config);
     }
-    Settings { config, flags: KubeletFlags::default() }
+    let decides_alone = personality == Personality::Berth;
+    Settings { config, flags: KubeletFlags { decides_alone, ..KubeletFlags::default() } }
 }
 
 /// The help text of the flags.

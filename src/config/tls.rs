@@ -9,8 +9,9 @@ pub enum Strength {
     Insecure,
 }
 
-/// Curves that may be asked for: P-256, P-384, P-521, X25519, X25519MLKEM768.
-pub const CURVES: [i32; 5] = [23, 24, 25, 29, 4588];
+/// Curves that may be asked for: P-256, P-384, P-521, X25519, and the hybrids of ML-KEM with P-256,
+/// X25519 and P-384.
+pub const CURVES: [i32; 7] = [23, 24, 25, 29, 4587, 4588, 4589];
 
 const SECURE: [&str; 15] = [
     "TLS_AES_128_GCM_SHA256",

@@ -65,6 +65,25 @@ pub mod buckets {
         298.023_223_876_953_1,
         745.058_059_692_382_8,
     ];
+    /// `AUTHN`, seconds.
+    pub const AUTHN: &[f64] = &[0.25, 0.5, 0.7, 1.0, 1.5, 3.0, 5.0, 10.0];
+    /// `CERTLEFT`, seconds.
+    pub const CERTLEFT: &[f64] = &[
+        0.0,
+        1800.0,
+        3600.0,
+        7200.0,
+        21600.0,
+        43200.0,
+        86400.0,
+        172_800.0,
+        345_600.0,
+        604_800.0,
+        2_592_000.0,
+        7_776_000.0,
+        15_552_000.0,
+        31_104_000.0,
+    ];
 }
 
 /// Where families are registered. One per agent; tests make their own.

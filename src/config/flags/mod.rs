@@ -84,6 +84,10 @@ pub struct KubeletFlags {
     pub machine_id_file: String,
     /// Whether strict errors of the files are fatal.
     pub strict_config: bool,
+    /// Policy file for callers of a node without an API server; empty is none.
+    pub standalone_authorization: String,
+    /// Whether a node without an API server decides itself who may call, where a webhook is asked for.
+    pub decides_alone: bool,
     /// Flags of old that are accepted and do nothing, by name, where given.
     pub ignored: BTreeMap<&'static str, String>,
     /// Whether help was asked for.
@@ -121,6 +125,8 @@ impl Default for KubeletFlags {
             boot_id_file: "/proc/sys/kernel/random/boot_id".to_owned(),
             machine_id_file: "/etc/machine-id,/var/lib/dbus/machine-id".to_owned(),
             strict_config: false,
+            standalone_authorization: String::new(),
+            decides_alone: false,
             ignored: BTreeMap::new(),
             help: false,
             version: VersionRequest::None,
@@ -132,6 +138,12 @@ impl KubeletFlags {
     /// Whether there is no API server.
     pub fn is_standalone(&self) -> bool {
         self.kubeconfig.is_empty()
+    }
+
+    /// Whether we decide ourselves who may call, because the API server that a webhook would ask
+    /// does not exist: `berth run` does, kubelet only if given a policy.
+    pub fn is_its_own_authority(&self) -> bool {
+        self.is_standalone() && (self.decides_alone || !self.standalone_authorization.is_empty())
     }
 }
 

@@ -403,6 +403,11 @@ pub const FLAGS: &[Flag] = &[
         "Use RuntimeDefault as the default seccomp profile",
     ),
     plain(
+        "standalone-authorization",
+        Text(|s| &mut s.flags.standalone_authorization),
+        "Policy file: who besides group system:masters may call a node without an API server",
+    ),
+    plain(
         "version",
         Version(|s| &mut s.flags.version),
         "Print the version: true, raw, or vX.Y.Z-suffix to report that instead",

@@ -62,15 +62,15 @@ fn without_a_file_kubelet_is_open_and_berth_is_not() {
     assert!(config.authentication.anonymous.enabled && !config.authentication.webhook.enabled, "AC-01-23");
     assert_eq!((config.authorization.mode.as_str(), config.read_only_port), ("AlwaysAllow", 10_255), "AC-01-23");
     assert!(config.eviction_hard.is_empty(), "AC-01-23");
-    let insecure: Vec<_> = loaded.notices.iter().filter(|n| matches!(n, Notice::Insecure { .. })).collect();
+    let is_insecure = |notice: &Notice| matches!(notice, Notice::Insecure { .. });
+    let insecure: Vec<_> = loaded.notices.iter().filter(|notice| is_insecure(notice)).collect();
     assert_eq!(insecure.len(), 3, "each insecure setting is told");
     let kept = run(with_files(None, &[("a.conf", "maxPods: 3\n")], &[]));
     assert_eq!((kept.config.read_only_port, kept.config.max_pods), (10_255, 3), "drop-ins alone keep them");
 
-    let refused = load(Personality::Berth, &[], &HostFacts::default());
-    assert!(
-        matches!(refused.outcome, Err(StartupError::Run(e)) if e.starts_with("no client provided, cannot use webhook"))
-    );
+    let alone = run(load(Personality::Berth, &[], &HostFacts::default()));
+    assert!(alone.flags.is_its_own_authority() && alone.config.authorization.mode == "Webhook");
+    assert!(!alone.config.authentication.anonymous.enabled && alone.notices.iter().all(|n| !is_insecure(n)));
     let asked = ["--authentication-token-webhook=false", "--authorization-mode=AlwaysAllow"].map(OsString::from);
     let asked = run(load(Personality::Berth, &asked, &HostFacts::default()));
     assert!(!asked.config.authentication.anonymous.enabled && asked.config.read_only_port == 0);

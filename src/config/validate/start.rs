@@ -140,12 +140,33 @@ fn authentication(c: &KubeletConfiguration, flags: &KubeletFlags) -> Result<(), 
     if !matches!(c.authorization.mode.as_str(), "AlwaysAllow" | "Webhook") {
         return Err(format!("unknown authorization mode {}", c.authorization.mode));
     }
+    if !flags.standalone_authorization.is_empty() {
+        standalone_policy(c, flags)?;
+    }
+    if flags.is_its_own_authority() {
+        return Ok(());
+    }
     let hint = "standalone mode needs authentication.webhook.enabled: false and authorization.mode: AlwaysAllow";
     if flags.is_standalone() && c.authentication.webhook.enabled {
         return Err(format!("no client provided, cannot use webhook authentication ({hint})"));
     }
     if flags.is_standalone() && c.authorization.mode == "Webhook" {
         return Err(format!("no client provided, cannot use webhook authorization ({hint})"));
+    }
+    Ok(())
+}
+
+/// A policy that nobody would ask is a mistake, and a dangerous one.
+fn standalone_policy(c: &KubeletConfiguration, flags: &KubeletFlags) -> Result<(), String> {
+    if !flags.is_standalone() {
+        return Err(
+            "--standalone-authorization is for a node without an API server: leave it or --kubeconfig out".to_owned()
+        );
+    }
+    if c.authorization.mode == "AlwaysAllow" {
+        return Err("--standalone-authorization needs authorization.mode: Webhook; AlwaysAllow lets everybody do \
+                    everything"
+            .to_owned());
     }
     Ok(())
 }
@@ -471,5 +492,24 @@ mod tests {
             assert!(found.as_ref().is_err_and(|e| e.starts_with(error)), "{error}: {found:?}");
         }
         assert!(run(&open, &standalone, &HostFacts::default()).is_ok());
+        let berth = KubeletFlags { decides_alone: true, ..KubeletFlags::default() };
+        assert!(run(&defaults::defaults(), &berth, &HostFacts::default()).is_ok(), "it decides itself");
+    }
+
+    #[test]
+    fn a_policy_nobody_would_ask_is_refused() {
+        let policy = "policy.yaml".to_owned();
+        let alone = KubeletFlags { standalone_authorization: policy, ..KubeletFlags::default() };
+        let clustered = KubeletFlags { kubeconfig: "k".to_owned(), ..alone.clone() };
+        let mut open = defaults::defaults();
+        open.authorization.mode = "AlwaysAllow".to_owned();
+        for (config, flags, error) in [
+            (&defaults::defaults(), &clustered, "--standalone-authorization is for a node without an API server"),
+            (&open, &alone, "--standalone-authorization needs authorization.mode: Webhook"),
+        ] {
+            let found = run(config, flags, &HostFacts::default());
+            assert!(found.as_ref().is_err_and(|e| e.starts_with(error)), "{error}: {found:?}");
+        }
+        assert!(run(&defaults::defaults(), &alone, &HostFacts::default()).is_ok(), "even under kubelet's name");
     }
 }

@@ -1,0 +1,101 @@
+//! What a certificate on disk says. Pure.
+
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use rustls::{
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    sign::CertifiedKey,
+};
+use x509_parser::{
+    extensions::GeneralName,
+    prelude::{FromDer, X509Certificate, X509Name},
+};
+
+/// Share of its life after which a certificate is made anew, in percent.
+const OLD: i64 = 90;
+
+/// What counts of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Common names of holder and issuer.
+    pub(super) names: (String, String),
+    /// DNS names and addresses it is for.
+    pub(super) hosts: Vec<String>,
+    /// Unix seconds: first and last.
+    pub(super) valid: (i64, i64),
+}
+
+impl Seen {
+    /// The first certificate of a PEM text; `None` where there is none that can be read.
+    pub fn read(pem: &str) -> Option<Self> {
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        let (_, certificate) = X509Certificate::from_der(&der).ok()?;
+        let name = |name: &X509Name<'_>| {
+            name.iter_common_name().last().and_then(|cn| cn.as_str().ok()).unwrap_or_default().to_owned()
+        };
+        let alternatives = certificate.subject_alternative_name().ok().flatten();
+        let hosts = alternatives.iter().flat_map(|list| &list.value.general_names).filter_map(host).collect();
+        let validity = certificate.validity();
+        Some(Self {
+            names: (name(certificate.subject()), name(certificate.issuer())),
+            hosts,
+            valid: (validity.not_before.timestamp(), validity.not_after.timestamp()),
+        })
+    }
+
+    /// Whether the agent made it, ours or the reference: by the form of its names.
+    pub fn is_self_made(&self) -> bool {
+        let is_stamped = |name: &str, mark: &str| {
+            name.rsplit_once('@').is_some_and(|(name, time)| name.ends_with(mark) && time.parse::<u64>().is_ok())
+        };
+        is_stamped(&self.names.0, "") && is_stamped(&self.names.1, "-ca")
+    }
+
+    /// Whether most of its life is over, or it has not begun.
+    pub fn is_old(&self, now: Timestamp) -> bool {
+        let (first, last) = self.valid;
+        let share = (last.saturating_sub(first) / 100).saturating_mul(OLD);
+        let now = now.as_second();
+        now < first || now > first.saturating_add(share)
+    }
+
+    /// Whether it is for that name or address.
+    pub fn is_for(&self, host: &str) -> bool {
+        let wanted = host.parse::<IpAddr>();
+        self.hosts.iter().any(|own| match &wanted {
+            Ok(address) => own.parse::<IpAddr>().is_ok_and(|own| own == *address),
+            Err(_) => own.eq_ignore_ascii_case(host),
+        })
+    }
+
+    /// A name it is for.
+    pub fn any_name(&self) -> Option<&str> {
+        self.hosts.iter().map(String::as_str).find(|host| host.parse::<IpAddr>().is_err() && !host.starts_with('*'))
+    }
+}
+
+fn host(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => {
+            let four = <[u8; 4]>::try_from(*bytes).map(IpAddr::from);
+            four.or_else(|_| <[u8; 16]>::try_from(*bytes).map(IpAddr::from)).ok().map(|address| address.to_string())
+        }
+        _ => None,
+    }
+}
+
+/// Whether a certificate and a key belong together.
+pub fn fits(certificate: &str, key: &str) -> bool {
+    let certificate = CertificateDer::from_pem_slice(certificate.as_bytes());
+    let (Ok(certificate), Ok(key)) = (certificate, PrivateKeyDer::from_pem_slice(key.as_bytes())) else {
+        return false;
+    };
+    CertifiedKey::from_der(vec![certificate], key, &rustls::crypto::ring::default_provider()).is_ok()
+}
+
+/// Whether a certificate is for all of these.
+pub fn covers(seen: &Seen, hosts: &[String]) -> bool {
+    hosts.iter().all(|host| seen.is_for(host))
+}

@@ -1,0 +1,190 @@
+//! The serving pair where none is configured: `kubelet.crt` and `kubelet.key`, made on first
+//! sight and again before they expire (spec 01 §11.6, §20; the reference never renews them).
+
+use std::{path::Path, time::Duration};
+
+use jiff::Timestamp;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use super::{
+    CertificateError, PairFiles,
+    look::{Seen, covers, fits},
+    make::{Authority, MakeError, Validity},
+};
+
+/// How long a pair holds.
+const DAYS: i64 = 365;
+/// How often its age is looked at.
+const PERIOD: Duration = Duration::from_secs(3600);
+
+/// The pair and whom it is for.
+#[derive(Clone, Debug)]
+pub struct Serving {
+    files: PairFiles,
+    host: String,
+    also: Vec<String>,
+}
+
+/// What is to be done about a pair.
+#[derive(Debug, PartialEq, Eq)]
+enum Due {
+    Nothing,
+    Make,
+    Refuse(CertificateErrorKind),
+}
+
+/// Which file a pair lacks.
+#[derive(Debug, PartialEq, Eq)]
+enum CertificateErrorKind {
+    NoCertificate,
+    NoKey,
+}
+
+impl Serving {
+    /// In a directory, for the node's host name and, on top of what the reference does, for others.
+    pub fn new(directory: &Path, host: &str, also: Vec<String>) -> Self {
+        Self { files: PairFiles::of(directory, "kubelet"), host: host.to_owned(), also }
+    }
+
+    /// Where it is.
+    pub fn files(&self) -> &PairFiles {
+        &self.files
+    }
+
+    /// Makes the pair if there is none, or if it is one of ours that grows old or is for others.
+    /// A pair somebody has put there is left alone, however old. Blocking.
+    ///
+    /// # Errors
+    /// Half a pair; or it cannot be made or written.
+    pub fn ensure(&self, now: Timestamp) -> Result<(), CertificateError> {
+        let (certificate, key) = self.files.read();
+        match self.due(certificate.as_deref(), key.as_deref(), now) {
+            Due::Nothing => Ok(()),
+            Due::Refuse(CertificateErrorKind::NoCertificate) => {
+                Err(CertificateError::HalfAPair(self.files.certificate.display().to_string()))
+            }
+            Due::Refuse(CertificateErrorKind::NoKey) => {
+                Err(CertificateError::HalfAPair(self.files.key.display().to_string()))
+            }
+            Due::Make => {
+                self.files.write(&self.make(now)?)?;
+                info!(file = %self.files.certificate.display(), "Using self-signed cert");
+                Ok(())
+            }
+        }
+    }
+
+    /// Looks at the pair's age until stopped. What cannot be done is told and tried again.
+    pub async fn keep(self, now: impl Fn() -> Timestamp + Send, stop: CancellationToken) {
+        let mut ticks = interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            let (this, now) = (self.clone(), now());
+            match tokio::task::spawn_blocking(move || this.ensure(now)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => error!(err = %error, "Cannot renew the serving certificate"),
+                Err(error) => error!(err = %error, "Cannot renew the serving certificate"),
+            }
+        }
+    }
+
+    fn due(&self, certificate: Option<&str>, key: Option<&str>, now: Timestamp) -> Due {
+        let (certificate, key) = match (certificate, key) {
+            (None, None) => return Due::Make,
+            (None, Some(_)) => return Due::Refuse(CertificateErrorKind::NoCertificate),
+            (Some(_), None) => return Due::Refuse(CertificateErrorKind::NoKey),
+            (Some(certificate), Some(key)) => (certificate, key),
+        };
+        let Some(seen) = Seen::read(certificate).filter(Seen::is_self_made) else { return Due::Nothing };
+        // The two do not fit where a crash came between writing one and the other.
+        let is_good = !seen.is_old(now) && covers(&seen, &self.names()) && fits(certificate, key);
+        if is_good { Due::Nothing } else { Due::Make }
+    }
+
+    fn make(&self, now: Timestamp) -> Result<super::Issued, MakeError> {
+        let (host, stamp, validity) = (&self.host, now.as_second(), Validity::days(now, DAYS));
+        let authority = Authority::create(&format!("{host}-ca@{stamp}"), validity)?;
+        authority.serving(&format!("{host}@{stamp}"), &self.names(), validity)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names = vec![self.host.clone()];
+        names.extend(self.also.iter().filter(|name| **name != self.host).cloned());
+        names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn at(days: i64) -> Timestamp {
+        Timestamp::from_second(1_767_225_600 + days * 86_400).expect("a time")
+    }
+
+    fn text(path: &Path) -> String {
+        std::fs::read_to_string(path).expect("readable")
+    }
+
+    #[test]
+    fn a_pair_is_made_once_and_again_before_it_expires() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let directory = folder.path().join("pki");
+        let serving = Serving::new(&directory, "node-1", Vec::new());
+        serving.ensure(at(0)).expect("made");
+        let first = text(&serving.files.certificate);
+        let mode = |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        assert_eq!((mode(&serving.files.certificate), mode(&serving.files.key)), (0o644, 0o600));
+        assert_eq!(first.matches("BEGIN CERTIFICATE").count(), 2, "the leaf, then its authority");
+        let seen = Seen::read(&first).expect("a certificate");
+        let stamp = at(0).as_second();
+        assert_eq!(seen.names, (format!("node-1@{stamp}"), format!("node-1-ca@{stamp}")));
+        assert_eq!(seen.hosts, ["node-1"]);
+        assert_eq!(seen.valid, (stamp - 3600, stamp - 3600 + 365 * 86_400));
+
+        serving.ensure(at(320)).expect("looked at");
+        assert_eq!(text(&serving.files.certificate), first);
+        serving.ensure(at(329)).expect("made");
+        assert_ne!(text(&serving.files.certificate), first);
+        let second = text(&serving.files.certificate);
+        let other = Authority::create("x", Validity::days(at(0), 1)).expect("an authority");
+        std::fs::write(&serving.files.key, &other.own().key).expect("written");
+        serving.ensure(at(329)).expect("made");
+        assert_ne!(text(&serving.files.certificate), second, "its key was that of another");
+        let renamed = Serving::new(&directory, "10.0.0.7", vec!["localhost".to_owned()]);
+        renamed.ensure(at(330)).expect("made");
+        assert_eq!(Seen::read(&text(&renamed.files.certificate)).expect("one").hosts, ["10.0.0.7", "localhost"]);
+    }
+
+    #[test]
+    fn what_somebody_has_put_there_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let serving = Serving::new(folder.path(), "node-1", Vec::new());
+        let foreign = Authority::create("corporate", Validity::days(at(-700), 30)).expect("an authority");
+        let issued = foreign.serving("other", &["other".to_owned()], Validity::days(at(-700), 30)).expect("issued");
+        serving.files.write(&issued).expect("written");
+        serving.ensure(at(0)).expect("left alone");
+        assert_eq!(text(&serving.files.certificate), issued.certificate);
+    }
+
+    #[test]
+    fn half_a_pair_is_an_error() {
+        // AC-01-31
+        for (kept, missing) in [("crt", "key"), ("key", "crt")] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let serving = Serving::new(folder.path(), "node-1", Vec::new());
+            std::fs::write(folder.path().join(format!("kubelet.{kept}")), "x").expect("written");
+            let path = folder.path().join(format!("kubelet.{missing}"));
+            let expected = format!("error reading {}, certificate and key must be supplied as a pair", path.display());
+            assert_eq!(serving.ensure(at(0)).expect_err("half a pair").to_string(), expected);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! `berth certs`: a development authority and what it signs, for a node without a cluster.
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+
+use crate::agent::certificates::{Authority, PairFiles, Validity};
+
+/// Days an authority holds by default; what it signs holds a year.
+const CA_DAYS: i64 = 3650;
+const DAYS: i64 = 365;
+
+#[derive(Subcommand, Debug)]
+pub(super) enum Command {
+    /// Make an authority, a serving certificate and an administrator's certificate
+    Init(Init),
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Init {
+    /// Where to write them
+    dir: PathBuf,
+    /// A name or address of the node; may be given several times [default: this machine's name]
+    #[arg(long = "host", value_name = "NAME")]
+    hosts: Vec<String>,
+    /// The administrator's name
+    #[arg(long, default_value = "admin")]
+    user: String,
+    /// Replace what is there
+    #[arg(long)]
+    force: bool,
+}
+
+pub(super) fn run(command: &Command) -> ExitCode {
+    let Command::Init(wanted) = command;
+    match init(wanted, Timestamp::now()) {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes all files; what they are for is the answer.
+fn init(wanted: &Init, now: Timestamp) -> Result<String> {
+    let files = ["ca", "server", "admin"].map(|name| PairFiles::of(&wanted.dir, name));
+    let present = files.iter().flat_map(|pair| [&pair.certificate, &pair.key]).find(|path| path.exists());
+    if let Some(path) = present.filter(|_| !wanted.force) {
+        bail!("{} exists; --force replaces it", path.display());
+    }
+    let hosts = if wanted.hosts.is_empty() { vec![machine_name()?] } else { wanted.hosts.clone() };
+    let first = hosts.first().cloned().unwrap_or_default();
+    let names = with_local(hosts);
+    let authority = Authority::create("berth development CA", Validity::days(now, CA_DAYS))?;
+    let server = authority.serving(&first, &names, Validity::days(now, DAYS))?;
+    let admin = authority.client(&wanted.user, &["system:masters"], Validity::days(now, DAYS))?;
+    for (pair, issued) in files.iter().zip([authority.own(), &server, &admin]) {
+        pair.write(issued)?;
+    }
+    Ok(told(&wanted.dir, &names))
+}
+
+fn machine_name() -> Result<String> {
+    let name = nix::unistd::gethostname().context("this machine's name is unknown; use --host")?;
+    let name = name.to_string_lossy().trim().to_lowercase();
+    if name.is_empty() {
+        bail!("this machine has no name; use --host");
+    }
+    Ok(name)
+}
+
+/// A node is called from itself, too.
+fn with_local(mut hosts: Vec<String>) -> Vec<String> {
+    for local in ["localhost", "127.0.0.1", "::1"] {
+        if !hosts.iter().any(|host| host == local) {
+            hosts.push(local.to_owned());
+        }
+    }
+    hosts
+}
+
+fn told(dir: &Path, names: &[String]) -> String {
+    let dir = dir.display();
+    let reach = names.first().map_or("localhost", String::as_str);
+    let reach = match reach.parse::<IpAddr>() {
+        Ok(IpAddr::V6(address)) => format!("[{address}]"),
+        _ => reach.to_owned(),
+    };
+    format!(
+        "Written to {dir}, for {}:\n\n\
+         \x20 ca.crt, ca.key          the authority; its key can sign anything, keep it away from the node\n\
+         \x20 server.crt, server.key  tlsCertFile and tlsPrivateKeyFile\n\
+         \x20 admin.crt, admin.key    a client of group system:masters\n\n\
+         Configuration of the node:\n\n\
+         \x20 tlsCertFile: {dir}/server.crt\n\
+         \x20 tlsPrivateKeyFile: {dir}/server.key\n\
+         \x20 authentication:\n\
+         \x20   x509: {{clientCAFile: {dir}/ca.crt}}\n\n\
+         Then:\n\n\
+         \x20 curl --cacert {dir}/ca.crt --cert {dir}/admin.crt --key {dir}/admin.key https://{reach}:10250/pods\n",
+        names.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn everything_is_written_once_and_keys_are_private() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = folder.path().join("certs");
+        let mut wanted =
+            Init { dir: dir.clone(), hosts: vec!["node-1".to_owned()], user: "kate".to_owned(), force: false };
+        let now = Timestamp::now();
+        let text = init(&wanted, now).expect("made");
+        assert!(text.contains("for node-1, localhost, 127.0.0.1, ::1:") && text.contains("https://node-1:10250/pods"));
+        for (name, mode) in [("ca", 0o600), ("server", 0o600), ("admin", 0o600)] {
+            let key = fs::metadata(dir.join(format!("{name}.key"))).expect("a key");
+            assert_eq!(key.permissions().mode() & 0o777, mode, "{name}");
+            assert!(fs::read_to_string(dir.join(format!("{name}.crt"))).expect("text").contains("BEGIN CERTIFICATE"));
+        }
+        let before = fs::read(dir.join("ca.crt")).expect("readable");
+        let error = init(&wanted, now).expect_err("they are there");
+        assert_eq!(error.to_string(), format!("{} exists; --force replaces it", dir.join("ca.crt").display()));
+        assert_eq!(fs::read(dir.join("ca.crt")).expect("readable"), before);
+        wanted.force = true;
+        init(&wanted, now).expect("made anew");
+        assert_ne!(fs::read(dir.join("ca.crt")).expect("readable"), before);
+        wanted.hosts = vec!["ümlaut".to_owned()];
+        assert!(
+            init(&wanted, now).expect_err("no name").to_string().starts_with("cannot make a certificate for ümlaut")
+        );
+    }
+}

@@ -1,0 +1,266 @@
+//! TLS of the main listener: what is offered, with which certificate, and how both change while
+//! the agent runs (spec 04 §7).
+//!
+//! ```text
+//!  tlsCertFile, tlsPrivateKeyFile ─┐             ┌─► acceptor, taken anew for each connection
+//!  clientCAFile ───────────────────┼─► reload ───┤
+//!  one inotify watch, one minute ──┘             └─► client roots, read by the authenticator
+//! ```
+//!
+//! One task owns what was read; everybody else gets snapshots. What cannot be used keeps what is in
+//! use, and is told once. Certificates of clients are asked for and never judged here: the
+//! handshake proves that the client holds the key, `auth` decides what it is worth. There is one
+//! certificate for all names.
+
+mod ask;
+mod files;
+mod offer;
+mod watch;
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use rustls::{
+    ServerConfig,
+    server::WebPkiClientVerifier,
+    sign::{CertifiedKey, SingleCertAndKey},
+};
+use tokio::{
+    sync::Semaphore,
+    time::{MissedTickBehavior, interval},
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+pub use offer::OfferError;
+
+use self::{
+    ask::AskOnly,
+    files::{Texts, read},
+    offer::Offer,
+    watch::Watch,
+};
+use super::auth::{ClientCas, ClientRoots};
+
+/// How often files are read although nothing was noticed.
+const PERIOD: Duration = Duration::from_secs(60);
+/// How long after a change the others are waited for that belong to it.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// Where the certificates are and what is to be offered, as the configuration spells it.
+#[derive(Clone, Debug, Default)]
+pub struct TlsSettings {
+    /// The serving certificate and its chain, PEM.
+    pub cert_file: PathBuf,
+    /// Its key, PEM.
+    pub key_file: PathBuf,
+    /// The authorities whose clients are believed, PEM; `None`: no certificate is asked for.
+    pub client_ca_file: Option<PathBuf>,
+    /// `VersionTLS10` to `VersionTLS13`; empty is 1.2.
+    pub min_version: String,
+    /// Cipher suites by Go's names; none: all we have.
+    pub cipher_suites: Vec<String>,
+    /// Curves by number; none: all we have.
+    pub curves: Vec<i32>,
+}
+
+/// TLS cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// Nothing could be offered.
+    #[error(transparent)]
+    Offer(#[from] OfferError),
+    /// The serving certificate or its key cannot be used.
+    #[error("failed to initialize file based certificate manager: {0}")]
+    Serving(String),
+    /// The client authorities cannot be used.
+    #[error("unable to load client CA file {path}: {cause}")]
+    ClientCa {
+        /// The file.
+        path: String,
+        /// Why.
+        cause: String,
+    },
+}
+
+/// TLS of a listener. Cheap to clone; all clones are the same.
+#[derive(Clone)]
+pub struct Tls(Arc<Inner>);
+
+struct Inner {
+    settings: TlsSettings,
+    offer: Offer,
+    current: ArcSwap<ServerConfig>,
+    client_roots: ClientRoots,
+    state: Mutex<State>,
+    /// One read of the files at a time.
+    reading: Arc<Semaphore>,
+}
+
+/// What is in use, and what was last complained about.
+struct State {
+    used: Texts,
+    key: Arc<CertifiedKey>,
+    complaint: Option<String>,
+}
+
+impl Tls {
+    /// Reads the files and logs what will be offered.
+    ///
+    /// # Errors
+    /// What cannot be used; nothing is served then.
+    pub async fn new(settings: TlsSettings) -> Result<Self, TlsError> {
+        let offer = Offer::choose(&settings.min_version, &settings.cipher_suites, &settings.curves)?;
+        for name in &offer.refused {
+            warn!(setting = name, "This TLS setting is not supported and not offered");
+        }
+        let (suites, version) = (offer.names(), offer.min_version());
+        info!(cipherSuites = ?suites, minVersion = version, curves = ?offer.group_names(), "TLS offers");
+        let reading = Arc::new(Semaphore::new(1));
+        let read = read(&settings, &reading).await;
+        let used = Texts {
+            serving: read.serving.map_err(TlsError::Serving)?,
+            client_ca: read.client_ca.map_err(|cause| client_ca_error(&settings, cause))?,
+        };
+        let key = Arc::new(files::certified_key(&used.serving).map_err(TlsError::Serving)?);
+        let cas = match &used.client_ca {
+            Some(pem) => {
+                let wrong = |e: super::auth::BundleError| client_ca_error(&settings, e.to_string());
+                Some(Arc::new(ClientCas::from_pem(pem).map_err(wrong)?))
+            }
+            None => None,
+        };
+        let config = configure(&offer, &key, cas.as_deref()).map_err(|e| TlsError::Serving(e.to_string()))?;
+        Ok(Self(Arc::new(Inner {
+            settings,
+            offer,
+            current: ArcSwap::from_pointee(config),
+            client_roots: Arc::new(cas.into()),
+            state: Mutex::new(State { used, key, complaint: None }),
+            reading,
+        })))
+    }
+
+    /// For a connection that is made now.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(self.0.current.load_full())
+    }
+
+    /// The authorities whose clients are believed; changes with the file.
+    pub fn client_roots(&self) -> ClientRoots {
+        self.0.client_roots.clone()
+    }
+
+    /// The cipher suites that are offered, by Go's names.
+    pub fn cipher_suites(&self) -> Vec<&'static str> {
+        self.0.offer.names()
+    }
+
+    /// Follows the files until stopped.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut watch = Watch::new(&self.0.settings);
+        let mut ticks = interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+                () = watch.moved() => tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(SETTLE) => {}
+                },
+            }
+            watch.arm();
+            self.reload().await;
+        }
+    }
+
+    /// Reads the files again and uses what is new and good.
+    async fn reload(&self) {
+        let read = read(&self.0.settings, &self.0.reading).await;
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut complaints = Vec::new();
+        let (mut is_new, mut cas) = (false, self.0.client_roots.load_full());
+        match new_key(read.serving, &state) {
+            Ok(Some((pair, key))) => {
+                (state.used.serving, state.key) = (pair, Arc::new(key));
+                is_new = true;
+                info!(file = %self.0.settings.cert_file.display(), "Loaded a new serving certificate");
+            }
+            Ok(None) => {}
+            Err(cause) => complaints.push(format!("serving certificate: {cause}")),
+        }
+        match new_roots(read.client_ca, &state) {
+            Ok(Some((pem, roots))) => {
+                state.used.client_ca = Some(pem);
+                cas = Some(Arc::new(roots));
+                self.0.client_roots.store(cas.clone());
+                is_new = true;
+                info!("Loaded a new client CA bundle");
+            }
+            Ok(None) => {}
+            Err(cause) => complaints.push(format!("client CA bundle: {cause}")),
+        }
+        if is_new {
+            match configure(&self.0.offer, &state.key, cas.as_deref()) {
+                Ok(config) => self.0.current.store(Arc::new(config)),
+                Err(cause) => complaints.push(cause.to_string()),
+            }
+        }
+        let complaint = (!complaints.is_empty()).then(|| complaints.join("; "));
+        if complaint != state.complaint
+            && let Some(cause) = &complaint
+        {
+            error!(err = cause, "Cannot load new TLS files, the old ones stay in use");
+        }
+        state.complaint = complaint;
+    }
+}
+
+fn client_ca_error(settings: &TlsSettings, cause: String) -> TlsError {
+    let path = settings.client_ca_file.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
+    TlsError::ClientCa { path, cause }
+}
+
+type Read<T> = Result<T, String>;
+
+fn new_key(read: Read<files::Pair>, state: &State) -> Read<Option<(files::Pair, CertifiedKey)>> {
+    let pair = read?;
+    if pair == state.used.serving {
+        return Ok(None);
+    }
+    files::certified_key(&pair).map(|key| Some((pair, key)))
+}
+
+fn new_roots(read: Read<Option<Vec<u8>>>, state: &State) -> Read<Option<(Vec<u8>, ClientCas)>> {
+    match read? {
+        Some(pem) if state.used.client_ca.as_ref() != Some(&pem) => {
+            let cas = ClientCas::from_pem(&pem).map_err(|e| e.to_string())?;
+            Ok(Some((pem, cas)))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Sessions are resumed by tickets, so that a scraper that comes every few seconds costs little;
+/// their key is made anew with every configuration.
+fn configure(offer: &Offer, key: &Arc<CertifiedKey>, cas: Option<&ClientCas>) -> Result<ServerConfig, rustls::Error> {
+    let provider = Arc::new(offer.provider());
+    let verifier = match cas {
+        Some(cas) => Arc::new(AskOnly::new(cas.subjects(), &provider)),
+        None => WebPkiClientVerifier::no_client_auth(),
+    };
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&offer.versions())?
+        .with_client_cert_verifier(verifier)
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(key.clone())));
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.ticketer = rustls::crypto::ring::Ticketer::new()?;
+    Ok(config)
+}

@@ -1,0 +1,9 @@
+//! Who gets in: TLS of the main listener and its reloads, and reviews by an API server.
+
+#[path = "../kit/mod.rs"]
+mod kit;
+
+mod client;
+mod handshake;
+mod reload;
+mod reviews;

@@ -1,0 +1,88 @@
+//! Files that change while the agent runs.
+
+use std::time::Duration;
+
+use berth::{
+    agent::certificates::{Authority, PairFiles},
+    server::auth::ClientRoots,
+};
+
+use crate::client::{Client, Server, authority, replace, serving};
+
+/// Whose clients are believed.
+fn named(roots: &ClientRoots) -> Vec<Vec<u8>> {
+    let cas = roots.load_full().expect("a bundle");
+    cas.subjects().iter().map(|name| name.as_ref().to_vec()).collect()
+}
+
+/// Longest wait for a reload that notifications bring about at once.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Waits until what is served is of that authority.
+async fn until_served(server: &Server, by: &Authority) {
+    let serving = async {
+        while Client::new(by).connect(server).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(SOON, serving).await.expect("the new certificate is served soon");
+}
+
+#[tokio::test]
+async fn a_new_pair_is_served_and_a_bad_one_is_not() {
+    // AC-04-21
+    let (first, second, third) = (authority("first"), authority("second"), authority("third"));
+    let server = Server::start(&serving(&first), None, |_| {}).await;
+    let files = PairFiles::of(server.folder.path(), "serving");
+    until_served(&server, &first).await;
+
+    let new = serving(&second);
+    replace(&files.key, &new.key);
+    tokio::time::sleep(Duration::from_millis(500)).await; // long enough for a notification to do harm
+    Client::new(&first).connect(&server).await.expect("a key without its certificate changes nothing");
+    replace(&files.certificate, &new.certificate);
+    until_served(&server, &second).await;
+
+    for bad in ["", "garbage", new.key.as_str()] {
+        replace(&files.certificate, bad);
+    }
+    std::fs::remove_file(&files.key).expect("removed");
+    tokio::time::sleep(Duration::from_millis(500)).await; // as above
+    Client::new(&second).connect(&server).await.expect("the old one is served");
+    files.write(&serving(&third)).expect("written");
+    until_served(&server, &third).await;
+}
+
+#[tokio::test]
+async fn a_new_bundle_counts_without_a_restart() {
+    // AC-04-20; certificates mounted into a pod change by turning a link to another directory.
+    let (ours, theirs) = (authority("ours"), authority("theirs"));
+    let server = Server::start(&serving(&ours), Some(&ours.own().certificate), |settings| {
+        let folder = settings.cert_file.parent().expect("a folder").to_owned();
+        std::fs::create_dir(folder.join("..1")).expect("made");
+        std::fs::write(folder.join("..1/bundle"), &ours.own().certificate).expect("written");
+        std::os::unix::fs::symlink("..1", folder.join("..data")).expect("linked");
+        std::os::unix::fs::symlink("..data/bundle", folder.join("bundle")).expect("linked");
+        settings.client_ca_file = Some(folder.join("bundle"));
+    })
+    .await;
+    let roots = server.tls.client_roots();
+    let before = named(&roots);
+
+    std::fs::create_dir(server.path("..2")).expect("made");
+    std::fs::write(server.path("..2/bundle"), &theirs.own().certificate).expect("written");
+    std::os::unix::fs::symlink("..2", server.path("..tmp")).expect("linked");
+    std::fs::rename(server.path("..tmp"), server.path("..data")).expect("turned");
+    let changed = async {
+        while named(&roots) == before {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(SOON, changed).await.expect("the new bundle counts soon");
+
+    let good = named(&roots);
+    std::fs::write(server.path("..2/bundle"), "").expect("written");
+    replace(&server.path("bundle"), "garbage");
+    tokio::time::sleep(Duration::from_millis(500)).await; // long enough for a notification to do harm
+    assert_eq!(named(&roots), good);
+}
