@@ -75,6 +75,11 @@ impl GoDuration {
         self.0 == 0
     }
 
+    /// Whether it is less than nothing: mostly "off".
+    pub const fn is_negative(self) -> bool {
+        self.0 < 0
+    }
+
     /// As a standard duration; negative ones become zero.
     pub fn std(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))

@@ -17,4 +17,5 @@ mod plugins;
 mod remove;
 mod turns;
 
+pub use layout::PodLayout;
 pub use manager::{Manager, VolumesConfig, VolumesDeps};

@@ -1,0 +1,614 @@
+//! `/metrics/cadvisor`: every group as metrics, under the names public dashboards select. Pure.
+//!
+//! A group's labels are written once and copied into each of its lines; extra labels are put where
+//! they belong by name, because consumers read labels sorted. Families: [`families`]. Behaviour:
+//! spec 04b §11, 08 §8.
+//!
+//! [`families`]: super::cadvisor_families
+
+use std::collections::HashMap;
+
+use super::{
+    cadvisor_families::FAMILIES,
+    disk::FileSystem,
+    host::{DiskCounters, Host},
+    network::Network,
+    page::{push_count, push_family, push_integer, push_label_value, push_scaled, push_signed},
+    reader::{MachineMemory, Seen},
+    reading::{Reading, WallNs},
+    snapshot::{PodSeen, Snapshot},
+};
+
+/// Series of one family, at most; a page that would have more says so (spec 08 §16).
+const MAX_SERIES: usize = 20_000;
+
+/// Open files of a group's processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OpenFiles {
+    /// Descriptors.
+    pub descriptors: u64,
+    /// Those that are sockets.
+    pub sockets: u64,
+    /// Soft limit of the first process, -1 for none; `None` where it is not known.
+    pub soft_limit: Option<i64>,
+}
+
+/// A mounted file system.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mounted {
+    /// `/dev/sda1`; of memory file systems where it is mounted.
+    pub device: String,
+    /// How full it is.
+    pub fs: FileSystem,
+    /// What its device did; `None` where it has none.
+    pub disk: Option<DiskCounters>,
+}
+
+/// Everything a page is made from.
+pub struct Inputs<'a> {
+    /// A full reading.
+    pub snapshot: &'a Snapshot,
+    /// Now.
+    pub now: WallNs,
+    /// Facts of the machine.
+    pub host: &'a Host,
+    /// Its memory.
+    pub memory: MachineMemory,
+    /// Open files by the path of the group.
+    pub files: &'a HashMap<String, OpenFiles>,
+    /// Mounted file systems.
+    pub mounted: &'a [Mounted],
+    /// Names of block devices by their numbers.
+    pub devices: &'a HashMap<(u32, u32), DiskCounters>,
+    /// Images of sandboxes by the runtime's handler.
+    pub sandbox_images: &'a HashMap<String, String>,
+    /// Whether something could not be read that should be there.
+    pub is_partial: bool,
+}
+
+/// One group.
+pub struct Entry<'a> {
+    /// What was read.
+    pub reading: &'a Reading,
+    /// When it began, in seconds since the epoch.
+    pub started_at: i64,
+    /// Its network: of sandboxes and of the root.
+    pub network: Option<&'a Network>,
+    /// Open files, where they were counted.
+    pub files: Option<OpenFiles>,
+    /// Mounted file systems: of the root.
+    pub mounted: &'a [Mounted],
+    /// Names of block devices by their numbers.
+    pub devices: &'a HashMap<(u32, u32), DiskCounters>,
+    /// Whether the kernel tells of pressure in groups.
+    pub has_pressure: bool,
+    /// Now, in whole seconds.
+    pub now: u64,
+    labels: Labels,
+    stamp: Vec<u8>,
+}
+
+/// The page.
+pub fn write(inputs: &Inputs<'_>) -> Vec<u8> {
+    let entries = entries(inputs);
+    let mut out = Vec::with_capacity(16 << 10 | entries.len() * 20_000);
+    version(&mut out, inputs.host);
+    let mut is_partial = inputs.is_partial || inputs.snapshot.root.is_none();
+    // What could not be written is known when the families before the account of it are.
+    let account = FAMILIES.partition_point(|family| family.name < "container_scrape_error");
+    for (place, family) in FAMILIES.iter().enumerate() {
+        if place == account {
+            scrape_error(&mut out, "container", is_partial);
+        }
+        let mut series = Series { out: &mut out, family, count: 0, entry: None };
+        for entry in &entries {
+            series.entry = Some(entry);
+            (family.write)(entry, &mut series);
+        }
+        is_partial |= series.count > MAX_SERIES;
+    }
+    machine(&mut out, inputs);
+    out
+}
+
+/// All groups, by container, id and the rest of their labels.
+fn entries<'a>(inputs: &Inputs<'a>) -> Vec<Entry<'a>> {
+    let snapshot = inputs.snapshot;
+    let mut entries = Vec::with_capacity(4 + snapshot.pods.len() * 4);
+    if let Some(root) = &snapshot.root {
+        let mut entry = entry(inputs, root, Names::default());
+        entry.network = snapshot.network.as_ref();
+        entry.mounted = inputs.mounted;
+        entries.push(entry);
+    }
+    let is_above = |seen: &Seen| snapshot.above.iter().any(|above| above.path == seen.path);
+    let system = snapshot.system.iter().map(|(_, seen)| seen).filter(|seen| !is_above(seen));
+    entries.extend(snapshot.above.iter().chain(system).map(|seen| entry(inputs, seen, Names::default())));
+    for pod in &snapshot.pods {
+        of_pod(inputs, pod, &mut entries);
+    }
+    entries.sort_by(|a, b| a.labels.text.cmp(&b.labels.text));
+    entries.dedup_by(|a, b| a.labels.text == b.labels.text);
+    entries
+}
+
+fn of_pod<'a>(inputs: &Inputs<'a>, seen: &'a PodSeen, entries: &mut Vec<Entry<'a>>) {
+    let pod = Names { namespace: &seen.pod.id.namespace, pod: &seen.pod.id.name, ..Names::default() };
+    entries.extend(seen.group.as_ref().map(|group| entry(inputs, group, pod)));
+    if let Some(sandbox) = &seen.sandbox {
+        let image = inputs.sandbox_images.get(&seen.pod.handler).map(String::as_str).unwrap_or_default();
+        let mut entry = entry(inputs, sandbox, Names { image, name: seen.pod.sandbox.as_str(), ..pod });
+        entry.network = seen.network.as_ref();
+        entry.started_at = seen.pod.started_at.as_second();
+        entries.push(entry);
+    }
+    for (shown, found) in seen.pod.containers.iter().zip(&seen.containers) {
+        let Some(found) = found else { continue };
+        let names = Names { container: &shown.name, image: &shown.image, name: shown.id.as_str(), ..pod };
+        let mut entry = entry(inputs, found, names);
+        entry.started_at = shown.started_at.as_second();
+        entries.push(entry);
+    }
+    // Somebody must tell of the network of a pod whose sandbox has no group.
+    if seen.sandbox.is_none()
+        && seen.network.is_some()
+        && let Some(group) =
+            entries.iter_mut().rev().find(|e| seen.group.as_ref().is_some_and(|g| std::ptr::eq(e.reading, &g.reading)))
+    {
+        group.network = seen.network.as_ref();
+    }
+}
+
+fn entry<'a>(inputs: &Inputs<'a>, seen: &'a Seen, names: Names<'_>) -> Entry<'a> {
+    let mut stamp = vec![b' '];
+    push_integer(&mut stamp, u64::try_from(seen.reading.at / 1_000_000).unwrap_or_default());
+    Entry {
+        reading: &seen.reading,
+        started_at: seen.reading.made_at,
+        network: None,
+        files: inputs.files.get(&*seen.path).copied(),
+        mounted: &[],
+        devices: inputs.devices,
+        has_pressure: inputs.snapshot.has_pressure,
+        now: u64::try_from(inputs.now / 1_000_000_000).unwrap_or_default(),
+        labels: Labels::new(&seen.path, names),
+        stamp,
+    }
+}
+
+/// The labels of a group beside its id.
+#[derive(Clone, Copy, Default)]
+struct Names<'a> {
+    container: &'a str,
+    image: &'a str,
+    name: &'a str,
+    namespace: &'a str,
+    pod: &'a str,
+}
+
+/// `container="…",id="…",image="…",name="…",namespace="…",pod="…"`, and where others can be put in.
+struct Labels {
+    text: Vec<u8>,
+    cuts: [usize; 3],
+}
+
+impl Labels {
+    fn new(id: &str, names: Names<'_>) -> Self {
+        let mut text = Vec::with_capacity(128 + id.len());
+        let mut push = |key: &str, value: &str| {
+            text.extend_from_slice(key.as_bytes());
+            push_label_value(&mut text, value);
+            text.push(b'"');
+            text.len()
+        };
+        let behind_container = push("container=\"", names.container);
+        push(",id=\"", id);
+        let behind_image = push(",image=\"", names.image);
+        push(",name=\"", names.name);
+        let behind_namespace = push(",namespace=\"", names.namespace);
+        push(",pod=\"", names.pod);
+        Self { text, cuts: [behind_container, behind_image, behind_namespace] }
+    }
+
+    fn part(&self, from: usize, to: usize) -> &[u8] {
+        self.text.get(from..to).unwrap_or_default()
+    }
+}
+
+/// Where an extra label stands among those that all have.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Behind {
+    /// `container`
+    Container,
+    /// `image`
+    Image,
+    /// `namespace`
+    Namespace,
+    /// `pod`
+    Pod,
+}
+
+/// An extra label.
+pub type Extra<'a> = (Behind, &'a str, &'a str);
+
+/// A value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Value {
+    /// A number.
+    Count(u64),
+    /// A number that may be negative.
+    Signed(i64),
+    /// Nanoseconds, shown in seconds.
+    Nanoseconds(u64),
+    /// Microseconds, shown in seconds.
+    Microseconds(u64),
+    /// Milliseconds, shown in seconds.
+    Milliseconds(u64),
+}
+
+/// Whether series of a family carry the time of the reading.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stamp {
+    /// They do.
+    Reading,
+    /// The time of the page.
+    Page,
+    /// They do not.
+    None,
+}
+
+/// One family.
+pub struct Family {
+    /// Its name.
+    pub name: &'static str,
+    /// Its help.
+    pub help: &'static str,
+    /// `counter` or `gauge`.
+    pub kind: &'static str,
+    /// Whether series carry a time.
+    pub stamp: Stamp,
+    /// Writes the series of one group.
+    pub write: fn(&Entry<'_>, &mut Series<'_, '_>),
+}
+
+/// Takes the series of one family.
+pub struct Series<'a, 'e> {
+    out: &'a mut Vec<u8>,
+    family: &'static Family,
+    count: usize,
+    entry: Option<&'e Entry<'e>>,
+}
+
+impl Series<'_, '_> {
+    /// A series without labels of its own.
+    pub fn put(&mut self, value: Value) {
+        self.put_with(&[], value);
+    }
+
+    /// A series with labels of its own, in their order.
+    pub fn put_with(&mut self, extra: &[Extra<'_>], value: Value) {
+        let Some(entry) = self.entry else { return };
+        self.count += 1;
+        if self.count > MAX_SERIES {
+            return;
+        }
+        let Family { name, help, kind, .. } = self.family;
+        if self.count == 1 {
+            push_family(self.out, name, help, kind);
+        }
+        self.out.extend_from_slice(name.as_bytes());
+        self.out.push(b'{');
+        self.labels(&entry.labels, extra);
+        self.out.extend_from_slice(b"} ");
+        match value {
+            Value::Count(number) => push_count(self.out, number),
+            Value::Signed(number) => push_signed(self.out, number),
+            Value::Nanoseconds(number) => push_scaled(self.out, number, 9),
+            Value::Microseconds(number) => push_scaled(self.out, number, 6),
+            Value::Milliseconds(number) => push_scaled(self.out, number, 3),
+        }
+        match self.family.stamp {
+            Stamp::Reading => self.out.extend_from_slice(&entry.stamp),
+            Stamp::Page => {
+                self.out.push(b' ');
+                push_integer(self.out, entry.now.saturating_mul(1000));
+            }
+            Stamp::None => {}
+        }
+        self.out.push(b'\n');
+    }
+
+    fn labels(&mut self, labels: &Labels, extra: &[Extra<'_>]) {
+        if extra.is_empty() {
+            return self.out.extend_from_slice(&labels.text);
+        }
+        let [container, image, namespace] = labels.cuts;
+        let parts = [
+            (Behind::Container, 0, container),
+            (Behind::Image, container, image),
+            (Behind::Namespace, image, namespace),
+            (Behind::Pod, namespace, labels.text.len()),
+        ];
+        for (behind, from, to) in parts {
+            self.out.extend_from_slice(labels.part(from, to));
+            for (_, key, value) in extra.iter().filter(|(at, ..)| *at == behind) {
+                self.out.push(b',');
+                self.out.extend_from_slice(key.as_bytes());
+                self.out.extend_from_slice(b"=\"");
+                push_label_value(self.out, value);
+                self.out.push(b'"');
+            }
+        }
+    }
+}
+
+fn version(out: &mut Vec<u8>, host: &Host) {
+    let help = "A metric with a constant '1' value labeled by kernel version, OS version, docker version, cadvisor \
+                version & cadvisor revision.";
+    push_family(out, "cadvisor_version_info", help, "gauge");
+    out.extend_from_slice(
+        b"cadvisor_version_info{cadvisorRevision=\"\",cadvisorVersion=\"\",dockerVersion=\"\",kernelVersion=\"",
+    );
+    push_label_value(out, &host.kernel);
+    out.extend_from_slice(b"\",osVersion=\"");
+    push_label_value(out, &host.os);
+    out.extend_from_slice(b"\"} 1\n");
+}
+
+fn scrape_error(out: &mut Vec<u8>, what: &str, failed: bool) {
+    let name = format!("{what}_scrape_error");
+    // The reference ends one of the two with a full stop.
+    let end = if what == "machine" { "." } else { "" };
+    let help = format!("1 if there was an error while getting {what} metrics, 0 otherwise{end}");
+    push_family(out, &name, &help, "gauge");
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(if failed { b" 1\n" } else { b" 0\n" });
+}
+
+/// Facts of the machine; modules of memory are not told of.
+fn machine(out: &mut Vec<u8>, inputs: &Inputs<'_>) {
+    let host = inputs.host;
+    let gauges: [(&str, &str, &[&str], u64); 9] = [
+        ("machine_cpu_books", "Number of CPU books.", &[""], 0),
+        ("machine_cpu_cores", "Number of logical CPU cores.", &[""], host.cpus),
+        ("machine_cpu_drawers", "Number of CPU drawers.", &[""], 0),
+        ("machine_cpu_physical_cores", "Number of physical CPU cores.", &[""], host.cores),
+        ("machine_cpu_sockets", "Number of CPU sockets.", &[""], host.sockets),
+        ("machine_memory_bytes", "Amount of memory installed on the machine.", &[""], inputs.memory.total),
+        ("machine_nvm_avg_power_budget_watts", "NVM power budget.", &[""], 0),
+        (
+            "machine_nvm_capacity",
+            "NVM capacity value labeled by NVM mode (memory mode or app direct mode).",
+            &["app_direct_mode", "memory_mode"],
+            0,
+        ),
+        ("machine_swap_bytes", "Amount of swap memory available on the machine.", &[""], inputs.memory.swap_total),
+    ];
+    for (name, help, modes, value) in gauges {
+        if name == "machine_swap_bytes" {
+            scrape_error(out, "machine", false);
+        }
+        push_family(out, name, help, "gauge");
+        for mode in modes {
+            machine_line(out, host, name, mode, value);
+        }
+    }
+}
+
+fn machine_line(out: &mut Vec<u8>, host: &Host, name: &str, mode: &str, value: u64) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"{boot_id=\"");
+    push_label_value(out, &host.boot_id);
+    out.extend_from_slice(b"\",machine_id=\"");
+    push_label_value(out, &host.machine_id);
+    if !mode.is_empty() {
+        out.extend_from_slice(b"\",mode=\"");
+        push_label_value(out, mode);
+    }
+    out.extend_from_slice(b"\",system_uuid=\"");
+    push_label_value(out, &host.system_uuid);
+    out.extend_from_slice(b"\"} ");
+    push_count(out, value);
+    out.push(b'\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            cgroup_files::{DeviceIo, Pressure, Stalls, Throttling},
+            reading::{CpuShare, Depth, Pressures},
+            testing as sample,
+        },
+        *,
+    };
+
+    /// A page of the sample, its sources changed.
+    pub fn page(change: impl Fn(&mut Snapshot)) -> String {
+        let mut snapshot = sample::snapshot(Depth::Full);
+        change(&mut snapshot);
+        let host =
+            Host { cpus: 4, cores: 2, sockets: 1, boot_id: "b".into(), machine_id: "m".into(), ..Host::default() };
+        let disk = DiskCounters { name: "vda".to_owned(), reads: [1, 2, 3, 4500], ..DiskCounters::default() };
+        let fs = FileSystem { capacity: 1000, free: 400, available: 300, inodes: 20, inodes_free: 15 };
+        let open = OpenFiles { descriptors: 9, sockets: 2, soft_limit: Some(-1) };
+        let out = write(&Inputs {
+            snapshot: &snapshot,
+            now: sample::AT + 5_000_000_000,
+            host: &host,
+            memory: MachineMemory { total: 8_000_000, swap_total: 1, swap_free: 1 },
+            files: &HashMap::from([("/kubepods/poduid-web/id-main".to_owned(), open)]),
+            mounted: &[Mounted { device: "/dev/vda1".to_owned(), fs, disk: Some(disk.clone()) }],
+            devices: &HashMap::from([((259, 0), disk)]),
+            sandbox_images: &HashMap::from([(String::new(), "pause:3".to_owned())]),
+            is_partial: false,
+        });
+        String::from_utf8(out).expect("text")
+    }
+
+    fn of<'a>(page: &'a str, family: &str) -> Vec<&'a str> {
+        let is = |line: &&str| line.strip_prefix(family).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        page.lines().filter(is).collect()
+    }
+
+    const MAIN: &str = "container=\"main\",id=\"/kubepods/poduid-web/id-main\",image=\"registry/app:1\",name=\"id-main\",\
+                        namespace=\"default\",pod=\"web\"";
+
+    #[test]
+    fn a_pod_is_its_group_its_sandbox_and_its_containers() {
+        // AC-04b-M12
+        let page = page(|_| {});
+        let usage = of(&page, "container_memory_usage_bytes");
+        let of_pod: Vec<&&str> = usage.iter().filter(|line| line.contains("pod=\"web\"")).collect();
+        assert_eq!(of_pod.len(), 4, "{of_pod:#?}");
+        assert!(
+            usage.contains(&format!("container_memory_usage_bytes{{{MAIN}}} 500 1624396278302").as_str()),
+            "{usage:#?}"
+        );
+        let pod = "container_memory_usage_bytes{container=\"\",id=\"/kubepods/poduid-web\",image=\"\",name=\"\",\
+                   namespace=\"default\",pod=\"web\"} 1000 1624396278302";
+        assert!(usage.contains(&pod), "{usage:#?}");
+        let sandbox = "container_memory_usage_bytes{container=\"\",id=\"/kubepods/poduid-web/sandbox-web\",\
+                       image=\"pause:3\",name=\"sandbox-web\",namespace=\"default\",pod=\"web\"} 10 1624396278302";
+        assert!(usage.contains(&sandbox), "{usage:#?}");
+        let network = of(&page, "container_network_receive_bytes_total");
+        let expected = "container_network_receive_bytes_total{container=\"\",id=\"/kubepods/poduid-web/sandbox-web\",\
+                        image=\"pause:3\",interface=\"eth0\",name=\"sandbox-web\",namespace=\"default\",pod=\"web\"} 0 \
+                        1624396278302";
+        assert_eq!(network.iter().filter(|line| line.contains("pod=\"web\"")).collect::<Vec<_>>(), [&expected]);
+    }
+
+    #[test]
+    fn a_pod_without_a_sandbox_group_tells_its_network_itself() {
+        let page = page(|snapshot| snapshot.pods[0].sandbox = None);
+        let network = of(&page, "container_network_receive_bytes_total");
+        assert_eq!(network.iter().filter(|line| line.contains("id=\"/kubepods/poduid-web\"")).count(), 1);
+    }
+
+    #[test]
+    fn pressure_only_where_the_kernel_tells() {
+        // AC-04b-M13, AC-08-17
+        assert!(!page(|_| {}).contains("container_pressure_"));
+        let page = page(|snapshot| {
+            snapshot.has_pressure = true;
+            let line = |total| Pressure { total, ..Pressure::default() };
+            let stalls = Stalls { some: line(1_500_000), full: line(250_000) };
+            let pressure = Pressures { memory: Some(stalls), ..Pressures::default() };
+            if let Some(main) = &mut snapshot.pods[0].containers[0] {
+                main.reading.pressure = pressure;
+            }
+        });
+        let expected = format!("container_pressure_memory_waiting_seconds_total{{{MAIN}}} 1.5 1624396278302");
+        assert_eq!(of(&page, "container_pressure_memory_waiting_seconds_total"), [expected]);
+        let expected = format!("container_pressure_memory_stalled_seconds_total{{{MAIN}}} 0.25 1624396278302");
+        assert_eq!(of(&page, "container_pressure_memory_stalled_seconds_total"), [expected]);
+        assert!(of(&page, "container_pressure_cpu_waiting_seconds_total").is_empty());
+    }
+
+    #[test]
+    fn quotas_only_where_one_is_set() {
+        // AC-08-18
+        let unlimited = page(|_| {});
+        assert!(!unlimited.contains("container_cpu_cfs_") && !unlimited.contains("container_spec_cpu_quota"));
+        let limited = page(|snapshot| {
+            if let Some(main) = &mut snapshot.pods[0].containers[0] {
+                main.reading.share = Some(CpuShare { shares: 512, quota: Some(50_000), period: 100_000 });
+                let held = Throttling {
+                    periods: 10,
+                    throttled_periods: 3,
+                    throttled_ns: 2_500_000_000,
+                    ..Throttling::default()
+                };
+                main.reading.cpu = main.reading.cpu.map(|cpu| super::super::reading::Cpu { held, ..cpu });
+            }
+        });
+        for (family, value) in [
+            ("container_cpu_cfs_periods_total", "10 1624396278302"),
+            ("container_cpu_cfs_throttled_periods_total", "3 1624396278302"),
+            ("container_cpu_cfs_throttled_seconds_total", "2.5 1624396278302"),
+            ("container_spec_cpu_quota", "50000"),
+            ("container_spec_cpu_period", "100000"),
+            ("container_spec_cpu_shares", "512"),
+        ] {
+            assert_eq!(of(&limited, family), [format!("{family}{{{MAIN}}} {value}")]);
+        }
+    }
+
+    #[test]
+    fn devices_stand_among_the_labels_by_name() {
+        let page = page(|snapshot| {
+            if let Some(main) = &mut snapshot.pods[0].containers[0] {
+                main.reading.devices = vec![
+                    DeviceIo { device: (259, 0), read_bytes: 4096, reads: 1, ..DeviceIo::default() },
+                    DeviceIo { device: (7, 7), ..DeviceIo::default() },
+                ];
+            }
+        });
+        let rest = MAIN.split_once(",id").expect("an id").1;
+        let expected = format!(
+            "container_fs_reads_bytes_total{{container=\"main\",device=\"/dev/vda\",id{rest}}} 4096 1624396278302"
+        );
+        assert_eq!(of(&page, "container_fs_reads_bytes_total")[0], expected);
+        let usage = of(&page, "container_blkio_device_usage_total");
+        assert!(
+            usage[0].contains("device=\"/dev/vda\",id=")
+                && usage[0].contains("image=\"registry/app:1\",major=\"259\",minor=\"0\",name=")
+        );
+        assert!(usage[0].contains("namespace=\"default\",operation=\"Read\",pod=\"web\"} 4096"), "{}", usage[0]);
+        let root = of(&page, "container_fs_usage_bytes");
+        assert_eq!(
+            root,
+            [
+                "container_fs_usage_bytes{container=\"\",device=\"/dev/vda1\",id=\"/\",image=\"\",name=\"\",namespace=\"\",pod=\"\"} 600 1624396278302"
+            ]
+        );
+        assert!(
+            of(&page, "container_fs_read_seconds_total")
+                .iter()
+                .any(|line| line.contains("id=\"/\"") && line.contains("} 4.5 "))
+        );
+    }
+
+    #[test]
+    fn series_with_and_without_a_time() {
+        let page = page(|_| {});
+        let start = of(&page, "container_start_time_seconds");
+        assert!(start.contains(&format!("container_start_time_seconds{{{MAIN}}} 1.62e+09").as_str()), "{start:#?}");
+        assert!(of(&page, "container_last_seen").iter().all(|line| line.ends_with("} 1.624396283e+09 1624396283000")));
+        assert!(of(&page, "container_health_state").iter().all(|line| line.contains("} -1 ")));
+        assert!(of(&page, "container_spec_memory_limit_bytes").iter().all(|line| line.ends_with("} 0")));
+        let limits = of(&page, "container_ulimits_soft");
+        assert_eq!(limits, [format!("container_ulimits_soft{{{MAIN},ulimit=\"max_open_files\"}} -1 1624396278302")]);
+        assert_eq!(
+            of(&page, "machine_cpu_cores"),
+            ["machine_cpu_cores{boot_id=\"b\",machine_id=\"m\",system_uuid=\"\"} 4"]
+        );
+        assert_eq!(
+            of(&page, "machine_memory_bytes"),
+            ["machine_memory_bytes{boot_id=\"b\",machine_id=\"m\",system_uuid=\"\"} 8e+06"]
+        );
+        assert_eq!(
+            (of(&page, "container_scrape_error"), of(&page, "machine_scrape_error")),
+            (vec!["container_scrape_error 0"], vec!["machine_scrape_error 0"])
+        );
+    }
+
+    #[test]
+    fn families_stand_by_name_and_no_series_twice() {
+        let page = page(|_| {});
+        let names: Vec<&str> = page.lines().filter_map(|l| l.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        assert!(names.is_sorted(), "{names:#?}");
+        let mut series: Vec<&str> =
+            page.lines().filter(|l| !l.starts_with('#')).filter_map(|l| l.split_once("} ")).map(|l| l.0).collect();
+        let all = series.len();
+        series.sort_unstable();
+        series.dedup();
+        assert_eq!(series.len(), all);
+    }
+
+    #[test]
+    fn a_reading_without_a_root_is_an_error_on_the_page() {
+        let page = page(|snapshot| snapshot.root = None);
+        assert_eq!(of(&page, "container_scrape_error"), ["container_scrape_error 1"]);
+    }
+}

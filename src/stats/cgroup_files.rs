@@ -1,0 +1,461 @@
+//! Reads the kernel's control group files, of the unified hierarchy and of the old ones. Pure.
+//!
+//! Bytes in, numbers out. A line that is not understood is left out and a number that does not fit
+//! is absent: the kernel adds lines and keys with every release. Behaviour: spec 04b §7.2, 06a §6.
+
+/// A limit above this is none: the kernel writes `max` or a number close to 2^63.
+pub const UNLIMITED: u64 = 1 << 62;
+
+/// Nanoseconds in a tick of `cpuacct.stat`; the kernel shows user space 100 ticks a second.
+const TICK_NS: u64 = 10_000_000;
+
+/// The number a file holds; `max` is [`u64::MAX`], a negative one is absent.
+pub fn number(text: &[u8]) -> Option<u64> {
+    match text.trim_ascii() {
+        b"max" => Some(u64::MAX),
+        digits => parse(digits),
+    }
+}
+
+/// The number a file holds where that may be negative (`cpu.cfs_quota_us`).
+pub fn signed(text: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text.trim_ascii()).ok()?.parse().ok()
+}
+
+fn parse(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0_u64, |sum, digit| {
+        let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
+        sum.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(|byte| *byte == b'\n')
+}
+
+/// Key and value at the first `separator`.
+fn split(text: &[u8], separator: u8) -> Option<(&[u8], &[u8])> {
+    let at = text.iter().position(|byte| *byte == separator)?;
+    Some((text.get(..at)?, text.get(at.checked_add(1)?..)?))
+}
+
+/// The lines `key number`.
+fn pairs(text: &[u8]) -> impl Iterator<Item = (&[u8], u64)> {
+    lines(text).filter_map(|line| {
+        let (key, value) = split(line, b' ')?;
+        Some((key, parse(value.trim_ascii())?))
+    })
+}
+
+/// How often and how long a group was held back by its quota.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Throttling {
+    /// Enforcement periods that have passed.
+    pub periods: u64,
+    /// Those in which the group was held back.
+    pub throttled_periods: u64,
+    /// For how long, in nanoseconds.
+    pub throttled_ns: u64,
+    /// Periods in which it used what it had saved.
+    pub burst_periods: u64,
+    /// For how long, in nanoseconds.
+    pub burst_ns: u64,
+}
+
+/// Processor time, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CpuTimes {
+    /// Altogether.
+    pub usage_ns: u64,
+    /// In user mode.
+    pub user_ns: u64,
+    /// In the kernel.
+    pub system_ns: u64,
+}
+
+/// `cpu.stat` of the unified hierarchy; `None` where it tells no usage.
+pub fn cpu_stat(text: &[u8]) -> Option<(CpuTimes, Throttling)> {
+    let (mut times, mut held, mut known) = (CpuTimes::default(), Throttling::default(), false);
+    for (key, value) in pairs(text) {
+        let ns = value.saturating_mul(1000);
+        match key {
+            b"usage_usec" => (times.usage_ns, known) = (ns, true),
+            b"user_usec" => times.user_ns = ns,
+            b"system_usec" => times.system_ns = ns,
+            b"nr_periods" => held.periods = value,
+            b"nr_throttled" => held.throttled_periods = value,
+            b"throttled_usec" => held.throttled_ns = ns,
+            b"nr_bursts" => held.burst_periods = value,
+            b"burst_usec" => held.burst_ns = ns,
+            _ => {}
+        }
+    }
+    known.then_some((times, held))
+}
+
+/// `cpu.stat` of the old hierarchy.
+pub fn cpu_stat_v1(text: &[u8]) -> Throttling {
+    let mut held = Throttling::default();
+    for (key, value) in pairs(text) {
+        match key {
+            b"nr_periods" => held.periods = value,
+            b"nr_throttled" => held.throttled_periods = value,
+            b"throttled_time" => held.throttled_ns = value,
+            b"nr_bursts" => held.burst_periods = value,
+            b"burst_time" => held.burst_ns = value,
+            _ => {}
+        }
+    }
+    held
+}
+
+/// `cpuacct.stat`: user and system time in nanoseconds.
+pub fn cpuacct_stat(text: &[u8]) -> (u64, u64) {
+    let (mut user, mut system) = (0, 0);
+    for (key, ticks) in pairs(text) {
+        match key {
+            b"user" => user = ticks.saturating_mul(TICK_NS),
+            b"system" => system = ticks.saturating_mul(TICK_NS),
+            _ => {}
+        }
+    }
+    (user, system)
+}
+
+/// What `memory.stat` tells that anybody asks for; bytes, and counts of faults.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemoryStat {
+    /// Anonymous memory: `anon`, `total_rss`.
+    pub anon: u64,
+    /// Page cache: `file`, `total_cache`.
+    pub file: u64,
+    /// Mapped part of the page cache.
+    pub mapped_file: u64,
+    /// Swap in use; only the old hierarchy tells it here.
+    pub swap: u64,
+    /// Page cache that was used lately.
+    pub active_file: u64,
+    /// Page cache that was not.
+    pub inactive_file: u64,
+    /// Page faults.
+    pub pgfault: u64,
+    /// Those that had to read.
+    pub pgmajfault: u64,
+}
+
+/// `memory.stat` of the unified hierarchy.
+pub fn memory_stat(text: &[u8]) -> MemoryStat {
+    let mut stat = MemoryStat::default();
+    for (key, value) in pairs(text) {
+        match key {
+            b"anon" => stat.anon = value,
+            b"file" => stat.file = value,
+            b"file_mapped" => stat.mapped_file = value,
+            b"active_file" => stat.active_file = value,
+            b"inactive_file" => stat.inactive_file = value,
+            b"pgfault" => stat.pgfault = value,
+            b"pgmajfault" => stat.pgmajfault = value,
+            _ => {}
+        }
+    }
+    stat
+}
+
+/// `memory.stat` of the old hierarchy: sums over the groups below, but for faults, which are the group's own.
+pub fn memory_stat_v1(text: &[u8]) -> MemoryStat {
+    let mut stat = MemoryStat::default();
+    for (key, value) in pairs(text) {
+        match key {
+            b"total_rss" => stat.anon = value,
+            b"total_cache" => stat.file = value,
+            b"total_mapped_file" => stat.mapped_file = value,
+            b"total_swap" => stat.swap = value,
+            b"total_active_file" => stat.active_file = value,
+            b"total_inactive_file" => stat.inactive_file = value,
+            b"pgfault" => stat.pgfault = value,
+            b"pgmajfault" => stat.pgmajfault = value,
+            _ => {}
+        }
+    }
+    stat
+}
+
+/// `oom_kill` of `memory.events` or `memory.oom_control`.
+pub fn oom_kills(text: &[u8]) -> Option<u64> {
+    pairs(text).find_map(|(key, value)| (key == b"oom_kill").then_some(value))
+}
+
+/// Quota and period of `cpu.max` in microseconds; no quota where it says `max`.
+pub fn cpu_max(text: &[u8]) -> Option<(Option<u64>, u64)> {
+    let (quota, period) = split(text.trim_ascii(), b' ')?;
+    Some((parse(quota), parse(period)?))
+}
+
+/// `cpu.weight` as shares, as the reference converts it back (spec 06a §4).
+pub fn shares_of_weight(weight: u64) -> u64 {
+    let above = weight.clamp(1, 10_000) - 1;
+    2 + above * 262_142 / 9999
+}
+
+/// One line of a pressure file.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Pressure {
+    /// Time lost, in microseconds.
+    pub total: u64,
+    /// Share of the last 10 s, in percent.
+    pub avg10: f64,
+    /// Of the last minute.
+    pub avg60: f64,
+    /// Of the last five minutes.
+    pub avg300: f64,
+}
+
+/// A pressure file.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Stalls {
+    /// While some tasks waited.
+    pub some: Pressure,
+    /// While all did.
+    pub full: Pressure,
+}
+
+/// `cpu.pressure`, `memory.pressure`, `io.pressure`; `None` where there is no line of some.
+pub fn pressure(text: &[u8]) -> Option<Stalls> {
+    let mut stalls = Stalls::default();
+    let mut known = false;
+    for line in lines(text) {
+        let Some((kind, values)) = split(line, b' ') else { continue };
+        match kind {
+            b"some" => (stalls.some, known) = (pressure_line(values), true),
+            b"full" => stalls.full = pressure_line(values),
+            _ => {}
+        }
+    }
+    known.then_some(stalls)
+}
+
+fn pressure_line(values: &[u8]) -> Pressure {
+    let mut line = Pressure::default();
+    for (key, value) in values.split(|b| *b == b' ').filter_map(|pair| split(pair, b'=')) {
+        let share = || std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()).filter(|v: &f64| v.is_finite());
+        match key {
+            b"total" => line.total = parse(value.trim_ascii()).unwrap_or_default(),
+            b"avg10" => line.avg10 = share().unwrap_or_default(),
+            b"avg60" => line.avg60 = share().unwrap_or_default(),
+            b"avg300" => line.avg300 = share().unwrap_or_default(),
+            _ => {}
+        }
+    }
+    line
+}
+
+/// What went to and from one device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeviceIo {
+    /// The device's numbers.
+    pub device: (u32, u32),
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+    /// What the cost model tells, where it is on.
+    pub cost: Option<IoCost>,
+}
+
+/// The cost model's account of a device, in microseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct IoCost {
+    /// Used.
+    pub usage: u64,
+    /// Waited.
+    pub wait: u64,
+    /// In debt.
+    pub indebt: u64,
+    /// Delayed.
+    pub indelay: u64,
+}
+
+/// Devices of one group that anything is kept of; a machine has fewer.
+const MAX_DEVICES: usize = 256;
+
+/// `io.stat`: a line per device.
+pub fn io_stat(text: &[u8]) -> Vec<DeviceIo> {
+    lines(text).filter_map(io_line).take(MAX_DEVICES).collect()
+}
+
+fn io_line(line: &[u8]) -> Option<DeviceIo> {
+    let (device, values) = split(line, b' ')?;
+    let mut io = DeviceIo { device: numbers(device)?, ..DeviceIo::default() };
+    for (key, value) in values.split(|b| *b == b' ').filter_map(|pair| split(pair, b'=')) {
+        let Some(value) = parse(value.trim_ascii()) else { continue };
+        match key {
+            b"rbytes" => io.read_bytes = value,
+            b"wbytes" => io.written_bytes = value,
+            b"rios" => io.reads = value,
+            b"wios" => io.writes = value,
+            b"cost.usage" => io.cost.get_or_insert_default().usage = value,
+            b"cost.wait" => io.cost.get_or_insert_default().wait = value,
+            b"cost.indebt" => io.cost.get_or_insert_default().indebt = value,
+            b"cost.indelay" => io.cost.get_or_insert_default().indelay = value,
+            _ => {}
+        }
+    }
+    Some(io)
+}
+
+fn numbers(device: &[u8]) -> Option<(u32, u32)> {
+    let (major, minor) = split(device, b':')?;
+    Some((u32::try_from(parse(major)?).ok()?, u32::try_from(parse(minor)?).ok()?))
+}
+
+/// `blkio.throttle.io_service_bytes_recursive` and `blkio.throttle.io_serviced_recursive`: bytes and counts.
+pub fn blkio(bytes: &[u8], counts: &[u8]) -> Vec<DeviceIo> {
+    let mut devices: Vec<DeviceIo> = Vec::new();
+    let mut add = |text: &[u8], set: fn(&mut DeviceIo, &[u8], u64)| {
+        for (device, operation, value) in lines(text).filter_map(blkio_line) {
+            let known = devices.iter().position(|io| io.device == device);
+            let at = known.unwrap_or(devices.len());
+            if known.is_none() && at < MAX_DEVICES {
+                devices.push(DeviceIo { device, ..DeviceIo::default() });
+            }
+            if let Some(io) = devices.get_mut(at) {
+                set(io, operation, value);
+            }
+        }
+    };
+    add(bytes, |io, operation, value| match operation {
+        b"Read" => io.read_bytes = value,
+        b"Write" => io.written_bytes = value,
+        _ => {}
+    });
+    add(counts, |io, operation, value| match operation {
+        b"Read" => io.reads = value,
+        b"Write" => io.writes = value,
+        _ => {}
+    });
+    devices
+}
+
+fn blkio_line(line: &[u8]) -> Option<((u32, u32), &[u8], u64)> {
+    let (device, rest) = split(line, b' ')?;
+    let (operation, value) = split(rest, b' ')?;
+    Some((numbers(device)?, operation, parse(value.trim_ascii())?))
+}
+
+/// The process ids of `cgroup.procs`.
+pub fn processes(text: &[u8]) -> impl Iterator<Item = u32> + '_ {
+    lines(text).filter_map(|line| u32::try_from(parse(line.trim_ascii())?).ok()).filter(|pid| *pid != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_limits_and_nonsense() {
+        for (text, expected) in [
+            ("123\n", Some(123)),
+            ("max\n", Some(u64::MAX)),
+            ("0", Some(0)),
+            ("18446744073709551615\n", Some(u64::MAX)),
+            ("18446744073709551616", None),
+            ("-1", None),
+            ("", None),
+            ("1 2", None),
+            ("1x", None),
+        ] {
+            assert_eq!(number(text.as_bytes()), expected, "{text:?}");
+        }
+        assert_eq!((signed(b"-1\n"), signed(b"50000"), signed(b"max")), (Some(-1), Some(50_000), None));
+    }
+
+    #[test]
+    fn processor_time_of_both_hierarchies() {
+        let text = b"usage_usec 68172016\nuser_usec 5\nsystem_usec 7\ncore_sched.force_idle_usec 0\nnr_periods 10\n\
+                     nr_throttled 3\nthrottled_usec 2000\nnr_bursts 1\nburst_usec 4\n";
+        let (times, held) = cpu_stat(text).expect("usage is there");
+        assert_eq!(times, CpuTimes { usage_ns: 68_172_016_000, user_ns: 5000, system_ns: 7000 });
+        let expected =
+            Throttling { periods: 10, throttled_periods: 3, throttled_ns: 2_000_000, burst_periods: 1, burst_ns: 4000 };
+        assert_eq!(held, expected);
+        assert_eq!(cpu_stat(b"user_usec 1\n"), None);
+        let old = b"nr_periods 10\nnr_throttled 3\nthrottled_time 2000000\nnr_bursts 1\nburst_time 4000\nwait_sum 9\n";
+        assert_eq!(cpu_stat_v1(old), expected);
+        assert_eq!(cpuacct_stat(b"user 150\nsystem 7\n"), (1_500_000_000, 70_000_000));
+    }
+
+    #[test]
+    fn memory_of_both_hierarchies() {
+        let unified =
+            b"anon 1\nfile 2\nkernel 3\nfile_mapped 4\nactive_file 5\ninactive_file 6\npgfault 7\npgmajfault 8\n";
+        let expected = MemoryStat {
+            anon: 1,
+            file: 2,
+            mapped_file: 4,
+            swap: 0,
+            active_file: 5,
+            inactive_file: 6,
+            pgfault: 7,
+            pgmajfault: 8,
+        };
+        assert_eq!(memory_stat(unified), expected);
+        let old = b"cache 99\nrss 99\npgfault 7\npgmajfault 8\ntotal_cache 2\ntotal_rss 1\ntotal_mapped_file 4\n\
+                    total_swap 9\ntotal_pgfault 99\ntotal_active_file 5\ntotal_inactive_file 6\n";
+        assert_eq!(memory_stat_v1(old), MemoryStat { swap: 9, ..expected });
+        assert_eq!(oom_kills(b"low 0\nhigh 0\nmax 1\noom 2\noom_kill 3\noom_group_kill 0\n"), Some(3));
+        assert_eq!(oom_kills(b"oom_kill_disable 0\nunder_oom 0\noom_kill 4\n"), Some(4));
+        assert_eq!(oom_kills(b"oom_kill_disable 0\nunder_oom 0\n"), None);
+    }
+
+    #[test]
+    fn quota_and_weight() {
+        assert_eq!(cpu_max(b"max 100000\n"), Some((None, 100_000)));
+        assert_eq!(cpu_max(b"42000 100000\n"), Some((Some(42_000), 100_000)));
+        assert_eq!(cpu_max(b"42000"), None);
+        for (weight, shares) in [(1, 2), (2, 28), (4, 80), (245, 6398), (10_000, 262_144), (0, 2), (u64::MAX, 262_144)]
+        {
+            assert_eq!(shares_of_weight(weight), shares, "{weight}");
+        }
+    }
+
+    #[test]
+    fn pressure_files() {
+        let text =
+            b"some avg10=1.53 avg60=0.87 avg300=0.10 total=123456\nfull avg10=0.00 avg60=0.00 avg300=0.02 total=42\n";
+        let stalls = pressure(text).expect("known");
+        assert_eq!(stalls.some, Pressure { total: 123_456, avg10: 1.53, avg60: 0.87, avg300: 0.1 });
+        assert_eq!(stalls.full, Pressure { total: 42, avg10: 0.0, avg60: 0.0, avg300: 0.02 });
+        // Kernels before 5.13 tell no full line for the processor.
+        assert_eq!(pressure(b"some avg10=0.00 avg60=0.00 avg300=0.00 total=1\n").map(|s| s.full.total), Some(0));
+        assert_eq!(pressure(b""), None);
+        assert_eq!(pressure(b"some avg10=inf avg60=NaN avg300=x total=-1").map(|s| s.some), Some(Pressure::default()));
+    }
+
+    #[test]
+    fn devices_of_both_hierarchies() {
+        let unified = b"259:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n8:0 \nx:1 rbytes=1\n\
+                        8:16 rbytes=1 cost.usage=5 cost.wait=6 cost.indebt=7 cost.indelay=8\n";
+        let first =
+            DeviceIo { device: (259, 0), read_bytes: 4096, written_bytes: 8192, reads: 1, writes: 2, cost: None };
+        let found = io_stat(unified);
+        assert_eq!(found.first(), Some(&first));
+        assert_eq!(found.get(1), Some(&DeviceIo { device: (8, 0), ..DeviceIo::default() }));
+        let cost = IoCost { usage: 5, wait: 6, indebt: 7, indelay: 8 };
+        assert_eq!(found.get(2).and_then(|io| io.cost), Some(cost));
+        let bytes = b"259:0 Read 4096\n259:0 Write 8192\n259:0 Sync 1\n259:0 Total 12288\nTotal 12288\n";
+        assert_eq!(blkio(bytes, b"259:0 Read 1\n259:0 Write 2\nTotal 3\n"), [first]);
+        assert_eq!(blkio(b"Total 0\n", b""), []);
+    }
+
+    #[test]
+    fn members() {
+        assert_eq!(processes(b"1\n77\n\n0\nx\n99999999999\n").collect::<Vec<_>>(), [1, 77]);
+    }
+}

@@ -1,0 +1,181 @@
+//! One answer for everybody who asks at the same time, and for a while after.
+//!
+//! The work runs in a task of its own: who asked may go away, the others still get the answer. It
+//! must end by itself: deadlines are inside.
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
+use tokio::time::Instant;
+
+/// Remembers the last answer, for a while, and the work under way.
+pub struct Memo<T> {
+    state: Arc<Mutex<State<T>>>,
+    keep: Duration,
+}
+
+/// Work under way; `None` where it panicked.
+type Flight<T> = Shared<BoxFuture<'static, Option<T>>>;
+
+struct State<T> {
+    last: Option<(Instant, T)>,
+    flight: Option<(Instant, Flight<T>)>,
+}
+
+impl<T: Clone + Send + Sync + 'static> Memo<T> {
+    /// Forgets an answer some time after it came: pages are large.
+    pub fn new(keep: Duration) -> Self {
+        Self { state: Arc::new(Mutex::new(State { last: None, flight: None })), keep }
+    }
+
+    /// The last answer, if its work began no longer ago than `age`.
+    pub fn young(&self, age: Duration) -> Option<T> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.last.as_ref().filter(|(began, _)| began.elapsed() <= age).map(|(_, last)| last.clone())
+    }
+
+    /// An answer whose work began no longer ago than `age`, or that is being worked on; `None` where the work
+    /// panicked.
+    pub async fn fresh<F>(&self, age: Duration, work: impl FnOnce() -> F) -> Option<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let flight = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((began, last)) = &state.last
+                && began.elapsed() <= age
+            {
+                return Some(last.clone());
+            }
+            self.join(&mut state, work)
+        };
+        flight.await
+    }
+
+    /// The last answer, however old; work begins where it is older than `age`. Without one, waits for the first no
+    /// longer than `patience`.
+    pub async fn recent<F>(&self, age: Duration, patience: Duration, work: impl FnOnce() -> F) -> Option<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let flight = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = state.last.clone();
+            let is_old = last.as_ref().is_none_or(|(began, _)| began.elapsed() > age);
+            let flight = is_old.then(|| self.join(&mut state, work));
+            match (last, flight) {
+                (Some((_, last)), _) => return Some(last),
+                (None, flight) => flight?,
+            }
+        };
+        tokio::time::timeout(patience, flight).await.ok().flatten()
+    }
+
+    /// The work under way, or new work.
+    fn join<F>(&self, state: &mut State<T>, work: impl FnOnce() -> F) -> Flight<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        if let Some((_, flight)) = &state.flight
+            && flight.peek().is_none()
+        {
+            return flight.clone();
+        }
+        let (began, work, shared, keep) = (Instant::now(), work(), self.state.clone(), self.keep);
+        let task = tokio::spawn(async move {
+            let answer = work.await;
+            {
+                let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                state.last = Some((began, answer.clone()));
+                state.flight = None;
+            }
+            tokio::spawn(forget(Arc::downgrade(&shared), began, keep));
+            answer
+        });
+        let flight = task.map(Result::ok).boxed().shared();
+        state.flight = Some((began, flight.clone()));
+        flight
+    }
+}
+
+/// Drops the answer of the work that began then, unless there is a newer one.
+async fn forget<T>(state: Weak<Mutex<State<T>>>, began: Instant, keep: Duration) {
+    tokio::time::sleep(keep).await;
+    if let Some(state) = state.upgrade() {
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.last.as_ref().is_some_and(|(last, _)| *last == began) {
+            state.last = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    async fn slow(count: Arc<AtomicU32>) -> u32 {
+        tokio::time::sleep(SECOND).await;
+        count.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_at_the_same_time_shares_the_work() {
+        let (memo, count) = (Memo::new(60 * SECOND), Arc::<AtomicU32>::default());
+        let ask = || memo.fresh(2 * SECOND, || slow(count.clone()));
+        assert_eq!(futures::future::join_all([ask(), ask(), ask()]).await, [Some(1); 3]);
+        assert_eq!(ask().await, Some(1), "still young");
+        tokio::time::sleep(2 * SECOND).await;
+        assert_eq!(ask().await, Some(2), "age counts from when the work began");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_goes_on_without_who_asked() {
+        let (memo, count) = (Memo::new(60 * SECOND), Arc::<AtomicU32>::default());
+        let gone = tokio::time::timeout(SECOND / 2, memo.fresh(SECOND, || slow(count.clone()))).await;
+        assert!(gone.is_err());
+        tokio::time::sleep(SECOND).await;
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_answer_is_better_than_none() {
+        let (memo, count) = (Memo::new(60 * SECOND), Arc::<AtomicU32>::default());
+        let ask = |patience| memo.recent(10 * SECOND, patience, || slow(count.clone()));
+        assert_eq!(ask(SECOND / 2).await, None, "the first one takes longer");
+        assert_eq!(ask(SECOND).await, Some(1));
+        tokio::time::sleep(20 * SECOND).await;
+        let began = Instant::now();
+        assert_eq!((ask(SECOND).await, began.elapsed()), (Some(1), Duration::ZERO));
+        tokio::time::sleep(2 * SECOND).await;
+        assert_eq!(ask(SECOND).await, Some(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_asks_for_is_forgotten() {
+        let memo = Memo::new(5 * SECOND);
+        let page = Arc::new(());
+        let answer = memo.fresh(SECOND, || std::future::ready(page.clone())).await;
+        assert!(answer.is_some() && memo.young(SECOND).is_some());
+        drop(answer);
+        tokio::time::sleep(6 * SECOND).await;
+        assert_eq!(Arc::strong_count(&page), 1);
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_no_answer_and_not_the_last_word() {
+        let memo = Memo::<u32>::new(SECOND);
+        assert_eq!(memo.fresh(SECOND, || async { panic!("of the test") }).await, None);
+        assert_eq!(memo.fresh(SECOND, || async { 7 }).await, Some(7));
+    }
+}

@@ -1,0 +1,49 @@
+//! Readings: what the node, its pods and their containers use.
+//!
+//! ```text
+//!  control groups ─► Reader ─┐
+//!  /proc, statfs, du ────────┼─► Snapshot ─► summary ─► /stats/summary
+//!  runtime (writable layers) ┘               │  └─────► /metrics/resource
+//!                                            └────────► /metrics/cadvisor
+//! ```
+//!
+//! Nothing runs while nobody asks. [`StatsProvider`] takes a reading when a page is asked for and the last one is
+//! older than its memo; concurrent questions share one reading and one page. What leaves the process (a call to the
+//! runtime, a disk that may hang) has a deadline and costs fields, not the page. Behaviour: spec 04b §7-11.
+
+pub mod cadvisor_families;
+pub mod cadvisor_page;
+pub mod cgroup_files;
+pub mod disk;
+mod encoded;
+pub mod filesystems;
+mod hands;
+pub mod host;
+mod memo;
+pub mod mounts;
+pub mod network;
+pub mod open_files;
+mod page;
+pub mod pods;
+mod provider;
+pub mod reader;
+pub mod reading;
+pub mod resource_page;
+mod runtime_report;
+pub mod snapshot;
+pub mod summarise;
+pub mod summary;
+pub mod summary_json;
+pub mod survey;
+mod system_groups;
+#[cfg(test)]
+mod testing;
+
+pub use encoded::{Compressed, compressed};
+pub use host::Host;
+pub use provider::{
+    FILES_AGE, LOGS_AGE, MEMO, MetricsPage, PodDirectories, RUNTIME_AGE, StatsConfig, StatsDeps, StatsProvider,
+};
+pub use reader::PodGroups;
+pub use summary::{Form, PodPlaces, Storage, VolumePlace};
+pub use survey::Surveyors;

@@ -1,0 +1,143 @@
+//! What went through network interfaces. Behaviour: spec 04b §7.2, §11.
+//!
+//! A namespace's counters are read through a process in it. The file is never kept open: an open
+//! one would keep the namespace alive after its pod.
+
+use std::{fs::File, io::Read, path::Path};
+
+/// The longest table of interfaces that is read.
+const MAX_TABLE: u64 = 1 << 20;
+/// Interfaces of one namespace that are shown.
+const MAX_INTERFACES: usize = 256;
+
+/// Counters of one interface.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Received.
+    pub received: Direction,
+    /// Sent.
+    pub sent: Direction,
+}
+
+/// One direction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Direction {
+    /// Bytes.
+    pub bytes: u64,
+    /// Packets.
+    pub packets: u64,
+    /// Errors.
+    pub errors: u64,
+    /// Packets that were dropped.
+    pub dropped: u64,
+}
+
+/// All interfaces of one namespace that are shown, and which of them speaks for it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Network {
+    /// In the kernel's order.
+    pub interfaces: Vec<Interface>,
+    /// Index of the one whose counters stand for all: `eth0`, else that of the default route.
+    pub primary: Option<usize>,
+}
+
+/// The network as the process sees it; `None` where it is gone. Blocking.
+pub fn of_process(proc: &Path, pid: u32) -> Option<Network> {
+    let directory = proc.join(pid.to_string()).join("net");
+    let table = read(&directory.join("dev"))?;
+    let interfaces = interfaces(&table);
+    let is_primary = |name: &str| interfaces.iter().position(|i| i.name == name);
+    let primary = is_primary("eth0").or_else(|| {
+        let routes = read(&directory.join("route"))?;
+        default_interface(&routes).and_then(|name| is_primary(&name))
+    });
+    Some(Network { interfaces, primary })
+}
+
+fn read(path: &Path) -> Option<String> {
+    let mut bytes = Vec::with_capacity(1024);
+    File::open(path).ok()?.take(MAX_TABLE).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Reads `/proc/<pid>/net/dev`, without interfaces that only connect containers.
+pub fn interfaces(table: &str) -> Vec<Interface> {
+    table.lines().filter_map(interface).filter(|i| is_shown(&i.name)).take(MAX_INTERFACES).collect()
+}
+
+/// ` eth0: bytes packets errs drop fifo frame compressed multicast | bytes packets errs drop …`
+fn interface(line: &str) -> Option<Interface> {
+    let (name, numbers) = line.split_once(':')?;
+    let numbers: Vec<u64> = numbers.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+    let direction = |first: usize| -> Option<Direction> {
+        let [bytes, packets, errors, dropped, ..] = numbers.get(first..)? else { return None };
+        Some(Direction { bytes: *bytes, packets: *packets, errors: *errors, dropped: *dropped })
+    };
+    Some(Interface { name: name.trim().to_owned(), received: direction(0)?, sent: direction(8)? })
+}
+
+fn is_shown(name: &str) -> bool {
+    let starts = |prefix: &str| name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
+    !["lo", "veth", "docker", "nerdctl"].into_iter().any(starts)
+}
+
+/// The interface of the first default route in `/proc/<pid>/net/route`.
+pub fn default_interface(routes: &str) -> Option<String> {
+    routes.lines().skip(1).find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (name, destination) = (fields.next()?, fields.next()?);
+        (destination == "00000000").then(|| name.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo: 2776770   11307    0    0    0     0          0         0  2776770   11307    0    0    0     0       0          0
+  eth0: 1215645    2751    1    2    0     0          0         0  1782404    4324    3    4    0     0       0          0
+veth1a: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0
+Docker0: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0
+  net1:9 8 7 6 0 0 0 0 5 4 3 2 0 0 0 0
+broken: 1 2 x
+short: 1 2 3
+";
+
+    #[test]
+    fn counters_are_read_and_container_ends_left_out() {
+        let found = interfaces(TABLE);
+        let names: Vec<&str> = found.iter().map(|i| i.name.as_str()).collect();
+        assert_eq!(names, ["eth0", "net1"]);
+        assert_eq!(found[0].received, Direction { bytes: 1_215_645, packets: 2751, errors: 1, dropped: 2 });
+        assert_eq!(found[0].sent, Direction { bytes: 1_782_404, packets: 4324, errors: 3, dropped: 4 });
+        assert_eq!(found[1].sent, Direction { bytes: 5, packets: 4, errors: 3, dropped: 2 });
+    }
+
+    #[test]
+    fn the_default_route_speaks_where_there_is_no_eth0() {
+        let routes = "Iface\tDestination\tGateway\nens3\t0000A8C0\t0\nens4\t00000000\t0101A8C0\t0003\n";
+        assert_eq!(default_interface(routes).as_deref(), Some("ens4"));
+        assert_eq!(default_interface("Iface\tDestination\n"), None);
+        let proc = tempfile::tempdir().expect("a directory");
+        let net = proc.path().join("7/net");
+        std::fs::create_dir_all(&net).expect("made");
+        std::fs::write(
+            net.join("dev"),
+            "ens3: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\nens4: 2 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n",
+        )
+        .expect("written");
+        assert_eq!(of_process(proc.path(), 7).and_then(|n| n.primary), None);
+        std::fs::write(net.join("route"), routes).expect("written");
+        assert_eq!(of_process(proc.path(), 7).and_then(|n| n.primary), Some(1));
+        assert_eq!(of_process(proc.path(), 8), None);
+    }
+
+    #[test]
+    fn the_node_s_own_network_is_readable() {
+        assert!(of_process(Path::new("/proc"), std::process::id()).is_some());
+    }
+}

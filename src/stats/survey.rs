@@ -1,0 +1,241 @@
+//! Measures directories in the background: one walk at a time, only while somebody asks. Large trees
+//! have a survey of their own, so that files of logs do not wait for them.
+//!
+//! Who needs numbers names the directories and takes what is known; the survey measures what is
+//! older than its period. A walk that does not come back within its limit is abandoned and its
+//! directory left alone until it does: one hung disk costs fields. Behaviour: spec 04b §7.2.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::disk::{self, FileSystem, Usage};
+use crate::engine::ports::Clock;
+
+/// The longest walk of one directory.
+const WALK_LIMIT: Duration = Duration::from_secs(60);
+/// Walks that hang, at most; then nothing more is measured until one comes back.
+const MAX_WEDGED: usize = 4;
+
+/// How a directory is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum How {
+    /// The files directly in it.
+    Files,
+    /// One file.
+    File,
+    /// Everything below it, and the file system that holds it.
+    Tree,
+}
+
+/// What is to be measured.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Target {
+    /// Where.
+    pub path: PathBuf,
+    /// How.
+    pub how: How,
+    /// How old a number may become.
+    pub period: Duration,
+}
+
+/// A number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Measured {
+    /// When the walk began.
+    pub at: Timestamp,
+    /// What was found.
+    pub usage: Usage,
+    /// The file system that holds it; only of trees.
+    pub filesystem: Option<FileSystem>,
+}
+
+/// What is known, by path; a directory that could not be measured is absent.
+pub type Measurements = Arc<HashMap<PathBuf, Measured>>;
+
+/// Asks the survey and takes what it found.
+pub struct Survey {
+    targets: watch::Sender<Arc<Vec<Target>>>,
+    found: watch::Receiver<Measurements>,
+}
+
+/// The survey's task.
+pub struct Surveyor {
+    targets: watch::Receiver<Arc<Vec<Target>>>,
+    found: watch::Sender<Measurements>,
+    clock: Arc<dyn Clock>,
+    tried: HashMap<PathBuf, Instant>,
+    wedged: Arc<AtomicUsize>,
+}
+
+impl Survey {
+    /// A survey, and the task to run.
+    pub fn new(clock: Arc<dyn Clock>) -> (Self, Surveyor) {
+        let (targets, wanted) = watch::channel(Arc::default());
+        let (found, known) = watch::channel(Measurements::default());
+        let surveyor = Surveyor { targets: wanted, found, clock, tried: HashMap::new(), wedged: Arc::default() };
+        (Self { targets, found: known }, surveyor)
+    }
+
+    /// What is known of these directories now; what is too old is measured meanwhile. Where some were never measured,
+    /// waits for them no longer than `patience`.
+    pub async fn known(&self, targets: Vec<Target>, patience: Duration) -> Measurements {
+        let mut found = self.found.clone();
+        let is_new = {
+            let known = &*found.borrow_and_update();
+            let before = self.targets.borrow();
+            let asked = |target: &Target| known.contains_key(&target.path) || before.contains(target);
+            !targets.iter().all(asked)
+        };
+        self.targets.send_replace(Arc::new(targets));
+        if is_new {
+            let _ = tokio::time::timeout(patience, found.changed()).await; // what is known by then is shown
+        }
+        found.borrow().clone()
+    }
+}
+
+/// The tasks of all surveys.
+pub struct Surveyors(pub Vec<Surveyor>);
+
+impl Surveyors {
+    /// Measures what is asked for, until stopped.
+    pub async fn run(self, stop: CancellationToken) {
+        futures::future::join_all(self.0.into_iter().map(|surveyor| surveyor.run(stop.clone()))).await;
+    }
+}
+
+impl Surveyor {
+    /// Measures what is asked for, until stopped.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let work = async {
+            while self.targets.changed().await.is_ok() {
+                let targets = self.targets.borrow_and_update().clone();
+                self.round(&targets).await;
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = work => {}
+        }
+    }
+
+    async fn round(&mut self, targets: &[Target]) {
+        let now = Instant::now();
+        let wanted: HashSet<&Path> = targets.iter().map(|target| &*target.path).collect();
+        self.tried.retain(|path, _| wanted.contains(&**path));
+        let is_due = |target: &&Target| self.tried.get(&target.path).is_none_or(|tried| now - *tried >= target.period);
+        let due: Vec<Target> = targets.iter().filter(is_due).cloned().collect();
+        let mut known: HashMap<PathBuf, Measured> = (**self.found.borrow()).clone();
+        known.retain(|path, _| wanted.contains(&**path));
+        let (trees, quick): (Vec<Target>, Vec<Target>) = due.into_iter().partition(|target| target.how == How::Tree);
+        self.measure(quick, &mut known).await;
+        for tree in trees {
+            self.measure(vec![tree], &mut known).await;
+        }
+        self.found.send_replace(Arc::new(known));
+    }
+
+    /// Measures some in one go, within the limit.
+    async fn measure(&mut self, targets: Vec<Target>, known: &mut HashMap<PathBuf, Measured>) {
+        if targets.is_empty() || self.wedged.load(Ordering::Relaxed) >= MAX_WEDGED {
+            return;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let (now, clock) = (Instant::now(), self.clock.clone());
+        for target in &targets {
+            self.tried.insert(target.path.clone(), now);
+        }
+        let (stopped, wedged) = (stop.clone(), self.wedged.clone());
+        wedged.fetch_add(1, Ordering::Relaxed);
+        let walk = tokio::task::spawn_blocking(move || {
+            let results: Vec<_> = targets.into_iter().map(|t| (measured(&t, &clock, &stopped), t.path)).collect();
+            wedged.fetch_sub(1, Ordering::Relaxed);
+            results
+        });
+        match tokio::time::timeout(WALK_LIMIT, walk).await {
+            Ok(Ok(results)) => {
+                for (result, path) in results {
+                    match result {
+                        Ok(measured) => drop(known.insert(path, measured)),
+                        Err(error) => {
+                            debug!(path = %path.display(), err = %error, "Unable to fetch disk usage");
+                            known.remove(&path);
+                        }
+                    }
+                }
+            }
+            // It counts as wedged until it notices.
+            Ok(Err(_)) | Err(_) => stop.store(true, Ordering::Relaxed),
+        }
+    }
+}
+
+fn measured(target: &Target, clock: &Arc<dyn Clock>, stop: &AtomicBool) -> io::Result<Measured> {
+    let at = clock.now();
+    let path: &Path = &target.path;
+    let (usage, filesystem) = match target.how {
+        How::Files => (disk::files_in(path, stop)?, None),
+        How::File => (disk::file(path)?, None),
+        How::Tree => (disk::tree(path, stop)?, Some(FileSystem::of(path)?)),
+    };
+    Ok(Measured { at, usage, filesystem })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::engine::ports::SystemClock;
+
+    fn target(path: &Path, how: How, period: Duration) -> Target {
+        Target { path: path.to_owned(), how, period }
+    }
+
+    #[tokio::test]
+    async fn directories_are_measured_while_somebody_asks() {
+        let root = tempfile::tempdir().expect("a directory");
+        fs::write(root.path().join("log"), vec![1; 10_000]).expect("written");
+        let (survey, task) = Survey::new(Arc::new(SystemClock));
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(task.run(stop.clone()));
+        let patience = Duration::from_secs(30);
+        let targets = || {
+            vec![
+                target(root.path(), How::Files, Duration::ZERO),
+                target(&root.path().join("log"), How::File, Duration::from_secs(3600)),
+                target(&root.path().join("absent"), How::Files, Duration::ZERO),
+            ]
+        };
+        let known = survey.known(targets(), patience).await;
+        let of = |known: &Measurements, name: &str| known.get(&root.path().join(name)).map(|m| m.usage);
+        assert!(of(&known, "").is_some() && of(&known, "") == of(&known, "log"), "{known:?}");
+        assert_eq!(of(&known, "absent"), None);
+
+        // What is young is not measured again; what is not asked for any more is forgotten.
+        fs::write(root.path().join("more"), vec![1; 10_000]).expect("written");
+        let mut found = survey.found.clone();
+        found.borrow_and_update();
+        survey.known(targets()[..2].to_vec(), patience).await;
+        let grown = |known: &Measurements| of(known, "") != of(known, "log");
+        assert!(tokio::time::timeout(patience, found.wait_for(grown)).await.is_ok());
+        survey.known(vec![target(root.path(), How::Tree, Duration::ZERO)], patience).await;
+        let only = |known: &Measurements| known.len() == 1 && known.values().all(|m| m.filesystem.is_some());
+        assert!(tokio::time::timeout(patience, found.wait_for(only)).await.is_ok());
+        stop.cancel();
+        running.await.expect("no panic");
+    }
+}

@@ -1,0 +1,96 @@
+//! Pages while parts of the machine do not answer: fields are missing, pages are not.
+
+use std::time::Duration;
+
+use berth::stats::Form;
+use serde_json::Value;
+
+use crate::{
+    house::{House, pod},
+    kit::scripted::Fault,
+};
+
+async fn summary(house: &House) -> Value {
+    let page = house.provider.summary(Form::Full).await.expect("a page");
+    serde_json::from_slice(&page).expect("JSON")
+}
+
+fn text(page: &[u8]) -> &str {
+    std::str::from_utf8(page).expect("text")
+}
+
+#[tokio::test]
+async fn a_runtime_that_hangs_costs_its_fields() {
+    let house = House::new(vec![pod("u1", "web")], None);
+    for call in ["list_container_stats", "image_fs_info", "podsandbox_status"] {
+        house.cri.fault(call, "", Fault::Hang, None);
+    }
+    let page = summary(&house).await;
+    assert_eq!(page["node"]["nodeName"], "node-1");
+    assert!(page["node"]["cpu"]["usageCoreNanoSeconds"].as_u64().is_some_and(|used| used > 0), "{page:#}");
+    assert!(page["node"]["fs"]["capacityBytes"].is_u64() && page["node"].get("runtime").is_none(), "{page:#}");
+    let container = &page["pods"][0]["containers"][0];
+    assert_eq!(container["name"], "main");
+    assert!(container.get("rootfs").is_none() && container.get("cpu").is_none(), "{page:#}");
+    let page = house.provider.cadvisor_metrics().await;
+    assert!(text(&page).contains("\ncontainer_scrape_error 0\n"));
+}
+
+#[tokio::test]
+async fn what_the_runtime_tells_stands_in_for_groups() {
+    let house = House::new(vec![pod("u1", "web")], None);
+    house.cri.add_running("u1", "web", "main", "c1");
+    let page = summary(&house).await;
+    let container = &page["pods"][0]["containers"][0];
+    assert_eq!(container["cpu"]["usageCoreNanoSeconds"], 1_000_000, "{page:#}");
+    assert_eq!((&container["rootfs"]["usedBytes"], &container["rootfs"]["inodesUsed"]), (&24_576.into(), &6.into()));
+    assert!(container["rootfs"]["capacityBytes"].as_u64().is_some_and(|size| size > 0), "{page:#}");
+    let page = house.provider.resource_metrics().await;
+    let line = "container_cpu_usage_seconds_total{container=\"main\",namespace=\"default\",pod=\"web\"} 0.001 ";
+    assert!(text(&page).contains(line), "{}", text(&page));
+}
+
+#[tokio::test]
+async fn a_source_that_fails_is_one_line_of_metrics() {
+    // AC-04b-M9, AC-08-16
+    let house = House::new(Vec::new(), None);
+    *house.shown.0.lock().expect("whole") = None;
+    let page = house.provider.resource_metrics().await;
+    let values: Vec<&str> = text(&page).lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(values, ["resource_scrape_error 1"]);
+    let error = house.provider.summary(Form::Short).await.expect_err("nothing to tell");
+    assert_eq!(error, "failed to list pod stats: the runtime is down");
+    let page = house.provider.cadvisor_metrics().await;
+    assert!(text(&page).contains("\ncontainer_scrape_error 1\n") && text(&page).contains("\nmachine_memory_bytes{"));
+}
+
+#[tokio::test]
+async fn who_asks_at_the_same_time_shares_a_reading() {
+    let house = House::new(vec![pod("u1", "web")], None);
+    let pages = futures::future::join_all((0..50).map(|_| house.provider.resource_metrics())).await;
+    assert!(pages.iter().all(|page| page.as_ptr() == pages[0].as_ptr()), "the same bytes");
+    assert_eq!(house.readings(), 1);
+    // A deep reading serves shallower questions while it is young.
+    house.provider.cadvisor_metrics().await;
+    house.provider.summary(Form::Short).await.expect("a page");
+    assert_eq!(house.readings(), 2);
+}
+
+#[tokio::test]
+async fn logs_of_containers_are_measured() {
+    let house = House::new(vec![pod("u1", "web")], None);
+    let logs = house.disk.path().join("main");
+    std::fs::create_dir(&logs).expect("made");
+    std::fs::write(logs.join("0.log"), vec![b'x'; 100_000]).expect("written");
+    let measured = async {
+        loop {
+            let page = summary(&house).await;
+            if let Some(used) = page["pods"][0]["containers"][0]["logs"]["usedBytes"].as_u64() {
+                return (used, page);
+            }
+        }
+    };
+    let (used, page) = tokio::time::timeout(Duration::from_secs(30), measured).await.expect("measured");
+    assert!((100_000..200_000).contains(&used), "{page:#}");
+    assert!(page["pods"][0]["ephemeral-storage"]["usedBytes"].as_u64().is_some_and(|all| all >= used), "{page:#}");
+}
