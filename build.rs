@@ -1,15 +1,24 @@
 //! Compiles `proto/*.proto` with protox, so that no protoc is needed.
 
-use std::{env, error::Error, path::PathBuf};
+use std::{env, error::Error, fs, path::PathBuf};
+
+use protox::prost::Message;
 
 /// What the library speaks today; a contract joins the list with the room that uses it.
-const PROTOS: &[&str] = &["cri-v1", "containerd-events-v1"];
+const PROTOS: &[&str] =
+    &["cri-v1", "containerd-events-v1", "podresources-v1", "podresources-v1alpha1", "pods-v1alpha1", "profile"];
+/// Read as a table when it is needed, not made into types.
+const TABLE: &str = "core-v1-pod";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("proto");
     let files: Vec<PathBuf> = PROTOS.iter().map(|name| root.join(format!("{name}.proto"))).collect();
     let descriptors = protox::compile(&files, [&root])?;
-    tonic_prost_build::configure().build_server(true).build_client(true).compile_fds(descriptors)?;
+    tonic_prost_build::configure().build_server(true).build_client(true).bytes(".v1alpha1").compile_fds(descriptors)?;
+    let mut table = protox::compile([root.join(format!("{TABLE}.proto"))], [&root])?;
+    table.file.iter_mut().for_each(|file| file.source_code_info = None);
+    let table_path = PathBuf::from(env::var("OUT_DIR")?).join(format!("{TABLE}.bin"));
+    fs::write(table_path, table.encode_to_vec())?;
     Ok(())
 }

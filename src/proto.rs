@@ -11,3 +11,21 @@ pub mod cri {
 pub mod containerd_events {
     tonic::include_proto!("containerd.services.events.v1");
 }
+
+/// The pod-resources socket, version 1.
+pub mod pod_resources {
+    tonic::include_proto!("v1");
+}
+
+/// The local sockets that are still called alpha: pod-resources and pods.
+pub mod v1alpha1 {
+    tonic::include_proto!("v1alpha1");
+}
+
+/// Profiles as `pprof` reads them.
+pub mod profile {
+    tonic::include_proto!("perftools.profiles");
+}
+
+/// What a pod of the API looks like in protobuf: an encoded `FileDescriptorSet`.
+pub const POD_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/core-v1-pod.bin"));

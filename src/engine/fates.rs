@@ -26,6 +26,11 @@ impl FatesView {
     pub async fn sources_told(&self) {
         let _ = self.0.clone().wait_for(|fates| fates.sources_ready).await;
     }
+
+    /// Whether the pod's termination was requested or has begun.
+    pub fn is_stopping(&self, pod: &PodUid) -> bool {
+        self.0.borrow().pods.get(pod).is_some_and(|life| life.as_ref().is_some_and(Lifecycle::is_stopping))
+    }
 }
 
 impl PodFates for FatesView {
