@@ -1,6 +1,7 @@
 //! The kernel: the only room with `unsafe`.
 
 pub mod atomic_file;
+pub mod beneath;
 pub mod cgroup;
 #[allow(unsafe_code, reason = "the allocator has no safe interface")]
 pub mod heap;
@@ -8,4 +9,6 @@ pub mod machine;
 pub mod mount_table;
 #[allow(unsafe_code, reason = "unmapping has no safe interface")]
 pub mod program;
+#[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]
+pub mod sampler;
 pub mod sub_path;

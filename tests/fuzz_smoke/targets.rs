@@ -30,12 +30,14 @@ use berth::{
     },
     proto::{containerd_events::Envelope, cri},
     runtime::request::{container, dns, hosts, ports},
+    server::routes::log_query::NodeLogQuery,
     sources::{
         decode::{self, Manifest},
         defaults,
         normalise::{self, Origin},
         references::ReferenceRule,
     },
+    stats::{cgroup_files as control, filesystems, host, network},
     sys::mount_table,
 };
 use prost::Message;
@@ -45,6 +47,7 @@ pub type Target = fn(&[u8]);
 
 /// All targets; names are those of the programs in `fuzz/` and of the corpus folders.
 pub const TARGETS: &[(&str, Target)] = &[
+    ("cgroup_files", cgroup_files),
     ("command_line", command_line),
     ("containerd_event", containerd_event),
     ("cpu_set", cpu_set),
@@ -63,6 +66,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("log_cri", log_cri),
     ("log_docker", log_docker),
     ("log_filter", log_filter),
+    ("log_query", log_query),
     ("manifest_file", manifest_file),
     ("manifest_http", manifest_http),
     ("mount_table", mounts),
@@ -95,6 +99,24 @@ static POD: LazyLock<Pod> = LazyLock::new(|| {
     });
     Pod::new(serde_json::from_value(pod).expect("an API object")).expect("a pod")
 });
+
+/// The kernel's files behind statistics: control groups, network interfaces, disks, mounts.
+pub fn cgroup_files(data: &[u8]) {
+    let _ = (control::number(data), control::signed(data), control::cpu_max(data), control::oom_kills(data));
+    let _ = (control::cpu_stat(data), control::cpu_stat_v1(data), control::cpuacct_stat(data));
+    let _ = (control::memory_stat(data), control::memory_stat_v1(data));
+    if let Some(stalls) = control::pressure(data) {
+        for line in [stalls.some, stalls.full] {
+            assert!([line.avg10, line.avg60, line.avg300].iter().all(|share| share.is_finite()), "{line:?}");
+        }
+    }
+    assert!(control::io_stat(data).len() <= 256 && control::blkio(data, data).len() <= 256);
+    assert!(control::processes(data).all(|pid| pid != 0));
+    let table = text(data);
+    assert!(network::interfaces(&table).len() <= 256);
+    let _ = (network::default_interface(&table), host::parse_disks(&table));
+    assert!(filesystems::places(&table, &["/hidden"]).len() <= 256);
+}
 
 /// A manifest in a directory.
 pub fn manifest_file(data: &[u8]) {
@@ -252,6 +274,28 @@ pub fn log_filter(data: &[u8]) {
     if let (Ok(out), Some(limit)) = (&whole, options.limit_bytes) {
         assert!(out.len() as u64 <= limit);
     }
+}
+
+/// The query of `/logs/`: what is let through is safe as arguments of `journalctl`.
+pub fn log_query(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let query = match NodeLogQuery::parse(text) {
+        Ok(Some(query)) => query,
+        Ok(None) => return,
+        Err(told) => return assert!(told.len() <= 16 * text.len() + 1024, "{} bytes of complaints", told.len()),
+    };
+    if query.validate(None).is_err() {
+        return;
+    }
+    assert!(query.services.len() <= 4 && query.files.len() <= 1);
+    let services: Vec<&str> = query.services.iter().map(String::as_str).collect();
+    for service in &services {
+        assert!(service.len() <= 256 && service.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.:@-".contains(&b)));
+    }
+    let arguments = query.journal_arguments(&services);
+    let is_known =
+        |argument: &String| argument.starts_with("--") || argument.parse::<i64>().is_ok_and(|boot| boot <= 0);
+    assert!(arguments.iter().all(is_known), "{arguments:?}");
 }
 
 /// The name of an image.

@@ -28,14 +28,14 @@ pub fn all(health: &dyn Health, query: Option<&str>) -> Response {
     let mut healthy = true;
     let names = || std::iter::once("ping").chain(health.names().iter().copied());
     for name in names() {
-        let line = if excluded.iter().any(|e| e == name) {
-            format!("[+]{name} excluded: ok\n")
-        } else if name != "ping" && health.check(name).is_some() {
-            healthy = false;
-            format!("[-]{name} failed: reason withheld\n")
-        } else {
-            format!("[+]{name} ok\n")
-        };
+        if excluded.iter().any(|e| e == name) {
+            lines.push_str(&format!("[+]{name} excluded: ok\n"));
+            continue;
+        }
+        let passed = name == "ping" || health.check(name).is_none();
+        health.checked(name, passed);
+        healthy &= passed;
+        let line = if passed { format!("[+]{name} ok\n") } else { format!("[-]{name} failed: reason withheld\n") };
         lines.push_str(&line);
     }
     let mut unknown: Vec<&String> = excluded.iter().filter(|e| !names().any(|name| name == **e)).collect();
@@ -87,7 +87,8 @@ mod tests {
     use super::*;
     use crate::server::healthz_router;
 
-    struct Stuck;
+    #[derive(Default)]
+    struct Stuck(std::sync::Mutex<Vec<(String, bool)>>);
 
     impl Health for Stuck {
         fn names(&self) -> &[&'static str] {
@@ -96,6 +97,10 @@ mod tests {
 
         fn check(&self, name: &str) -> Option<String> {
             (name == "syncloop").then(|| "sync Loop took longer than expected".to_owned())
+        }
+
+        fn checked(&self, name: &str, passed: bool) {
+            self.0.lock().expect("whole").push((name.to_owned(), passed));
         }
     }
 
@@ -133,12 +138,22 @@ mod tests {
     #[tokio::test]
     async fn a_stuck_loop_fails_the_check_and_says_so_only_on_its_own_path() {
         let failed = "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n";
-        assert_eq!(told(all(&Stuck, None)).await, (500, failed.to_owned()));
+        assert_eq!(told(all(&Stuck::default(), None)).await, (500, failed.to_owned()));
         let reason = "internal server error: sync Loop took longer than expected\n";
-        assert_eq!(told(one(&Stuck, "syncloop")).await, (500, reason.to_owned()));
-        assert_eq!(told(all(&Stuck, Some("exclude=syncloop"))).await, (200, "ok".to_owned()));
+        assert_eq!(told(one(&Stuck::default(), "syncloop")).await, (500, reason.to_owned()));
+        assert_eq!(told(all(&Stuck::default(), Some("exclude=syncloop"))).await, (200, "ok".to_owned()));
         // AC-04-17
         let lines = "[+]ping ok\n[+]log ok\n[+]syncloop excluded: ok\nhealthz check passed\n";
-        assert_eq!(told(all(&Stuck, Some("exclude=syncloop&verbose"))).await, (200, lines.to_owned()));
+        assert_eq!(told(all(&Stuck::default(), Some("exclude=syncloop&verbose"))).await, (200, lines.to_owned()));
+    }
+
+    #[test]
+    fn only_checks_that_are_asked_together_are_told() {
+        // AC-08-11: excluded checks and single ones do not count.
+        let stuck = Stuck::default();
+        all(&stuck, Some("exclude=log"));
+        one(&stuck, "log");
+        let told = stuck.0.into_inner().expect("whole");
+        assert_eq!(told, [("ping".to_owned(), true), ("syncloop".to_owned(), false)]);
     }
 }

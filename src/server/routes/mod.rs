@@ -1,9 +1,21 @@
 //! The endpoints, a file for each.
 
+pub mod checkpoint;
 pub(super) mod container_logs;
+pub mod flags_v;
+pub mod flagz;
 pub(super) mod healthz;
+pub mod log_query;
 pub(super) mod metrics;
+pub(super) mod metrics_page;
+pub mod node_logs;
+pub mod pprof;
+mod serve_content;
+pub mod slis;
+pub(super) mod stats_summary;
+pub mod statusz;
 pub(super) mod text;
+mod zpages;
 
 use axum::{
     Router,

@@ -1,0 +1,64 @@
+//! What the small endpoints for people with a problem ask: the log's level, profiles, checkpoints.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::pod::Pod;
+
+/// How much the log says.
+pub trait Verbosity: Send + Sync + 'static {
+    /// From now on, records up to this level are written.
+    fn set(&self, level: u32);
+}
+
+/// Why there is no profile.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// One is being taken.
+    #[error("cpu profiling already in use")]
+    Busy,
+    /// It cannot be taken.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Looks into this process.
+#[async_trait]
+pub trait Profiles: Send + Sync + 'static {
+    /// Where processor time goes within that time: a gzipped pprof profile. Dropping the future ends it.
+    ///
+    /// # Errors
+    /// There is none.
+    async fn processor(&self, time: Duration) -> Result<Bytes, ProfileError>;
+    /// What the process was started with, joined by NUL.
+    fn command_line(&self) -> Bytes;
+}
+
+/// Why a container was not checkpointed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// It, or as many as the node stands, are being checkpointed.
+    #[error("too many checkpoints are being written")]
+    Busy,
+    /// Anything else, the runtime's words included.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Writes containers to files.
+#[async_trait]
+pub trait Checkpoints: Send + Sync + 'static {
+    /// Checkpoints a running container and returns the path of the archive. `timeout` is the caller's wish, in
+    /// seconds; a shorter one than the configured is not heeded.
+    ///
+    /// # Errors
+    /// There is no archive.
+    async fn checkpoint(
+        &self,
+        pod: &Arc<Pod>,
+        container: &str,
+        timeout: Option<i64>,
+    ) -> Result<String, CheckpointError>;
+}

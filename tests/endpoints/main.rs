@@ -1,0 +1,28 @@
+//! Endpoints behind the router, on the real machine: its log directory, its journal, this process.
+
+mod dashboards;
+mod node_logs;
+mod openapi;
+mod profiles;
+
+use axum::{
+    body::Body,
+    http::{Request, StatusCode},
+    response::Response,
+};
+use http_body_util::BodyExt;
+
+/// A GET with headers.
+fn get(uri: &str, headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = Request::get(uri);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(Body::empty()).expect("a request")
+}
+
+/// Status and body.
+async fn told(response: Response) -> (u16, Vec<u8>) {
+    let status: StatusCode = response.status();
+    (status.as_u16(), response.into_body().collect().await.expect("a whole body").to_bytes().to_vec())
+}
