@@ -1,7 +1,7 @@
 # What people type. Every target installs what it needs and says what it lacks.
 CARGO ?= cargo
 
-.PHONY: run test bench bench-server lint release deps fuzz-smoke fuzz
+.PHONY: run test bench bench-server lint release deps fuzz-smoke fuzz fuzz-api
 
 run:            ## pods on this machine with a private containerd under ./.run
 	@examples/run.sh
@@ -39,3 +39,6 @@ fuzz:           ## one parser under a coverage-guided fuzzer until it fails: mak
 	@$(CARGO) +nightly --version >/dev/null 2>&1 || { echo "needs a nightly compiler: rustup toolchain install nightly"; exit 2; }
 	@mkdir -p fuzz/grown/$(TARGET)
 	$(CARGO) +nightly fuzz run $(TARGET) fuzz/grown/$(TARGET) fuzz/corpus/$(TARGET) -- $(FUZZ_ARGS)
+
+fuzz-api:       ## everything the API description says, asked of a running agent: make fuzz-api URL=http://127.0.0.1:10255 ARGS="--include-tag open"
+	@api/fuzz.sh "$(URL)" $(ARGS)

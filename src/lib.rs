@@ -21,10 +21,12 @@
 //! | [`runtime`] | from plan to CRI calls |
 //! | [`images`] | presence and permission of images |
 //! | [`pleg`] | what really runs |
+//! | [`kube`] | the API server: client, reviews |
 //! | [`logs`] | container output |
 //! | [`status`] | what the API sees |
 //! | [`volumes`] | what is mounted |
 //! | [`resources`] | shares of the machine |
+//! | [`stats`] | what the node, its pods and their containers use |
 //! | [`node`] | facts about the machine |
 //! | [`server`] | who may ask us |
 //! | [`metrics`] | what is counted |
@@ -38,6 +40,7 @@ pub mod config;
 pub mod cri;
 pub mod engine;
 pub mod images;
+pub mod kube;
 pub mod logs;
 pub mod metrics;
 pub mod node;
@@ -48,6 +51,7 @@ pub mod resources;
 pub mod runtime;
 pub mod server;
 pub mod sources;
+pub mod stats;
 pub mod status;
 pub mod sys;
 pub mod volumes;

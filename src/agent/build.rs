@@ -19,7 +19,9 @@ use super::{
     events::EventLog,
     life::Life,
     logging::LogHandle,
-    memory, server, settings,
+    memory, server,
+    server_stats::{self, StatsParts},
+    settings,
     standalone::{NoObjects, ProbesAbsent},
     state_file::DiskStateFile,
 };
@@ -220,7 +222,25 @@ async fn assemble(
     let ready = SourcesReady::new(sources.registered);
     let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
     base.tasks.spawn(runtime.run_gc(Arc::new(engine.fates.clone()), base.stop.child_token()));
-    let parts = server::Parts { engine, status, observer, cri: connection.runtime.clone(), runtime: info.name.clone() };
+    let (statistics, surveyors) = server_stats::open(
+        loaded,
+        machine,
+        StatsParts {
+            observer: observer.clone(),
+            runtime: connection.runtime.clone(),
+            images: connection.images.clone(),
+            runtime_name: info.name.clone(),
+            driver: cgroup_driver(loaded, info),
+            node_name: node_name.clone(),
+            pods: engine.pods.clone(),
+            clock: base.clock.clone(),
+            registry: base.registry.clone(),
+        },
+    );
+    base.tasks.spawn(surveyors.run(base.stop.child_token()));
+    let cri = connection.runtime.clone();
+    let (runtime, node) = (info.name.clone(), node_name.as_str().into());
+    let parts = server::Parts { engine, status, observer, cri, statistics, runtime, node };
     server::start(loaded, base, parts).await
 }
 
@@ -318,19 +338,23 @@ async fn open_images(
     Ok(images)
 }
 
-/// Kernel settings, pod cgroups and host ids. The runtime's word on the cgroup driver wins over the configuration's
-/// (spec 01 §13).
+/// Who makes control groups. The runtime's word wins over the configuration's (spec 01 §13).
+fn cgroup_driver(loaded: &Loaded, info: &RuntimeInfo) -> resources::Driver {
+    match info.cgroup_driver {
+        RuntimeCgroupDriver::Systemd => resources::Driver::Systemd,
+        RuntimeCgroupDriver::AsConfigured if loaded.config.cgroup_driver == "systemd" => resources::Driver::Systemd,
+        RuntimeCgroupDriver::Cgroupfs | RuntimeCgroupDriver::AsConfigured => resources::Driver::Cgroupfs,
+    }
+}
+
+/// Kernel settings, pod cgroups and host ids.
 async fn open_resources(
     loaded: &Loaded,
     base: &Base,
     machine: &Machine,
     info: &RuntimeInfo,
 ) -> Result<(Arc<dyn ResourceManager>, Arc<IdRanges>), BuildError> {
-    let driver = match info.cgroup_driver {
-        RuntimeCgroupDriver::Systemd => resources::Driver::Systemd,
-        RuntimeCgroupDriver::AsConfigured if loaded.config.cgroup_driver == "systemd" => resources::Driver::Systemd,
-        RuntimeCgroupDriver::Cgroupfs | RuntimeCgroupDriver::AsConfigured => resources::Driver::Cgroupfs,
-    };
+    let driver = cgroup_driver(loaded, info);
     let per_pod = loaded.config.user_namespaces.as_ref().and_then(|u| u.ids_per_pod).unwrap_or(65536);
     let max_pods = u64::try_from(loaded.config.max_pods).unwrap_or_default();
     let space = userns::discover(u64::try_from(per_pod).unwrap_or(65536), max_pods).await.map_err(wrong)?;

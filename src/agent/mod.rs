@@ -3,14 +3,21 @@
 
 mod adapters;
 mod build;
+pub mod certificates;
 mod events;
 mod life;
 pub mod logging;
 mod memory;
 mod pages;
 mod process;
+mod profile;
 mod server;
+mod server_auth;
+pub mod server_grpc;
 mod server_logs;
+pub mod server_node_logs;
+pub mod server_stats;
+pub mod server_tools;
 mod settings;
 mod standalone;
 pub mod state_file;

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::logging::LogHandle;
 use crate::{
     engine::Heartbeat,
-    metrics::{Registry, exposition::Format},
+    metrics::{Registry, SliMetrics, exposition::Format},
     pod::{Pod, PodUid, api},
     server::ports::{Health, Pages},
     status::StatusManager,
@@ -175,6 +175,9 @@ impl Pages for AgentPages {
 /// How long the log may go without a flush that succeeds (spec 01 §8.2).
 const LOG_LIMIT: Duration = Duration::from_secs(120);
 
+/// How often the checks are run for the counters' sake.
+const COUNTING: Duration = Duration::from_secs(10);
+
 /// The checks behind `/healthz` on the read-only port, and behind the watchdog.
 pub struct AgentHealth {
     /// The sync loop's.
@@ -183,6 +186,24 @@ pub struct AgentHealth {
     pub sync_frequency: Duration,
     /// The log.
     pub log: LogHandle,
+    /// Where checks are counted.
+    pub slis: SliMetrics,
+}
+
+impl AgentHealth {
+    /// Runs and counts all checks again and again until stopped: whoever reads the counters shall not depend on
+    /// others asking (spec 08 §7).
+    pub async fn keep_counting(self: Arc<Self>, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(COUNTING);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            self.checked("ping", true);
+            self.names().iter().for_each(|name| self.checked(name, self.check(name).is_none()));
+        }
+    }
 }
 
 impl Health for AgentHealth {
@@ -196,6 +217,10 @@ impl Health for AgentHealth {
             "log" => (self.log.since_flush() > LOG_LIMIT).then(|| "log file not flushed for 2 minutes".to_owned()),
             _ => None,
         }
+    }
+
+    fn checked(&self, name: &str, passed: bool) {
+        self.slis.checked(name, passed);
     }
 }
 

@@ -9,15 +9,22 @@ use tracing::info;
 use super::{
     build::{Base, BuildError, SETTLE, wrong},
     pages::{AgentHealth, AgentPages},
+    server_auth::{self, AuthDeps, ServerAuth},
+    server_grpc::{self, EnginePods},
     server_logs::{PodLogs, RuntimePodList},
+    server_tools,
 };
 use crate::{
     config::{Loaded, configz},
     cri::RuntimeService,
     engine::{EngineHandle, ports::PodObserver},
     logs::LogReader,
-    metrics::{self, ServerMetrics},
-    server::{self, Endpoints, Serves, Site, ports::Health, routing::Switches},
+    metrics::{self, ServerMetrics, SliMetrics},
+    server::{
+        self, Door, Endpoints, Guard, Serves, Site, TlsSource,
+        ports::{Health, Statistics},
+        routing::Switches,
+    },
     status::StatusManager,
 };
 
@@ -27,17 +34,32 @@ pub(super) struct Parts {
     pub(super) status: Arc<StatusManager>,
     pub(super) observer: Arc<dyn PodObserver>,
     pub(super) cri: Arc<dyn RuntimeService>,
+    pub(super) statistics: Arc<dyn Statistics>,
     /// The runtime's name.
     pub(super) runtime: Arc<str>,
+    /// The node's name.
+    pub(super) node: Arc<str>,
 }
 
-/// The read-only port where it is asked for (a failure is fatal), and the healthz port (never fatal); returns
-/// the checks behind the former.
+impl Parts {
+    fn pods(&self) -> EnginePods {
+        let (engine, status) = (&self.engine, self.status.clone());
+        EnginePods { pods: engine.pods.clone(), fates: engine.fates.clone(), status }
+    }
+}
+
+/// The main port unless it is switched off and the read-only port where it is asked for (a failure is fatal), and
+/// the healthz port (never fatal); returns the checks behind the former.
 pub(super) async fn start(loaded: &Loaded, base: &Base, parts: Parts) -> Result<Arc<dyn Health>, BuildError> {
     let config = &loaded.config;
-    let endpoints = endpoints(loaded, base, &parts);
+    let endpoints = Arc::new(endpoints(loaded, base, &parts));
+    server_grpc::open(loaded, base, parts.pods());
     let health = endpoints.health.clone();
     let metrics = ServerMetrics::new(&base.registry);
+    let parts = Arc::new(parts);
+    if config.enable_server {
+        start_main(loaded, base, &parts, endpoints.clone(), metrics.clone()).await?;
+    }
     let port = |number: i32| u16::try_from(number).ok().filter(|port| *port != 0);
     if let Some(port) = port(config.read_only_port) {
         let address: IpAddr = config.address.parse().map_err(wrong)?;
@@ -64,18 +86,80 @@ pub(super) async fn start(loaded: &Loaded, base: &Base, parts: Parts) -> Result<
     Ok(health)
 }
 
+/// The main port: TLS, and nobody gets in unasked.
+async fn start_main(
+    loaded: &Loaded,
+    base: &Base,
+    parts: &Arc<Parts>,
+    endpoints: Arc<Endpoints>,
+    metrics: ServerMetrics,
+) -> Result<(), BuildError> {
+    let config = &loaded.config;
+    let deps = AuthDeps {
+        loaded,
+        registry: &base.registry,
+        tasks: &base.tasks,
+        stop: &base.stop,
+        clock: base.clock.clone(),
+        node: &parts.node,
+    };
+    let ServerAuth { authenticator, authorizer, tls, try_this } = server_auth::open(deps).await?;
+    let site = Site {
+        switches: switches(loaded),
+        guard: Some(Guard { keeper: Arc::new(Door::new(authenticator, authorizer)), streaming_requires_create: true }),
+        endpoints,
+        metrics,
+    };
+    let address: IpAddr = config.address.parse().map_err(wrong)?;
+    let port = u16::try_from(config.port).map_err(wrong)?;
+    let listening = server::bind(address, port)
+        .await
+        .map_err(|error| BuildError(format!("failed to listen on port {address}:{port}: {error}")))?;
+    info!(address = %address, port, "Starting to listen");
+    let (stop, parts) = (base.stop.child_token(), parts.clone());
+    base.tasks.spawn(async move {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = first_statuses(&parts.engine, &parts.status) => {}
+        }
+        if let Some(command) = try_this {
+            info!(command, "Try this");
+        }
+        let secured: TlsSource = Arc::new(move || tls.acceptor());
+        server::serve(listening, Serves::Site(Arc::new(site)), Some(secured), stop).await;
+    });
+    Ok(())
+}
+
+fn switches(loaded: &Loaded) -> Switches {
+    let (config, gates) = (&loaded.config, &loaded.gates);
+    Switches {
+        debugging: config.enable_debugging_handlers,
+        system_log: config.enable_system_log_handler,
+        profiling: config.enable_profiling_handler,
+        debug_flags: config.enable_debug_flags_handler,
+        checkpoint: gates.enabled("ContainerCheckpoint"),
+        flagz: gates.enabled("ComponentFlagz"),
+        statusz: gates.enabled("ComponentStatusz"),
+    }
+}
+
 fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> Endpoints {
     let config = &loaded.config;
     let started = metrics::start_time_seconds().unwrap_or_default() as u64;
     let (pods, status) = (parts.engine.pods.clone(), parts.status.clone());
     let pages = Arc::new(AgentPages::new(pods.clone(), status.clone(), base.registry.clone(), started));
     base.tasks.spawn(pages.clone().forget_gone(base.stop.child_token()));
+    let slis = SliMetrics::new(metrics::start_time_seconds().unwrap_or_default());
+    let health = Arc::new(AgentHealth {
+        heartbeat: parts.engine.heartbeat.clone(),
+        sync_frequency: config.sync_frequency.std(),
+        log: base.log.clone(),
+        slis: slis.clone(),
+    });
+    base.tasks.spawn(health.clone().keep_counting(base.stop.child_token()));
     Endpoints {
-        health: Arc::new(AgentHealth {
-            heartbeat: parts.engine.heartbeat.clone(),
-            sync_frequency: config.sync_frequency.std(),
-            log: base.log.clone(),
-        }),
+        health,
         pages,
         running: Arc::new(RuntimePodList { observer: parts.observer.clone() }),
         logs: Arc::new(PodLogs {
@@ -85,8 +169,10 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> Endpoints {
             clock: base.clock.clone(),
             runtime: parts.runtime.clone(),
         }),
+        statistics: parts.statistics.clone(),
         split_streams: loaded.gates.enabled("PodLogsQuerySplitStreams"),
         configz: Bytes::from(configz::body(config)),
+        tools: server_tools::tools(loaded, &base.log, slis, i64::try_from(started).unwrap_or_default()),
     }
 }
 

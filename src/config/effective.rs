@@ -27,17 +27,8 @@ macro_rules! waiting {
 
 const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
     "the HTTPS server":
-        "tlsCertFile" => tls_cert_file, "tlsPrivateKeyFile" => tls_private_key_file,
-        "tlsCipherSuites" => tls_cipher_suites, "tlsCurvePreferences" => tls_curve_preferences,
-        "tlsMinVersion" => tls_min_version, "serverTLSBootstrap" => server_tls_bootstrap,
-        "authentication.x509.clientCAFile" => authentication.x509.client_ca_file,
-        "authentication.webhook.cacheTTL" => authentication.webhook.cache_ttl,
-        "authorization.webhook" => authorization.webhook, "port" => port,
-        "enableDebuggingHandlers" => enable_debugging_handlers,
-        "enableContentionProfiling" => enable_contention_profiling,
-        "enableSystemLogHandler" => enable_system_log_handler, "enableSystemLogQuery" => enable_system_log_query,
-        "enableProfilingHandler" => enable_profiling_handler,
-        "enableDebugFlagsHandler" => enable_debug_flags_handler;
+        "serverTLSBootstrap" => server_tls_bootstrap,
+        "enableContentionProfiling" => enable_contention_profiling;
     "the API client":
         "rotateCertificates" => rotate_certificates, "eventRecordQPS" => event_record_qps,
         "eventBurst" => event_burst, "contentType" => content_type, "kubeAPIQPS" => kube_api_qps,
@@ -73,7 +64,6 @@ const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
         "shutdownGracePeriodByPodPriority" => shutdown_grace_period_by_pod_priority;
     "tracing": "tracing" => tracing;
     "user namespaces": "userNamespaces" => user_namespaces;
-    "volume statistics": "volumeStatsAggPeriod" => volume_stats_agg_period;
     "volume plugins":
         "volumePluginDir" => volume_plugin_dir, "enableControllerAttachDetach" => enable_controller_attach_detach;
 };
@@ -82,7 +72,6 @@ const FLAGS: &[Row<KubeletFlags>] = waiting! {
     "the API client": "--kubeconfig" => kubeconfig, "--bootstrap-kubeconfig" => bootstrap_kubeconfig;
     "node registration":
         "--node-labels" => node_labels, "--cloud-provider" => cloud_provider;
-    "the HTTPS server": "--cert-dir" => cert_dir;
     "container statistics":
         "--runtime-cgroups" => runtime_cgroups, "--housekeeping-interval" => housekeeping_interval,
         "--max-housekeeping-interval" => max_housekeeping_interval;

@@ -1,6 +1,7 @@
 //! The CRI client for sandboxes and containers, over a unix socket (spec 03a §2.1-2.2).
 
 use std::{
+    collections::HashMap,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -104,6 +105,13 @@ impl RuntimeService for RuntimeClient {
         let mut rpc = self.rpc();
         let send = |r| async move { rpc.pod_sandbox_status(r).await };
         validate::sandbox_status(self.caller.call(Op::PodSandboxStatus, Limit::Once, request, send).await?)
+    }
+
+    async fn pod_sandbox_info(&self, id: &str) -> CriResult<HashMap<String, String>> {
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.pod_sandbox_status(r).await };
+        Ok(self.caller.call(Op::PodSandboxStatus, Limit::Once, request, send).await?.info)
     }
 
     async fn list_pod_sandbox(&self, filter: Option<cri::PodSandboxFilter>) -> CriResult<Vec<cri::PodSandbox>> {

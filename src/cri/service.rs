@@ -1,7 +1,7 @@
 //! The roles a runtime plays. The client implements them over gRPC, tests by a scripted
 //! state machine. Every method has its own deadline inside (spec 03a §2.2).
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -40,6 +40,8 @@ pub trait RuntimeService: Send + Sync + 'static {
     async fn remove_pod_sandbox(&self, id: &str) -> CriResult<()>;
     /// Status of one sandbox.
     async fn pod_sandbox_status(&self, id: &str) -> CriResult<cri::PodSandboxStatusResponse>;
+    /// What the runtime tells of a sandbox beside its status: texts, mostly JSON, that each runtime spells its own way.
+    async fn pod_sandbox_info(&self, id: &str) -> CriResult<HashMap<String, String>>;
     /// Sandboxes that pass the filter.
     async fn list_pod_sandbox(&self, filter: Option<cri::PodSandboxFilter>) -> CriResult<Vec<cri::PodSandbox>>;
 

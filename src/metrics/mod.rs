@@ -5,33 +5,44 @@
 
 mod admission;
 mod allocation;
+mod auth;
 mod build;
 pub mod encode;
 mod engine;
 pub mod exposition;
 mod images;
 mod pleg;
+mod pod_resources;
+mod probes;
 mod protobuf;
 mod registry;
+pub mod reread;
 mod resources;
 mod runtime;
 mod runtime_operations;
 mod server;
+mod slis;
 mod sources;
+mod stats;
 mod status;
 
 pub use admission::AdmissionMetrics;
 pub use allocation::AllocationMetrics;
+pub use auth::{AuthMetrics, Fetch, Lookup, ReviewMetrics, Reviewed};
 pub use build::{
     BuildInfo, register_build_info, register_features, register_node, register_process, start_time_seconds,
 };
 pub use engine::{EngineMetrics, WorkingPods, static_label};
 pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
 pub use pleg::PlegMetrics;
+pub use pod_resources::{EndpointVersion, PodResourcesCall, PodResourcesMetrics, PodWatchMetrics};
+pub use probes::ProbeMetrics;
 pub use registry::{Registry, Stability, buckets};
 pub use resources::CgroupMetrics;
 pub use runtime::RuntimeMetrics;
 pub use runtime_operations::{RuntimeOperation, RuntimeOperations, cri_losing_support};
 pub use server::ServerMetrics;
+pub use slis::SliMetrics;
 pub use sources::SourceMetrics;
+pub use stats::StatsMetrics;
 pub use status::StatusMetrics;

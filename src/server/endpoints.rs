@@ -1,6 +1,6 @@
 //! What answers, once it is clear who asks and what: a line per endpoint.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     body::Body,
@@ -8,12 +8,19 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use jiff::Timestamp;
 
 use super::{
-    ports::{ContainerLogs, Health, Pages, RunningPods},
-    routes::{container_logs, healthz, metrics, text},
+    ports::{ContainerLogs, Health, NodeLogs, Pages, Profiles, RunningPods, Statistics, Verbosity},
+    routes::{
+        container_logs, flags_v, flagz, healthz, metrics, metrics_page, node_logs, pprof, slis, stats_summary,
+        statusz::{self, Statusz},
+        text,
+    },
     routing::{Endpoint, Plain},
 };
+use crate::metrics::SliMetrics;
 
 /// The parts of the agent behind the endpoints. Listeners share them.
 #[derive(Clone)]
@@ -26,33 +33,65 @@ pub struct Endpoints {
     pub running: Arc<dyn RunningPods>,
     /// Logs.
     pub logs: Arc<dyn ContainerLogs>,
+    /// What the node, its pods and their containers use.
+    pub statistics: Arc<dyn Statistics>,
     /// Gate `PodLogsQuerySplitStreams`.
     pub split_streams: bool,
     /// The effective configuration as `/configz` shows it.
     pub configz: Bytes,
+    /// For people with a problem.
+    pub tools: Tools,
+}
+
+/// The parts behind the endpoints for people with a problem.
+#[derive(Clone)]
+pub struct Tools {
+    /// `/metrics/slis`
+    pub slis: SliMetrics,
+    /// `/statusz`
+    pub statusz: Arc<Statusz>,
+    /// Every flag and its value, secrets masked.
+    pub flags: Arc<BTreeMap<String, String>>,
+    /// `/debug/flags/v`
+    pub verbosity: Arc<dyn Verbosity>,
+    /// `/logs/`
+    pub node_logs: Arc<dyn NodeLogs>,
+    /// `enableSystemLogQuery`
+    pub log_queries: bool,
+    /// `/debug/pprof/`
+    pub profiles: Arc<dyn Profiles>,
 }
 
 impl Endpoints {
-    /// A plain handler.
-    pub(super) async fn plain(&self, plain: Plain, request: Request<Body>) -> Response {
+    /// A plain handler. Boxed, as is [`Self::service`]: what an endpoint awaits is nobody else's
+    /// business, least of all that of the compiler when it looks at a connection.
+    pub(super) fn plain(self: Arc<Self>, plain: Plain, request: Request<Body>) -> BoxFuture<'static, Response> {
+        async move { self.answer_plain(plain, request).await }.boxed()
+    }
+
+    /// An endpoint of the service router.
+    pub(super) fn service(self: Arc<Self>, endpoint: Endpoint, request: Request<Body>) -> BoxFuture<'static, Response> {
+        async move { self.answer_service(endpoint, request).await }.boxed()
+    }
+
+    async fn answer_plain(&self, plain: Plain, request: Request<Body>) -> Response {
         match plain {
             Plain::Healthz => healthz::all(&*self.health, request.uri().query()),
             Plain::HealthCheck(name) => healthz::one(&*self.health, &name),
             Plain::Metrics => metrics::scrape(&*self.pages, request.headers()),
             Plain::Configz => json(self.configz.clone()),
             Plain::Disabled(text) => text::plain_error(StatusCode::METHOD_NOT_ALLOWED, text),
-            Plain::Cadvisor
-            | Plain::Resource
-            | Plain::Probes
-            | Plain::Slis
-            | Plain::Statusz
-            | Plain::Flagz
-            | Plain::Verbosity => not_built(),
+            Plain::Slis => slis::serve(&self.tools.slis, self.pages.process_start(), &request),
+            Plain::Statusz => statusz::show(&self.tools.statusz, Timestamp::now(), request.headers()),
+            Plain::Flagz => flagz::show(&self.tools.flags, request.headers()),
+            Plain::Verbosity => flags_v::set(&*self.tools.verbosity, request).await,
+            Plain::Cadvisor => metrics_page::cadvisor(&*self.statistics, request.headers()).await,
+            Plain::Resource => metrics_page::resource(&*self.statistics, request.headers()).await,
+            Plain::Probes => metrics_page::probes(&*self.statistics, request.headers()).await,
         }
     }
 
-    /// An endpoint of the service router.
-    pub(super) async fn service(&self, endpoint: Endpoint, request: Request<Body>) -> Response {
+    async fn answer_service(&self, endpoint: Endpoint, request: Request<Body>) -> Response {
         match endpoint {
             Endpoint::Pods => json_document(self.pages.pods()),
             Endpoint::RunningPods => match self.running.list().await {
@@ -62,14 +101,17 @@ impl Endpoints {
             Endpoint::ContainerLogs(path) => {
                 container_logs::read(&self.logs, self.split_streams, &path, request.uri().query()).await
             }
-            Endpoint::Summary
-            | Endpoint::Run(_)
+            Endpoint::Summary => stats_summary::serve(&*self.statistics, request).await,
+            Endpoint::Run(_)
             | Endpoint::Exec(_)
             | Endpoint::Attach(_)
             | Endpoint::PortForward(_)
-            | Endpoint::Checkpoint(_)
-            | Endpoint::Logs(_)
-            | Endpoint::Pprof(_) => not_built(),
+            | Endpoint::Checkpoint(_) => not_built(),
+            Endpoint::Logs(path) => {
+                let head = request.map(drop);
+                node_logs::read(&self.tools.node_logs, self.tools.log_queries, &head, &path).await
+            }
+            Endpoint::Pprof(name) => pprof::serve(&*self.tools.profiles, &request.map(drop), &name).await,
         }
     }
 }

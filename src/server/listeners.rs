@@ -15,6 +15,7 @@ use std::{
 };
 
 use axum::{body::Body, http::Request};
+use futures::FutureExt;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
@@ -110,8 +111,8 @@ pub async fn serve(listening: Listening, serves: Serves, tls: Option<TlsSource>,
         let (serves, acceptor, stop) = (serves.clone(), tls.as_ref().map(|source| source()), cancel.clone());
         tasks.spawn(async move {
             match acceptor {
-                None => plain(stream, address, serves, &stop).await,
-                Some(acceptor) => secured(stream, address, serves, &acceptor, &stop).await,
+                None => plain(stream, address, serves, &stop).boxed().await,
+                Some(acceptor) => secured(stream, address, serves, &acceptor, &stop).boxed().await,
             }
             drop(place);
         });
@@ -180,6 +181,7 @@ async fn connection(
                 Serves::Router(router) => router.oneshot(request).await,
             }
         }
+        .boxed()
     });
     let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     let ended = tokio::select! {

@@ -8,14 +8,18 @@
 //! worker. Behaviour: spec 04, 04b, spec 01 §7.1.
 
 pub mod auth;
+mod door;
 mod endpoints;
+pub mod grpc;
 mod listeners;
 mod pipeline;
 pub mod ports;
-mod routes;
+pub mod routes;
 pub mod routing;
+pub mod tls;
 
-pub use endpoints::Endpoints;
+pub use door::Door;
+pub use endpoints::{Endpoints, Tools};
 pub use listeners::{Listening, Serves, TlsSource, bind, serve, serve_persistently};
 pub use pipeline::{Gatekeeper, Guard, Metered, Peer, Site};
 pub use routes::healthz_router;

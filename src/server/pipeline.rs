@@ -17,7 +17,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use futures::FutureExt;
+use futures::{FutureExt, future::BoxFuture};
 use rustls::pki_types::CertificateDer;
 use tracing::{debug, error};
 
@@ -73,7 +73,7 @@ pub struct Site {
     /// `None` where everybody may ask.
     pub guard: Option<Guard>,
     /// What answers.
-    pub endpoints: Endpoints,
+    pub endpoints: Arc<Endpoints>,
     /// Request metrics.
     pub metrics: ServerMetrics,
 }
@@ -84,13 +84,17 @@ impl Site {
     }
 
     /// Answers a request; never panics.
-    pub async fn answer(self: Arc<Self>, mut request: Request<Body>) -> Response {
+    pub fn answer(self: Arc<Self>, request: Request<Body>) -> BoxFuture<'static, Response> {
+        self.answer_metered(request).boxed()
+    }
+
+    async fn answer_metered(self: Arc<Self>, mut request: Request<Body>) -> Response {
         let path = routing::decode(request.uri().path()).unwrap_or_default();
         let bucket = routing::bucket(&path);
         let metered = Metered::new(&self, routing::method_label(request.method().as_str()), bucket);
         let told = Told::of(&request);
         request.extensions_mut().insert(metered.clone());
-        let response = AssertUnwindSafe(self.clone().route(request)).catch_unwind().await;
+        let response = AssertUnwindSafe(self.clone().route(request).boxed()).catch_unwind().await;
         let response = response.unwrap_or_else(|_| {
             self.metrics.panics.inc();
             error!(path = bucket, "A handler panicked");
@@ -136,7 +140,7 @@ impl Site {
     async fn plain(&self, plain: Plain, request: Request<Body>) -> Response {
         match plain {
             Plain::Disabled(text) => text::plain_error(StatusCode::METHOD_NOT_ALLOWED, text),
-            plain => self.endpoints.plain(plain, request).await,
+            plain => self.endpoints.clone().plain(plain, request).await,
         }
     }
 
@@ -163,7 +167,7 @@ impl Site {
                 {
                     return refusal;
                 }
-                self.endpoints.service(endpoint, request).await
+                self.endpoints.clone().service(endpoint, request).await
             }
         }
     }

@@ -1,5 +1,11 @@
 //! What the server asks of the rest of the agent, as snapshots.
 
+mod exclusive;
+mod node_logs;
+mod pod_directory;
+mod reviews;
+mod tools;
+
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -11,6 +17,12 @@ use crate::{
     metrics::exposition::Format,
     pod::{ContainerId, Pod, api},
 };
+
+pub use exclusive::{Allocatable, Claim, ClaimDevice, Device, ExclusiveResources, Held, MemoryBlock};
+pub use node_logs::{NodeDirectory, NodeEntry, NodeFile, NodeLogError, NodeLogs};
+pub use pod_directory::{PodDirectory, PodFeed};
+pub use reviews::{AccessRequest, AccessReviewer, AccessVerdict, ReviewError, TokenReviewer, TokenVerdict};
+pub use tools::{CheckpointError, Checkpoints, ProfileError, Profiles, Verbosity};
 
 /// Pages made from snapshots.
 pub trait Pages: Send + Sync + 'static {
@@ -31,6 +43,8 @@ pub trait Health: Send + Sync + 'static {
     fn names(&self) -> &[&'static str];
     /// `None` where the check passes, else why it does not. Unknown names pass.
     fn check(&self, name: &str) -> Option<String>;
+    /// Told of every check that was asked as one of all, and whether it passed.
+    fn checked(&self, _name: &str, _passed: bool) {}
 }
 
 /// What is asked of a container's log (spec 04 §5.3).
@@ -132,4 +146,41 @@ pub trait RunningPods: Send + Sync + 'static {
     /// # Errors
     /// The runtime's text; answered with 500.
     async fn list(&self) -> Result<Bytes, String>;
+}
+
+/// How much of the summary is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SummaryForm {
+    /// Everything.
+    Full,
+    /// Processor, memory and swap.
+    Short,
+}
+
+/// Pages of metrics beside `/metrics`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsPage {
+    /// `/metrics/resource`
+    Resource,
+    /// `/metrics/cadvisor`
+    Cadvisor,
+    /// `/metrics/probes`
+    Probes,
+}
+
+/// What the node, its pods and their containers use.
+#[async_trait]
+pub trait Statistics: Send + Sync + 'static {
+    /// The document of `/stats/summary`, at most a second old.
+    ///
+    /// # Errors
+    /// The text behind `Internal Error: `; answered with 500.
+    async fn summary(&self, form: SummaryForm) -> Result<Bytes, String>;
+    /// A page of metrics in a format, gzipped or not; at most a second old.
+    ///
+    /// # Errors
+    /// The gatherer's text; answered with 500.
+    async fn metrics(&self, page: MetricsPage, format: Format, is_zipped: bool) -> Result<Bytes, String>;
+    /// Unix seconds of the process start, for `Process-Start-Time-Unix`.
+    fn process_start(&self) -> u64;
 }

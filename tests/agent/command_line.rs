@@ -67,7 +67,10 @@ fn what_needs_a_cluster_is_refused() {
             &["--authentication-token-webhook=false"],
             "failed to run Kubelet: no client provided, cannot use webhook authorization",
         ),
-        (&["--kubeconfig=/etc/kubernetes/kubelet.conf"], "failed to run Kubelet: cluster mode"),
+        (
+            &["--kubeconfig=/k.conf", "--bootstrap-kubeconfig=/b.conf"],
+            "failed to run Kubelet: client certificates are not asked for yet",
+        ),
     ];
     for (flags, expected) in rows {
         let said = run("kubelet", &[&[config.as_str(), root.as_str()], *flags].concat());

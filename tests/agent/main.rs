@@ -11,6 +11,7 @@ mod log;
 mod manifests;
 mod metrics;
 mod pods;
+mod prometheus;
 mod restarts;
 mod runtime;
 mod service_manager;

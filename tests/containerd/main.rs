@@ -8,10 +8,12 @@ mod adversity;
 mod endings;
 mod environment;
 mod failures;
+mod kubectl;
 mod logs;
 mod node;
 mod restarts;
 mod security;
+mod stats;
 
 use kit::containerd;
 

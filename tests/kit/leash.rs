@@ -4,6 +4,7 @@
 //! A fuse cuts it between any two steps of the agent: at a call to come, before it or after it.
 
 use std::{
+    collections::HashMap,
     io,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -149,6 +150,9 @@ impl RuntimeService for Leash {
     }
     async fn pod_sandbox_status(&self, id: &str) -> CriResult<cri::PodSandboxStatusResponse> {
         self.through(self.cri.pod_sandbox_status(id)).await
+    }
+    async fn pod_sandbox_info(&self, id: &str) -> CriResult<HashMap<String, String>> {
+        self.through(self.cri.pod_sandbox_info(id)).await
     }
     async fn list_pod_sandbox(&self, filter: Option<cri::PodSandboxFilter>) -> CriResult<Vec<cri::PodSandbox>> {
         self.through(self.cri.list_pod_sandbox(filter)).await

@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of the kit")]
 
 pub mod agent;
+pub mod api_server;
 pub mod clock;
 pub mod containerd;
 pub mod disk;

@@ -15,20 +15,25 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use berth::{
-    metrics::{Registry, ServerMetrics, exposition::Format},
+    metrics::{Registry, ServerMetrics, SliMetrics, exposition::Format},
     pod::Pod,
     server::{
-        self, Endpoints, Gatekeeper, Guard, Serves, Site,
+        self, Endpoints, Gatekeeper, Guard, Serves, Site, Tools,
         auth::{Identity, Via},
-        ports::{ContainerLogs, Health, LogQuery, LogRefusal, LogSource, Pages, RunningPods},
+        ports::{
+            ContainerLogs, Health, LogQuery, LogRefusal, LogSource, MetricsPage, NodeEntry, NodeLogError, NodeLogs,
+            Pages, ProfileError, Profiles, RunningPods, Statistics, SummaryForm, Verbosity,
+        },
+        routes::statusz::Statusz,
         routing::Switches,
     },
 };
 use bytes::Bytes;
+use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
 use serde_json::json;
 use tokio::{
-    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -112,6 +117,36 @@ impl RunningPods for Players {
     }
 }
 
+impl Verbosity for Players {
+    fn set(&self, _: u32) {}
+}
+
+#[async_trait]
+impl NodeLogs for Players {
+    async fn open(&self, path: &str) -> Result<NodeEntry, NodeLogError> {
+        Err(NodeLogError::Missing(path.to_owned()))
+    }
+
+    async fn units(&self) -> Option<String> {
+        None
+    }
+
+    fn journal(&self, _: &[String]) -> std::io::Result<Box<dyn AsyncRead + Send + Unpin>> {
+        Err(std::io::ErrorKind::NotFound.into())
+    }
+}
+
+#[async_trait]
+impl Profiles for Players {
+    async fn processor(&self, _: Duration) -> Result<Bytes, ProfileError> {
+        Err(ProfileError::Busy)
+    }
+
+    fn command_line(&self) -> Bytes {
+        Bytes::from_static(b"kubelet")
+    }
+}
+
 struct Reading<'a>(&'a AtomicUsize);
 
 impl Drop for Reading<'_> {
@@ -162,6 +197,21 @@ impl ContainerLogs for Players {
     }
 }
 
+#[async_trait]
+impl Statistics for Players {
+    async fn summary(&self, form: SummaryForm) -> Result<Bytes, String> {
+        Ok(Bytes::from(format!("{{\"form\":\"{form:?}\"}}")))
+    }
+
+    async fn metrics(&self, page: MetricsPage, _: Format, _: bool) -> Result<Bytes, String> {
+        Ok(Bytes::from(format!("# {page:?}\n")))
+    }
+
+    fn process_start(&self) -> u64 {
+        1
+    }
+}
+
 /// A listener that serves.
 pub struct Served {
     pub address: SocketAddr,
@@ -185,14 +235,29 @@ impl Served {
         let site = Site {
             switches,
             guard: has_door.then(|| Guard { keeper: doorman.clone(), streaming_requires_create: true }),
-            endpoints: Endpoints {
+            endpoints: Arc::new(Endpoints {
                 health: players.clone(),
                 pages: players.clone(),
                 running: players.clone(),
                 logs: players.clone(),
+                statistics: players.clone(),
                 split_streams: false,
                 configz: Bytes::from_static(b"{}"),
-            },
+                tools: Tools {
+                    slis: SliMetrics::new(0.0),
+                    statusz: Arc::new(Statusz {
+                        started: Timestamp::UNIX_EPOCH,
+                        compiler: "rustc".to_owned(),
+                        version: "1.36.2".to_owned(),
+                        emulated: "1.36".to_owned(),
+                    }),
+                    flags: Arc::default(),
+                    verbosity: players.clone(),
+                    node_logs: players.clone(),
+                    log_queries: false,
+                    profiles: players.clone(),
+                },
+            }),
             metrics: ServerMetrics::new(&registry),
         };
         let listening = server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");

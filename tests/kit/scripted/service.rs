@@ -1,6 +1,7 @@
 //! The scripted CRI as a runtime: the traits over the state machine, with time, faults and events.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
@@ -91,6 +92,21 @@ impl ScriptedCri {
     /// Seeds the chances of event faults.
     pub fn seed(&self, seed: u64) {
         lock(&self.events).chance = SmallRng::seed_from_u64(seed);
+    }
+
+    /// Makes a sandbox with one running container of that id be there, without a call.
+    pub fn add_running(&self, uid: &str, pod: &str, name: &str, id: &str) {
+        let metadata = cri::PodSandboxMetadata {
+            name: pod.to_owned(),
+            uid: uid.to_owned(),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        };
+        let sandbox = cri::PodSandboxConfig { metadata: Some(metadata), ..Default::default() };
+        let metadata = cri::ContainerMetadata { name: name.to_owned(), attempt: 0 };
+        let container = cri::ContainerConfig { metadata: Some(metadata), ..Default::default() };
+        let now = self.now();
+        lock(&self.state).add_running(sandbox, container, id, now);
     }
 
     /// Makes an image present; returns its id.
@@ -583,6 +599,16 @@ impl RuntimeService for ScriptedCri {
             let state = lock(&me.state);
             let status = state.sandboxes.get(&id).ok_or_else(|| refused(not_found("sandbox", &id)))?.status();
             Ok(cri::PodSandboxStatusResponse { status: Some(status), ..Default::default() })
+        })
+        .await
+    }
+
+    async fn pod_sandbox_info(&self, id: &str) -> CriResult<HashMap<String, String>> {
+        let (id, target) = (id.to_owned(), self.pod_of(id));
+        self.call("podsandbox_status", target, id.clone(), REQUEST_TIMEOUT, |me: Arc<Self>| async move {
+            let state = lock(&me.state);
+            state.sandboxes.get(&id).ok_or_else(|| refused(not_found("sandbox", &id)))?;
+            Ok(HashMap::from([("info".to_owned(), r#"{"image":"registry.example/pause:1"}"#.to_owned())]))
         })
         .await
     }

@@ -132,6 +132,36 @@ impl Sandbox {
     }
 }
 
+impl State {
+    /// A sandbox `<id>-sandbox` and a container of that id that runs.
+    pub fn add_running(&mut self, sandbox: cri::PodSandboxConfig, config: cri::ContainerConfig, id: &str, now: i64) {
+        let of = format!("{id}-sandbox");
+        let sandbox = Sandbox {
+            id: of.clone(),
+            config: sandbox,
+            handler: String::new(),
+            ready: true,
+            created_at: now,
+            ip: String::new(),
+        };
+        self.sandboxes.insert(of.clone(), sandbox);
+        let container = Container {
+            id: id.to_owned(),
+            sandbox: of,
+            config,
+            state: cri::ContainerState::ContainerRunning,
+            created_at: now,
+            started_at: now,
+            finished_at: 0,
+            exit_code: 0,
+            reason: String::new(),
+            message: String::new(),
+            log_path: String::new(),
+        };
+        self.containers.insert(id.to_owned(), container);
+    }
+}
+
 impl Container {
     pub fn name(&self) -> &str {
         self.config.metadata.as_ref().map_or("", |m| &m.name)

@@ -1,0 +1,58 @@
+//! The door of the main listener: authentication and authorization as the pipeline asks for them.
+
+use async_trait::async_trait;
+use axum::{
+    http::{StatusCode, header, request},
+    response::{IntoResponse, Response},
+};
+use rustls::pki_types::CertificateDer;
+use tracing::info;
+
+use super::{
+    auth::{Authenticator, Authorizer, Identity, SourceAddress, Verdict},
+    pipeline::{Gatekeeper, Peer},
+    routes::text::PLAIN,
+};
+
+/// Asks everybody who he is, and whether he may.
+pub struct Door {
+    authenticator: Authenticator,
+    authorizer: Authorizer,
+}
+
+impl Door {
+    /// With these two.
+    pub fn new(authenticator: Authenticator, authorizer: Authorizer) -> Self {
+        Self { authenticator, authorizer }
+    }
+}
+
+#[async_trait]
+impl Gatekeeper for Door {
+    async fn identify(
+        &self,
+        parts: &mut request::Parts,
+        certificates: &[CertificateDer<'static>],
+    ) -> Result<Identity, Response> {
+        if let Some(peer) = parts.extensions.get::<Peer>() {
+            let source = SourceAddress(peer.address.ip());
+            parts.extensions.insert(source);
+        }
+        self.authenticator.authenticate(parts, certificates).await.map_err(IntoResponse::into_response)
+    }
+
+    async fn allow(&self, who: &Identity, verb: &str, subresources: &[&str]) -> Result<(), Response> {
+        let refuse = |status: StatusCode, text: String| {
+            let headers = [(header::CONTENT_TYPE, PLAIN), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+            (status, headers, text).into_response()
+        };
+        match self.authorizer.authorize(who, verb, subresources).await {
+            Verdict::Allowed => Ok(()),
+            Verdict::Forbidden { text } => {
+                info!(v = 2, user = %who.name, verb, subresources = ?subresources, "Forbidden");
+                Err(refuse(StatusCode::FORBIDDEN, text))
+            }
+            Verdict::Failed { text } => Err(refuse(StatusCode::INTERNAL_SERVER_ERROR, text)),
+        }
+    }
+}
