@@ -91,7 +91,7 @@ pub struct Entry<'a> {
 /// The page.
 pub fn write(inputs: &Inputs<'_>) -> Vec<u8> {
     let entries = entries(inputs);
-    let mut out = Vec::with_capacity(16 << 10 | entries.len() * 20_000);
+    let mut out = Vec::with_capacity((16 << 10) + entries.len() * 20_000);
     version(&mut out, inputs.host);
     let mut is_partial = inputs.is_partial || inputs.snapshot.root.is_none();
     // What could not be written is known when the families before the account of it are.

@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(Mounts::find(&unified), Some(Mounts::Unified("/sys/fs/cgroup".into())));
         assert_eq!(Mounts::find(&unified[..1]), None);
         let hybrid = [
-            mount("/mnt/long/cpu", "cgroup", "rw,cpu,cpuacct"),
+            mount("/mnt/longer/than/cpu", "cgroup", "rw,cpu,cpuacct"),
             mount("/c/cpu,cpuacct", "cgroup", "rw,cpu,cpuacct"),
             mount("/c/memory", "cgroup", "rw,memory"),
             mount("/c/unified", "cgroup2", "rw"),

@@ -162,7 +162,7 @@ mod tests {
         push_integer(&mut out, u64::MAX);
         assert_eq!(
             String::from_utf8(out).expect("text"),
-            "-1-9.223372036854775808e+18a\\\\b\\\"c\\nd18446744073709551615"
+            "-1-9.223372036854776e+18a\\\\b\\\"c\\nd18446744073709551615"
         );
     }
 

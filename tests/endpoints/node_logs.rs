@@ -159,7 +159,7 @@ async fn what_may_not_be_read_is_forbidden() {
         return;
     }
     let ground = Ground::new();
-    fs::set_permissions(ground.root().join("syslog"), fs::Permissions::from_mode(0)).expect("ours");
+    fs::set_permissions(ground.root().join("syslog"), fs::Permissions::from_mode(0o000)).expect("ours");
     assert_eq!(ground.ask("syslog", "").await, (403, "403 Forbidden\n".to_owned()));
 }
 

@@ -32,7 +32,7 @@ impl Tree {
         let roots = roots.map(|fields| Path::new(fields[1]).join(&name));
         let roots = roots.filter(|root| {
             // In a cpuset nothing runs before it has processors.
-            let made = ["", "podu1", "podu1/sandbox", "podu1/c1"].iter().all(|group| {
+            ["", "podu1", "podu1/sandbox", "podu1/c1"].iter().all(|group| {
                 let folder = root.join(group);
                 let made = fs::create_dir_all(&folder).is_ok();
                 for file in ["cpuset.cpus", "cpuset.mems"] {
@@ -42,8 +42,7 @@ impl Tree {
                     }
                 }
                 made
-            });
-            made
+            })
         });
         let roots = roots.collect();
         Some(Self { name, roots })

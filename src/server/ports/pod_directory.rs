@@ -6,6 +6,9 @@ use tokio::sync::watch;
 
 use crate::pod::{Pod, PodUid, api};
 
+/// All pods, anew with each change.
+pub type PodSnapshots = watch::Receiver<Arc<Vec<Arc<Pod>>>>;
+
 /// The pods this agent has been told to run.
 pub trait PodDirectory: Send + Sync + 'static {
     /// All of them, mirrors excluded, in order of namespace, name and UID.
@@ -25,5 +28,5 @@ pub trait PodDirectory: Send + Sync + 'static {
 /// A directory that tells when it has changed.
 pub trait PodFeed: PodDirectory {
     /// Changes with every pod that comes, changes or goes; and with every status.
-    fn changes(&self) -> (watch::Receiver<Arc<Vec<Arc<Pod>>>>, watch::Receiver<u64>);
+    fn changes(&self) -> (PodSnapshots, watch::Receiver<u64>);
 }

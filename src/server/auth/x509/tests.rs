@@ -70,7 +70,8 @@ fn a_good_certificate_names_its_holder() {
     let names = [(DnType::CommonName, "kate"), (DnType::OrganizationName, "dev"), (uid(), "u-1")];
     let certificate = client(&ca, &names, (-1, 10), ExtendedKeyUsagePurpose::ClientAuth);
     let id = format!("X509SHA256={}", hex(&Sha256::digest(&certificate)));
-    let proof = identify(&[certificate.clone()], &bundle(&[&ca]), at(NOW)).expect("good").expect("somebody");
+    let proof =
+        identify(std::slice::from_ref(&certificate), &bundle(&[&ca]), at(NOW)).expect("good").expect("somebody");
     let identity = proof.identity;
     assert_eq!((identity.name.as_str(), identity.uid.as_str(), identity.via), ("kate", "u-1", Via::X509));
     assert_eq!(identity.groups, ["dev"]);
