@@ -17,6 +17,7 @@ pub mod server_grpc;
 mod server_logs;
 pub mod server_node_logs;
 pub mod server_stats;
+mod server_streams;
 pub mod server_tools;
 mod settings;
 mod standalone;
@@ -24,3 +25,4 @@ pub mod state_file;
 mod watchdog;
 
 pub use life::run;
+pub use server_streams::{RuntimeStreams, runtime_tls};

@@ -25,6 +25,7 @@ mod slis;
 mod sources;
 mod stats;
 mod status;
+mod streaming;
 
 pub use admission::AdmissionMetrics;
 pub use allocation::AllocationMetrics;
@@ -46,3 +47,4 @@ pub use slis::SliMetrics;
 pub use sources::SourceMetrics;
 pub use stats::StatsMetrics;
 pub use status::StatusMetrics;
+pub use streaming::StreamingMetrics;

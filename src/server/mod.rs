@@ -16,10 +16,11 @@ mod pipeline;
 pub mod ports;
 pub mod routes;
 pub mod routing;
+pub mod streaming;
 pub mod tls;
 
 pub use door::Door;
 pub use endpoints::{Endpoints, Tools};
 pub use listeners::{Listening, Serves, TlsSource, bind, serve, serve_persistently};
 pub use pipeline::{Gatekeeper, Guard, Metered, Peer, Site};
-pub use routes::healthz_router;
+pub use routes::{attach, exec, healthz_router, port_forward, run};

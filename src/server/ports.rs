@@ -4,6 +4,7 @@ mod exclusive;
 mod node_logs;
 mod pod_directory;
 mod reviews;
+pub mod streams;
 mod tools;
 
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 //! size are watched by who runs it.
 #![allow(dead_code, reason = "each fuzz program uses one target")]
 
-use std::{borrow::Cow, collections::BTreeMap, ffi::OsString, os::unix::ffi::OsStringExt, sync::LazyLock};
+use std::{borrow::Cow, collections::BTreeMap, ffi::OsString, io, os::unix::ffi::OsStringExt, sync::LazyLock};
 
 use berth::{
     config::{self, FeatureGates, GoDuration, HostFacts, KubeletConfiguration, Personality, flags},
@@ -31,6 +31,16 @@ use berth::{
     proto::{containerd_events::Envelope, cri},
     runtime::request::{container, dns, hosts, ports},
     server::routes::log_query::NodeLogQuery,
+    server::streaming::{
+        spdy::{
+            StreamId,
+            frames::{CHUNK, Decoder, Event},
+        },
+        websocket::{
+            self,
+            channels::{self, Said},
+        },
+    },
     sources::{
         decode::{self, Manifest},
         defaults,
@@ -40,7 +50,9 @@ use berth::{
     stats::{cgroup_files as control, filesystems, host, network},
     sys::mount_table,
 };
+use bytes::{Bytes, BytesMut};
 use prost::Message;
+use tokio_tungstenite::tungstenite::{WebSocket, protocol::Role};
 
 /// A target: bytes in, a panic where something is wrong.
 pub type Target = fn(&[u8]);
@@ -76,6 +88,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("quantity", quantity),
     ("resolv_conf", resolv_conf),
     ("resource_state", resources_on_disk),
+    ("spdy_frames", spdy_frames),
+    ("websocket_tunnel", websocket_tunnel),
 ];
 
 fn text(data: &[u8]) -> Cow<'_, str> {
@@ -586,4 +600,71 @@ pub fn cri_endpoint(data: &[u8]) {
 pub fn mounts(data: &[u8]) {
     let found = mount_table::parse(data);
     assert!(found.len() <= data.split(|b| *b == b'\n').count());
+}
+
+/// SPDY frames from a peer: what is read does not depend on how the bytes were cut.
+pub fn spdy_frames(data: &[u8]) {
+    let read = |piece: usize| {
+        let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
+        let (mut events, mut payload) = (Vec::new(), BTreeMap::<StreamId, Vec<u8>>::new());
+        for bytes in data.chunks(piece.max(1)) {
+            input.extend_from_slice(bytes);
+            loop {
+                match decoder.decode(&mut input) {
+                    Ok(Some(Event::Data { stream, bytes, fin })) => {
+                        assert!(bytes.len() <= CHUNK && stream != 0);
+                        payload.entry(stream).or_default().extend_from_slice(&bytes);
+                        if fin {
+                            events.push(Event::Data { stream, bytes: Bytes::new(), fin });
+                        }
+                    }
+                    Ok(Some(event)) => {
+                        if let Event::SynStream { headers, .. } = &event {
+                            assert!(headers.len() <= 64);
+                        }
+                        events.push(event);
+                    }
+                    Ok(None) => break,
+                    Err(error) => return (events, payload, Some(error)),
+                }
+            }
+        }
+        (events, payload, None)
+    };
+    assert_eq!(read(data.len()), read(7));
+}
+
+/// What a client may put on a WebSocket that ends here: channel messages, or SPDY in pieces.
+pub fn websocket_tunnel(data: &[u8]) {
+    struct Client<'a>(&'a [u8]);
+    impl io::Read for Client<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.0.read(buffer)
+        }
+    }
+    impl io::Write for Client<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut socket = WebSocket::from_raw_socket(Client(data), Role::Server, Some(websocket::limits()));
+    let (mut decoder, mut tunnelled, mut is_spdy) = (Decoder::default(), BytesMut::new(), true);
+    while let Ok(message) = socket.read() {
+        let bytes = message.into_data();
+        assert!(bytes.len() <= data.len(), "nobody sent that much");
+        tunnelled.extend_from_slice(&bytes);
+        while is_spdy {
+            match decoder.decode(&mut tunnelled) {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(_) => is_spdy = false,
+            }
+        }
+        if let Ok(Said::Stdin(said) | Said::Resize(said)) = channels::read(bytes.clone()) {
+            assert_eq!(said.len() + 1, bytes.len());
+        }
+    }
 }

@@ -1,7 +1,9 @@
 //! The endpoints, a file for each.
 
+mod attach;
 pub mod checkpoint;
 pub(super) mod container_logs;
+mod exec;
 pub mod flags_v;
 pub mod flagz;
 pub(super) mod healthz;
@@ -9,13 +11,21 @@ pub mod log_query;
 pub(super) mod metrics;
 pub(super) mod metrics_page;
 pub mod node_logs;
+mod port_forward;
 pub mod pprof;
+mod run;
 mod serve_content;
 pub mod slis;
 pub(super) mod stats_summary;
 pub mod statusz;
+mod streams;
 pub(super) mod text;
 mod zpages;
+
+pub use attach::attach;
+pub use exec::exec;
+pub use port_forward::port_forward;
+pub use run::run;
 
 use axum::{
     Router,

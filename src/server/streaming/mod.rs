@@ -1,0 +1,28 @@
+//! `/exec`, `/attach`, `/portForward`, `/run`: byte pipes into containers and pods (spec 04b part I).
+//!
+//!   request ─► endpoint: who, which pod, which container ─► the runtime's one-time URL ─► [`splice`]
+//!                                                                  │ WebSocket v5 ─► translated to SPDY
+//!                                                                  └ WebSocket tunnel ─► its SPDY, unwrapped
+//!
+//! The server is a proxy. What the runtime's own streaming server speaks is passed on as bytes and
+//! never looked at; only what it does not speak ends here (`websocket/`). A stream is one task that
+//! owns both connections: when either ends, or the agent stops, both are closed. The endpoints'
+//! answers before that are decided by pure files: `query`, `decide`, `url`.
+
+mod answer;
+mod backend;
+mod caps;
+mod copy;
+pub(super) mod decide;
+mod pipe;
+pub mod query;
+pub mod spdy;
+pub(super) mod splice;
+mod url;
+pub mod websocket;
+
+pub use backend::Tls;
+pub use pipe::{Streaming, StreamingConfig};
+
+pub(super) use answer::{bare, failed, line};
+pub(super) use caps::Permit;

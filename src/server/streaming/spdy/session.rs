@@ -1,0 +1,466 @@
+//! The task of one SPDY connection.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf},
+    sync::{Semaphore, mpsc, oneshot},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Headers, SpdyError, StreamId,
+    frames::{self, Decoder, Encoder, Event, ResetStatus},
+    stream::{Arrived, Closed, QUEUE, Stream, cost},
+};
+
+/// Frames that may wait to be written; with data of 32 KiB each that is 256 KiB.
+const WAITING: usize = 8;
+/// Bytes read at once.
+const READ: usize = 64 << 10;
+/// Data shorter than this is copied out of the read buffer, so that it does not keep it alive.
+const COPIED: usize = 4 << 10;
+/// How long the last words may take.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// Which side of the connection this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Opens streams, with odd numbers.
+    Client,
+    /// Is given streams.
+    Server,
+}
+
+/// What a connection may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Without a frame for that long the connection is closed; `None` for never.
+    pub idle: Option<Duration>,
+    /// How often we ask whether the peer is there; `None` for never.
+    pub ping: Option<Duration>,
+    /// Open streams at once; what goes beyond is refused.
+    pub streams: usize,
+}
+
+/// How a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Ending {
+    /// The peer broke the protocol.
+    #[error(transparent)]
+    Protocol(#[from] SpdyError),
+    /// The connection broke.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Nothing happened for too long.
+    #[error("the connection was idle for {0:?}")]
+    Idle(Duration),
+}
+
+/// A frame to be written.
+pub(super) enum Outgoing {
+    Open(StreamId, Headers),
+    Accept(StreamId),
+    Data { stream: StreamId, bytes: Bytes, fin: bool },
+    Reset(StreamId, ResetStatus),
+    Ping(u32),
+}
+
+struct Entry {
+    arrived: mpsc::UnboundedSender<Arrived>,
+    room: Arc<Semaphore>,
+    replied: Option<oneshot::Sender<()>>,
+    peer_finished: bool,
+    we_finished: bool,
+}
+
+#[derive(Default)]
+struct Table {
+    streams: HashMap<StreamId, Entry>,
+    /// Highest number a peer has used.
+    last_of_peer: StreamId,
+    /// Highest number we have used.
+    last_of_ours: StreamId,
+    over: bool,
+}
+
+/// What streams, connection and task share.
+pub(super) struct Shared {
+    role: Role,
+    limit: usize,
+    table: Mutex<Table>,
+    outgoing: mpsc::Sender<Outgoing>,
+    resets: mpsc::UnboundedSender<Outgoing>,
+    closed: CancellationToken,
+    last_frame: Mutex<Instant>,
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) async fn send(&self, frame: Outgoing) -> Result<(), Closed> {
+        self.outgoing.send(frame).await.map_err(|_| Closed::Gone)
+    }
+
+    /// Resets never wait: they are sent by destructors, and there is one per stream at most.
+    pub(super) fn send_reset(&self, stream: StreamId, status: ResetStatus) {
+        let _ = self.resets.send(Outgoing::Reset(stream, status)); // or the connection has ended
+    }
+
+    /// We shall send no more on that stream.
+    pub(super) fn finished(&self, stream: StreamId) {
+        let mut table = self.table();
+        if let Some(entry) = table.streams.get_mut(&stream) {
+            entry.we_finished = true;
+            if entry.peer_finished {
+                table.streams.remove(&stream);
+            }
+        }
+    }
+
+    /// Nobody reads that stream any more; whether the peer has to be told.
+    pub(super) fn forget(&self, stream: StreamId) -> bool {
+        self.table().streams.remove(&stream).is_some()
+    }
+
+    fn saw_frame(&self) {
+        *self.last_frame.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn enter(self: &Arc<Self>, table: &mut Table, id: StreamId, headers: Headers, ours: bool) -> Stream {
+        let (arrived, queue) = mpsc::unbounded_channel();
+        let room = Arc::new(Semaphore::new(QUEUE));
+        let (reply, replied) = oneshot::channel();
+        let entry = Entry {
+            arrived,
+            room: room.clone(),
+            replied: ours.then_some(reply),
+            peer_finished: false,
+            we_finished: false,
+        };
+        table.streams.insert(id, entry);
+        Stream {
+            id,
+            headers,
+            arrived: queue,
+            room,
+            replied: ours.then_some(replied),
+            shared: self.clone(),
+            ended: None,
+            finished: false,
+        }
+    }
+}
+
+/// The connection, to open streams and to end it. Dropping it ends it.
+pub struct Connection(Arc<Shared>);
+
+impl Connection {
+    /// Opens a stream; the peer has yet to accept it.
+    ///
+    /// # Errors
+    /// If the connection ended, or has no room for another stream.
+    pub async fn open(&self, headers: Headers) -> Result<Stream, Closed> {
+        // The place in the queue comes first: numbers must reach the wire in order.
+        let place = self.0.outgoing.reserve().await.map_err(|_| Closed::Gone)?;
+        let mut table = self.0.table();
+        if table.over || table.streams.len() >= self.0.limit {
+            return Err(Closed::Gone);
+        }
+        let id = match (self.0.role, table.last_of_ours) {
+            (Role::Client, 0) => 1,
+            (Role::Server, 0) => 2,
+            (_, last) => last + 2,
+        };
+        table.last_of_ours = id;
+        let stream = self.0.enter(&mut table, id, headers.clone(), true);
+        place.send(Outgoing::Open(id, headers));
+        Ok(stream)
+    }
+
+    /// Ends the connection once what waits has been written.
+    pub fn close(&self) {
+        self.0.closed.cancel();
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Streams the peer opens.
+pub type Incoming = mpsc::Receiver<Stream>;
+
+/// The work of a connection; does nothing until it is run.
+pub struct Driver<T> {
+    io: T,
+    shared: Arc<Shared>,
+    limits: Limits,
+    outgoing: mpsc::Receiver<Outgoing>,
+    resets: mpsc::UnboundedReceiver<Outgoing>,
+    incoming: mpsc::Sender<Stream>,
+}
+
+/// Prepares a connection over `io`.
+pub fn session<T>(io: T, role: Role, limits: Limits) -> (Connection, Incoming, Driver<T>) {
+    let (to_wire, outgoing) = mpsc::channel(WAITING);
+    let (reset, resets) = mpsc::unbounded_channel();
+    let (to_server, incoming) = mpsc::channel(limits.streams.max(1));
+    let shared = Arc::new(Shared {
+        role,
+        limit: limits.streams,
+        table: Mutex::default(),
+        outgoing: to_wire,
+        resets: reset,
+        closed: CancellationToken::new(),
+        last_frame: Mutex::new(Instant::now()),
+    });
+    let driver = Driver { io, shared: shared.clone(), limits, outgoing, resets, incoming: to_server };
+    (Connection(shared), incoming, driver)
+}
+
+impl<T: AsyncRead + AsyncWrite + Send> Driver<T> {
+    /// Does the work until either side ends the connection.
+    ///
+    /// # Errors
+    /// Why it ended, unless one of the sides wanted it to.
+    pub async fn run(self) -> Result<(), Ending> {
+        let Self { io, shared, limits, outgoing, resets, incoming } = self;
+        let (reader, writer) = tokio::io::split(io);
+        let mut writing = std::pin::pin!(write(writer, &shared, outgoing, resets));
+        let watching = async {
+            tokio::select! {
+                biased;
+                () = shared.closed.cancelled() => Ok(()),
+                ended = read(reader, &shared, incoming) => ended,
+                ended = idle(&shared, limits.idle) => ended,
+                () = ping(&shared, limits.ping) => Ok(()),
+            }
+        };
+        let ended = tokio::select! {
+            ended = &mut writing => return finish(&shared, ended),
+            ended = watching => ended,
+        };
+        shared.closed.cancel();
+        let _ = timeout(FAREWELL, writing).await; // the peer need not hear it
+        finish(&shared, ended)
+    }
+}
+
+/// Lets everyone know who still waits for something.
+fn finish(shared: &Shared, ended: Result<(), Ending>) -> Result<(), Ending> {
+    shared.closed.cancel();
+    let mut table = shared.table();
+    table.over = true;
+    for (_, entry) in table.streams.drain() {
+        entry.room.close();
+    }
+    ended
+}
+
+async fn idle(shared: &Shared, limit: Option<Duration>) -> Result<(), Ending> {
+    let Some(limit) = limit else { return std::future::pending().await };
+    loop {
+        let due = *shared.last_frame.lock().unwrap_or_else(PoisonError::into_inner) + limit;
+        if due <= Instant::now() {
+            return Err(Ending::Idle(limit));
+        }
+        sleep_until(due).await;
+    }
+}
+
+async fn ping(shared: &Shared, every: Option<Duration>) {
+    let Some(every) = every else { return std::future::pending().await };
+    let mut id = if shared.role == Role::Client { 1u32 } else { 2 };
+    loop {
+        sleep(every).await;
+        if shared.send(Outgoing::Ping(id)).await.is_err() {
+            return std::future::pending().await; // the writer tells why
+        }
+        id = id.wrapping_add(2);
+    }
+}
+
+async fn read<T: AsyncRead>(
+    mut reader: ReadHalf<T>,
+    shared: &Arc<Shared>,
+    incoming: mpsc::Sender<Stream>,
+) -> Result<(), Ending> {
+    let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
+    loop {
+        while let Some(event) = decoder.decode(&mut input)? {
+            shared.saw_frame();
+            take(shared, &incoming, event).await;
+        }
+        input.reserve(READ);
+        if reader.read_buf(&mut input).await? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Carries out what the peer said.
+async fn take(shared: &Arc<Shared>, incoming: &mpsc::Sender<Stream>, event: Event) {
+    match event {
+        Event::SynStream { stream, fin, headers } => {
+            opened(shared, incoming, stream, headers);
+            if fin {
+                end(shared, stream);
+            }
+        }
+        Event::SynReply { stream, fin } => {
+            let replied = shared.table().streams.get_mut(&stream).and_then(|entry| entry.replied.take());
+            if let Some(replied) = replied {
+                let _ = replied.send(()); // nobody has to wait for it
+            }
+            if fin {
+                end(shared, stream);
+            }
+        }
+        Event::Headers { stream, fin } => {
+            if fin {
+                end(shared, stream);
+            }
+        }
+        Event::Data { stream, bytes, fin } => {
+            data(shared, stream, bytes).await;
+            if fin {
+                end(shared, stream);
+            }
+        }
+        Event::Reset { stream, status } => {
+            if let Some(entry) = shared.table().streams.remove(&stream) {
+                let _ = entry.arrived.send(Arrived::Reset(status)); // nobody has to read it
+            }
+        }
+        // The peer's own numbers are its questions, ours are its answers.
+        Event::Ping(id) => {
+            if (id % 2 == 1) == (shared.role == Role::Server) {
+                let _ = shared.send(Outgoing::Ping(id)).await; // the writer tells why it ended
+            }
+        }
+        Event::GoAway | Event::Ignored => {}
+    }
+}
+
+fn opened(shared: &Arc<Shared>, incoming: &mpsc::Sender<Stream>, id: StreamId, headers: Headers) {
+    let mut table = shared.table();
+    let in_order = (id % 2 == 1) == (shared.role == Role::Server) && id > table.last_of_peer;
+    if !in_order {
+        drop(table);
+        return shared.send_reset(id, ResetStatus::ProtocolError);
+    }
+    table.last_of_peer = id;
+    if table.streams.len() >= shared.limit {
+        drop(table);
+        return shared.send_reset(id, ResetStatus::RefusedStream);
+    }
+    let stream = shared.enter(&mut table, id, headers, false);
+    drop(table);
+    // Nobody takes streams: the stream is dropped, and thereby refused.
+    let _ = incoming.try_send(stream);
+}
+
+/// Puts data into a stream's queue, waiting for room. Data of unknown streams is dropped.
+async fn data(shared: &Shared, id: StreamId, bytes: Bytes) {
+    if bytes.is_empty() {
+        return;
+    }
+    let found = {
+        let table = shared.table();
+        table.streams.get(&id).filter(|entry| !entry.peer_finished).map(|e| (e.arrived.clone(), e.room.clone()))
+    };
+    let Some((arrived, room)) = found else { return };
+    let Ok(permits) = room.acquire_many(cost(bytes.len())).await else { return }; // nobody reads it
+    permits.forget();
+    let bytes = if bytes.len() < COPIED { Bytes::copy_from_slice(&bytes) } else { bytes };
+    let _ = arrived.send(Arrived::Data(bytes)); // or nobody reads it
+}
+
+fn end(shared: &Shared, id: StreamId) {
+    let mut table = shared.table();
+    let Some(entry) = table.streams.get_mut(&id) else { return };
+    if !std::mem::replace(&mut entry.peer_finished, true) {
+        let _ = entry.arrived.send(Arrived::End); // nobody has to read it
+    }
+    if entry.we_finished {
+        table.streams.remove(&id);
+    }
+}
+
+async fn write<T: AsyncWrite>(
+    mut writer: WriteHalf<T>,
+    shared: &Shared,
+    mut outgoing: mpsc::Receiver<Outgoing>,
+    mut resets: mpsc::UnboundedReceiver<Outgoing>,
+) -> Result<(), Ending> {
+    let (mut encoder, mut buffer) = (Encoder::default(), BytesMut::new());
+    loop {
+        let frame = tokio::select! {
+            biased;
+            () = shared.closed.cancelled() => break,
+            Some(frame) = outgoing.recv() => frame,
+            // Behind the data that was sent before the stream was dropped.
+            Some(frame) = resets.recv() => frame,
+        };
+        shared.saw_frame();
+        put(&mut writer, &mut encoder, &mut buffer, frame).await?;
+        if outgoing.is_empty() && resets.is_empty() {
+            writer.flush().await?;
+        }
+    }
+    outgoing.close();
+    while let Ok(frame) = outgoing.try_recv() {
+        put(&mut writer, &mut encoder, &mut buffer, frame).await?;
+    }
+    say_goodbye(shared, &mut buffer);
+    writer.write_all_buf(&mut buffer).await?;
+    writer.shutdown().await?;
+    Ok(())
+}
+
+fn say_goodbye(shared: &Shared, buffer: &mut BytesMut) {
+    let table = shared.table();
+    for stream in table.streams.keys() {
+        frames::reset(*stream, ResetStatus::Cancel, buffer);
+    }
+    frames::go_away(table.last_of_peer, buffer);
+}
+
+async fn put<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    encoder: &mut Encoder,
+    buffer: &mut BytesMut,
+    frame: Outgoing,
+) -> Result<(), Ending> {
+    buffer.clear();
+    let mut payload = Bytes::new();
+    match frame {
+        Outgoing::Open(stream, headers) => encoder.syn_stream(stream, &headers, buffer)?,
+        Outgoing::Accept(stream) => encoder.syn_reply(stream, buffer)?,
+        Outgoing::Reset(stream, status) => frames::reset(stream, status, buffer),
+        Outgoing::Ping(id) => frames::ping(id, buffer),
+        Outgoing::Data { stream, bytes, fin } => {
+            frames::data_head(stream, bytes.len(), fin, buffer);
+            payload = bytes;
+        }
+    }
+    if payload.len() < COPIED {
+        buffer.extend_from_slice(&payload);
+        payload.clear();
+    }
+    writer.write_all_buf(buffer).await?;
+    writer.write_all_buf(&mut payload).await?;
+    Ok(())
+}

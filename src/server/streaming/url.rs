@@ -1,0 +1,150 @@
+//! Where a runtime may send us to meet its streams (spec 04 §10, 04b §2.1). Pure.
+//!
+//! The URL comes from the runtime and is dialled with our rights; so only this machine and hosts
+//! an operator named are dialled, and a client's query never becomes part of it.
+
+use std::net::IpAddr;
+
+use http::Uri;
+
+/// Where a stream is met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamUrl {
+    /// What is dialled.
+    pub place: Place,
+    /// Whether TLS is spoken.
+    pub tls: bool,
+    /// For the `Host` header.
+    pub authority: String,
+    /// Path and query of the request.
+    pub path: String,
+}
+
+/// What is dialled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// TCP.
+    Host {
+        /// Name or address.
+        host: String,
+        /// Port.
+        port: u16,
+        /// Whether it has to be an address of this machine; to be looked up before dialling.
+        must_be_ours: bool,
+    },
+    /// A unix socket, `http+unix://%2Frun%2Fstream.sock/exec/token`.
+    Unix(String),
+}
+
+/// Why a URL is not dialled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// Not a URL at all.
+    #[error("the runtime's streaming URL {0:?} cannot be understood")]
+    Malformed(String),
+    /// A scheme we do not speak.
+    #[error("the runtime's streaming URL has the unsupported scheme {0:?}")]
+    Scheme(String),
+    /// Somebody else's machine.
+    #[error("the runtime's streaming URL leads to {0:?}, which is neither this machine nor an allowed host")]
+    Foreign(String),
+}
+
+/// Reads a runtime's URL. `allowed` names hosts beyond this machine.
+///
+/// # Errors
+/// For what cannot be read, and for names of other machines. Addresses that may be ours are let
+/// through with a mark.
+pub fn read(url: &str, allowed: &[String]) -> Result<StreamUrl, UrlError> {
+    let malformed = || UrlError::Malformed(url.to_owned());
+    if let Some(rest) = url.strip_prefix("http+unix://") {
+        let (host, path) = rest.split_once('/').ok_or_else(malformed)?;
+        let place = Place::Unix(socket(host).ok_or_else(malformed)?);
+        return Ok(StreamUrl { place, tls: false, authority: "localhost".to_owned(), path: format!("/{path}") });
+    }
+    let uri: Uri = url.parse().map_err(|_| malformed())?;
+    let scheme = uri.scheme_str().ok_or_else(malformed)?;
+    let authority = uri.authority().ok_or_else(malformed)?;
+    let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+    if authority.as_str().contains('@') {
+        return Err(malformed());
+    }
+    let (tls, default_port) = match scheme {
+        "http" => (false, 80),
+        "https" => (true, 443),
+        other => return Err(UrlError::Scheme(other.to_owned())),
+    };
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+    if host.is_empty() {
+        return Err(malformed());
+    }
+    let must_be_ours = reach(&host, allowed)?;
+    let place = Place::Host { host, port: authority.port_u16().unwrap_or(default_port), must_be_ours };
+    Ok(StreamUrl { place, tls, authority: authority.as_str().to_owned(), path })
+}
+
+/// Whether a host may be dialled only if it turns out to be ours.
+fn reach(host: &str, allowed: &[String]) -> Result<bool, UrlError> {
+    if allowed.iter().any(|name| name.eq_ignore_ascii_case(host)) || host.eq_ignore_ascii_case("localhost") {
+        return Ok(false);
+    }
+    match host.parse::<IpAddr>() {
+        Ok(address) => Ok(!address.to_canonical().is_loopback()),
+        Err(_) => Err(UrlError::Foreign(host.to_owned())),
+    }
+}
+
+/// The path of a socket written as a host, `%2Frun%2Fx.sock`.
+fn socket(authority: &str) -> Option<String> {
+    let mut path = String::new();
+    let mut rest = authority;
+    while let Some((before, escape)) = rest.split_once('%') {
+        path.push_str(before);
+        let code = u8::from_str_radix(escape.get(..2)?, 16).ok().filter(u8::is_ascii)?;
+        path.push(char::from(code));
+        rest = escape.get(2..)?;
+    }
+    path.push_str(rest);
+    path.starts_with('/').then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_and_allowed_hosts() {
+        let allowed = ["streams.internal".to_owned()];
+        let host = |url: &str| match read(url, &allowed) {
+            Ok(StreamUrl { place: Place::Host { host, port, must_be_ours }, tls, path, .. }) => {
+                format!("{host} {port} {} {} {path}", if must_be_ours { "ours?" } else { "ok" }, u8::from(tls))
+            }
+            Ok(StreamUrl { place: Place::Unix(socket), path, .. }) => format!("{socket} {path}"),
+            Err(error) => error.to_string(),
+        };
+        let foreign = |name: &str| {
+            format!("the runtime's streaming URL leads to {name:?}, which is neither this machine nor an allowed host")
+        };
+        let malformed = |url: &str| format!("the runtime's streaming URL {url:?} cannot be understood");
+        let rows = [
+            ("http://127.0.0.1:40000/exec/abc", "127.0.0.1 40000 ok 0 /exec/abc".to_owned()),
+            ("https://localhost/exec/abc?x=1", "localhost 443 ok 1 /exec/abc?x=1".to_owned()),
+            ("http://[::1]:1/a", "::1 1 ok 0 /a".to_owned()),
+            ("http://[::ffff:127.0.0.1]:1/a", "::ffff:127.0.0.1 1 ok 0 /a".to_owned()),
+            ("http://10.0.0.7:1/a", "10.0.0.7 1 ours? 0 /a".to_owned()),
+            ("http://169.254.169.254/latest", "169.254.169.254 80 ours? 0 /latest".to_owned()),
+            ("http://streams.internal:1/a", "streams.internal 1 ok 0 /a".to_owned()),
+            ("http+unix://%2Frun%2Fs.sock/exec/t", "/run/s.sock /exec/t".to_owned()),
+            ("http://evil.example/a", foreign("evil.example")),
+            ("http://localhost.evil.example/a", foreign("localhost.evil.example")),
+            ("http://localhost@evil.example/a", malformed("http://localhost@evil.example/a")),
+            ("http+unix://run/a", malformed("http+unix://run/a")),
+            ("/exec/abc", malformed("/exec/abc")),
+            ("", malformed("")),
+            ("ftp://127.0.0.1/a", "the runtime's streaming URL has the unsupported scheme \"ftp\"".to_owned()),
+        ];
+        for (url, expected) in rows {
+            assert_eq!(host(url), expected, "{url}");
+        }
+    }
+}
