@@ -11,6 +11,7 @@ mod script;
 pub mod server;
 mod service;
 mod state;
+pub mod streaming;
 mod streams;
 
 pub use history::{Fact, History, Moment, Span};
