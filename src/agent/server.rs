@@ -12,6 +12,7 @@ use super::{
     server_auth::{self, AuthDeps, ServerAuth},
     server_grpc::{self, EnginePods},
     server_logs::{PodLogs, RuntimePodList},
+    server_streams::{RuntimeStreams, runtime_tls},
     server_tools,
 };
 use crate::{
@@ -19,11 +20,12 @@ use crate::{
     cri::RuntimeService,
     engine::{EngineHandle, ports::PodObserver},
     logs::LogReader,
-    metrics::{self, ServerMetrics, SliMetrics},
+    metrics::{self, ServerMetrics, SliMetrics, StreamingMetrics},
     server::{
         self, Door, Endpoints, Guard, Serves, Site, TlsSource,
         ports::{Health, Statistics},
         routing::Switches,
+        streaming::{Streaming, StreamingConfig},
     },
     status::StatusManager,
 };
@@ -173,7 +175,20 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> Endpoints {
         split_streams: loaded.gates.enabled("PodLogsQuerySplitStreams"),
         configz: Bytes::from(configz::body(config)),
         tools: server_tools::tools(loaded, &base.log, slis, i64::try_from(started).unwrap_or_default()),
+        streams: Some(streams(loaded, base, parts)),
     }
+}
+
+fn streams(loaded: &Loaded, base: &Base, parts: &Parts) -> Streaming {
+    let idle = loaded.config.streaming_connection_idle_timeout.std();
+    let settings = StreamingConfig {
+        terminate_web_sockets: loaded.gates.enabled("ExtendWebSocketsToKubelet"),
+        idle: Some(idle).filter(|idle| !idle.is_zero()),
+        ..StreamingConfig::default()
+    };
+    let runtime = RuntimeStreams::new(parts.engine.pods.clone(), parts.observer.clone(), parts.cri.clone());
+    let metrics = StreamingMetrics::new(&base.registry);
+    Streaming::new(settings, Arc::new(runtime), runtime_tls(), metrics, base.stop.child_token())
 }
 
 /// Waits until the first status of every pod is there: nobody shall see pods that run as pending

@@ -14,11 +14,13 @@ use jiff::Timestamp;
 use super::{
     ports::{ContainerLogs, Health, NodeLogs, Pages, Profiles, RunningPods, Statistics, Verbosity},
     routes::{
-        container_logs, flags_v, flagz, healthz, metrics, metrics_page, node_logs, pprof, slis, stats_summary,
+        attach, container_logs, exec, flags_v, flagz, healthz, metrics, metrics_page, node_logs, port_forward, pprof,
+        run, slis, stats_summary,
         statusz::{self, Statusz},
         text,
     },
     routing::{Endpoint, Plain},
+    streaming::Streaming,
 };
 use crate::metrics::SliMetrics;
 
@@ -41,6 +43,8 @@ pub struct Endpoints {
     pub configz: Bytes,
     /// For people with a problem.
     pub tools: Tools,
+    /// Streams into containers; `None` where a listener has none.
+    pub streams: Option<Streaming>,
 }
 
 /// The parts behind the endpoints for people with a problem.
@@ -102,17 +106,29 @@ impl Endpoints {
                 container_logs::read(&self.logs, self.split_streams, &path, request.uri().query()).await
             }
             Endpoint::Summary => stats_summary::serve(&*self.statistics, request).await,
-            Endpoint::Run(_)
-            | Endpoint::Exec(_)
-            | Endpoint::Attach(_)
-            | Endpoint::PortForward(_)
-            | Endpoint::Checkpoint(_) => not_built(),
+            Endpoint::Run(_) | Endpoint::Exec(_) | Endpoint::Attach(_) | Endpoint::PortForward(_) => {
+                match &self.streams {
+                    Some(streams) => stream(streams, endpoint, request).await,
+                    None => not_built(),
+                }
+            }
+            Endpoint::Checkpoint(_) => not_built(),
             Endpoint::Logs(path) => {
                 let head = request.map(drop);
                 node_logs::read(&self.tools.node_logs, self.tools.log_queries, &head, &path).await
             }
             Endpoint::Pprof(name) => pprof::serve(&*self.tools.profiles, &request.map(drop), &name).await,
         }
+    }
+}
+
+async fn stream(streams: &Streaming, endpoint: Endpoint, request: Request<Body>) -> Response {
+    match endpoint {
+        Endpoint::Run(path) => run(streams, &path, request).await,
+        Endpoint::Exec(path) => exec(streams, &path, request).await,
+        Endpoint::Attach(path) => attach(streams, &path, request).await,
+        Endpoint::PortForward(path) => port_forward(streams, &path, request).await,
+        _ => not_built(),
     }
 }
 

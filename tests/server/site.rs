@@ -257,6 +257,7 @@ impl Served {
                     log_queries: false,
                     profiles: players.clone(),
                 },
+                streams: None,
             }),
             metrics: ServerMetrics::new(&registry),
         };
