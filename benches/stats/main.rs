@@ -35,7 +35,7 @@ const PODS: usize = 110;
 const CONTAINERS: usize = 2;
 const ROUNDS: u32 = 50;
 /// Control files that stay open, as in the agent.
-const MAX_OPEN: usize = 4096;
+const MAX_OPEN: usize = 16_384;
 
 struct Names(String);
 

@@ -26,8 +26,8 @@ use crate::{
     volumes::PodLayout,
 };
 
-/// Control files that may stay open: the three that every reading needs of some 1,300 groups.
-const MAX_OPEN: usize = 4096;
+/// Control files that may stay open, of all there may be of a process: some twenty of each of 800 groups.
+const MAX_OPEN: u64 = 16_384;
 
 /// What statistics are made from.
 pub struct StatsParts {
@@ -103,9 +103,15 @@ fn config(loaded: &Loaded, machine: &Machine, node_name: String, runtime: &str) 
         system_group: loaded.config.system_cgroups.clone(),
         runtime_process: runtime.replace("cri-o", "crio"),
         tells_filesystems: loaded.config.local_storage_capacity_isolation,
-        max_open: MAX_OPEN,
+        max_open: max_open(),
         host,
     }
+}
+
+/// No more than a quarter of what this process may open: the others are for pods and clients.
+fn max_open() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from((limit / 4).min(MAX_OPEN)).unwrap_or_default()
 }
 
 fn groups(loaded: &Loaded, driver: Driver) -> Arc<dyn PodGroups> {

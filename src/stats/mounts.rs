@@ -1,8 +1,7 @@
 //! Where control groups are mounted, and which of their files are read. Pure.
 //!
-//! The files of both kinds of hierarchy are one table each: name, controller, how deep a look must
-//! be to need it, and whether it is worth keeping open. An open control file costs the kernel a
-//! page, so only those that every look reads are kept.
+//! The files of both kinds of hierarchy are one table each: name, controller, and how deep a look
+//! must be to need it.
 
 use std::path::{Path, PathBuf};
 
@@ -156,15 +155,6 @@ pub enum Content {
     BlkioCounts,
 }
 
-/// Whether a file stays open between two looks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Keep {
-    /// As long as there is room.
-    Open,
-    /// Never.
-    Closed,
-}
-
 /// A file of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ControlFile {
@@ -176,60 +166,54 @@ pub struct ControlFile {
     pub content: Content,
     /// Which looks need it.
     pub depth: Depth,
-    /// Whether it stays open.
-    pub keep: Keep,
 }
 
-const fn hot(tree: Tree, name: &'static str, content: Content) -> ControlFile {
-    ControlFile { tree, name, content, depth: Depth::Core, keep: Keep::Open }
-}
-
-const fn cold(depth: Depth, tree: Tree, name: &'static str, content: Content) -> ControlFile {
-    ControlFile { tree, name, content, depth, keep: Keep::Closed }
+const fn file(depth: Depth, tree: Tree, name: &'static str, content: Content) -> ControlFile {
+    ControlFile { tree, name, content, depth }
 }
 
 const UNIFIED: &[ControlFile] = &[
-    hot(Tree::Cpu, "cpu.stat", Content::CpuStat),
-    hot(Tree::Memory, "memory.current", Content::MemoryUsage),
-    hot(Tree::Memory, "memory.stat", Content::MemoryStat),
-    hot(Tree::Memory, "memory.swap.current", Content::SwapUsage),
-    cold(Depth::Core, Tree::Memory, "memory.max", Content::MemoryLimit),
-    cold(Depth::Core, Tree::Memory, "memory.swap.max", Content::SwapLimit),
-    cold(Depth::Summary, Tree::Cpu, "cpu.pressure", Content::CpuPressure),
-    cold(Depth::Summary, Tree::Memory, "memory.pressure", Content::MemoryPressure),
-    cold(Depth::Summary, Tree::Blkio, "io.pressure", Content::IoPressure),
-    cold(Depth::Summary, Tree::Pids, "cgroup.procs", Content::Processes),
-    cold(Depth::Full, Tree::Cpu, "cpu.max", Content::CpuMax),
-    cold(Depth::Full, Tree::Cpu, "cpu.weight", Content::CpuWeight),
-    cold(Depth::Full, Tree::Memory, "memory.min", Content::MemoryReserved),
-    cold(Depth::Full, Tree::Memory, "memory.peak", Content::MemoryPeak),
-    cold(Depth::Full, Tree::Memory, "memory.events", Content::MemoryEvents),
-    cold(Depth::Full, Tree::Pids, "pids.current", Content::Threads),
-    cold(Depth::Full, Tree::Pids, "pids.max", Content::ThreadsMax),
-    cold(Depth::Full, Tree::Blkio, "io.stat", Content::IoStat),
+    file(Depth::Core, Tree::Cpu, "cpu.stat", Content::CpuStat),
+    file(Depth::Core, Tree::Memory, "memory.current", Content::MemoryUsage),
+    file(Depth::Core, Tree::Memory, "memory.stat", Content::MemoryStat),
+    file(Depth::Core, Tree::Memory, "memory.swap.current", Content::SwapUsage),
+    file(Depth::Core, Tree::Memory, "memory.max", Content::MemoryLimit),
+    file(Depth::Core, Tree::Memory, "memory.swap.max", Content::SwapLimit),
+    file(Depth::Summary, Tree::Cpu, "cpu.pressure", Content::CpuPressure),
+    file(Depth::Summary, Tree::Memory, "memory.pressure", Content::MemoryPressure),
+    file(Depth::Summary, Tree::Blkio, "io.pressure", Content::IoPressure),
+    file(Depth::Summary, Tree::Pids, "cgroup.procs", Content::Processes),
+    file(Depth::Full, Tree::Cpu, "cpu.max", Content::CpuMax),
+    file(Depth::Full, Tree::Cpu, "cpu.weight", Content::CpuWeight),
+    file(Depth::Full, Tree::Memory, "memory.min", Content::MemoryReserved),
+    file(Depth::Full, Tree::Memory, "memory.peak", Content::MemoryPeak),
+    file(Depth::Full, Tree::Memory, "memory.events", Content::MemoryEvents),
+    file(Depth::Full, Tree::Pids, "pids.current", Content::Threads),
+    file(Depth::Full, Tree::Pids, "pids.max", Content::ThreadsMax),
+    file(Depth::Full, Tree::Blkio, "io.stat", Content::IoStat),
 ];
 
 const OLD: &[ControlFile] = &[
-    hot(Tree::Cpuacct, "cpuacct.usage", Content::CpuUsage),
-    hot(Tree::Memory, "memory.usage_in_bytes", Content::MemoryUsage),
-    hot(Tree::Memory, "memory.stat", Content::OldMemoryStat),
-    cold(Depth::Core, Tree::Memory, "memory.limit_in_bytes", Content::MemoryLimit),
-    cold(Depth::Core, Tree::Memory, "memory.memsw.limit_in_bytes", Content::MemoryAndSwapLimit),
-    cold(Depth::Summary, Tree::Pids, "cgroup.procs", Content::Processes),
-    cold(Depth::Full, Tree::Cpuacct, "cpuacct.stat", Content::CpuSplit),
-    cold(Depth::Full, Tree::Cpu, "cpu.stat", Content::Throttling),
-    cold(Depth::Full, Tree::Cpu, "cpu.shares", Content::CpuShares),
-    cold(Depth::Full, Tree::Cpu, "cpu.cfs_quota_us", Content::CpuQuota),
-    cold(Depth::Full, Tree::Cpu, "cpu.cfs_period_us", Content::CpuPeriod),
-    cold(Depth::Full, Tree::Memory, "memory.soft_limit_in_bytes", Content::MemoryReserved),
-    cold(Depth::Full, Tree::Memory, "memory.max_usage_in_bytes", Content::MemoryPeak),
-    cold(Depth::Full, Tree::Memory, "memory.oom_control", Content::MemoryEvents),
-    cold(Depth::Full, Tree::Memory, "memory.failcnt", Content::MemoryFailures),
-    cold(Depth::Full, Tree::Memory, "memory.kmem.usage_in_bytes", Content::MemoryKernel),
-    cold(Depth::Full, Tree::Pids, "pids.current", Content::Threads),
-    cold(Depth::Full, Tree::Pids, "pids.max", Content::ThreadsMax),
-    cold(Depth::Full, Tree::Blkio, "blkio.throttle.io_service_bytes_recursive", Content::BlkioBytes),
-    cold(Depth::Full, Tree::Blkio, "blkio.throttle.io_serviced_recursive", Content::BlkioCounts),
+    file(Depth::Core, Tree::Cpuacct, "cpuacct.usage", Content::CpuUsage),
+    file(Depth::Core, Tree::Memory, "memory.usage_in_bytes", Content::MemoryUsage),
+    file(Depth::Core, Tree::Memory, "memory.stat", Content::OldMemoryStat),
+    file(Depth::Core, Tree::Memory, "memory.limit_in_bytes", Content::MemoryLimit),
+    file(Depth::Core, Tree::Memory, "memory.memsw.limit_in_bytes", Content::MemoryAndSwapLimit),
+    file(Depth::Summary, Tree::Pids, "cgroup.procs", Content::Processes),
+    file(Depth::Full, Tree::Cpuacct, "cpuacct.stat", Content::CpuSplit),
+    file(Depth::Full, Tree::Cpu, "cpu.stat", Content::Throttling),
+    file(Depth::Full, Tree::Cpu, "cpu.shares", Content::CpuShares),
+    file(Depth::Full, Tree::Cpu, "cpu.cfs_quota_us", Content::CpuQuota),
+    file(Depth::Full, Tree::Cpu, "cpu.cfs_period_us", Content::CpuPeriod),
+    file(Depth::Full, Tree::Memory, "memory.soft_limit_in_bytes", Content::MemoryReserved),
+    file(Depth::Full, Tree::Memory, "memory.max_usage_in_bytes", Content::MemoryPeak),
+    file(Depth::Full, Tree::Memory, "memory.oom_control", Content::MemoryEvents),
+    file(Depth::Full, Tree::Memory, "memory.failcnt", Content::MemoryFailures),
+    file(Depth::Full, Tree::Memory, "memory.kmem.usage_in_bytes", Content::MemoryKernel),
+    file(Depth::Full, Tree::Pids, "pids.current", Content::Threads),
+    file(Depth::Full, Tree::Pids, "pids.max", Content::ThreadsMax),
+    file(Depth::Full, Tree::Blkio, "blkio.throttle.io_service_bytes_recursive", Content::BlkioBytes),
+    file(Depth::Full, Tree::Blkio, "blkio.throttle.io_serviced_recursive", Content::BlkioCounts),
 ];
 
 /// Where the group of a container or sandbox may be below its pod's, by the driver and the runtime that made it.

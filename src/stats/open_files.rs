@@ -13,6 +13,7 @@ use super::{
     cadvisor_page::OpenFiles,
     cgroup_files,
     mounts::{Mounts, Tree},
+    snapshot::Snapshot,
 };
 
 /// Descriptors of one group that are told apart; the others count as no sockets.
@@ -36,6 +37,19 @@ pub enum Of {
     Container,
     /// Another.
     Other,
+}
+
+/// The groups whose open files are counted.
+pub fn members(snapshot: &Snapshot) -> Vec<Members> {
+    let other = |path: &Arc<str>| Members { path: path.clone(), of: Of::Other };
+    let container = |path: &Arc<str>| Members { path: path.clone(), of: Of::Container };
+    let above = snapshot.root.iter().chain(&snapshot.above).chain(snapshot.system.iter().map(|(_, seen)| seen));
+    let mut members: Vec<Members> = above.map(|seen| other(&seen.path)).collect();
+    for pod in &snapshot.pods {
+        members.extend(pod.group.as_ref().map(|seen| other(&seen.path)));
+        members.extend(pod.sandbox.iter().chain(pod.containers.iter().flatten()).map(|seen| container(&seen.path)));
+    }
+    members
 }
 
 /// Counts the open files of groups, by path.

@@ -26,7 +26,7 @@ use super::{
     host::{self, DiskCounters, Host},
     memo::Memo,
     mounts::Mounts,
-    open_files::{self, Members, Of},
+    open_files,
     pods::{ShownPod, shown},
     reader::{PodGroups, Reader},
     reading::Depth,
@@ -64,6 +64,8 @@ const IMAGES_AGE: Duration = Duration::from_secs(600);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long one reading may take, and anything else that blocks.
 const LIMIT: Duration = Duration::from_secs(10);
+/// How long control files stay open that nobody asks for.
+const IDLE: Duration = Duration::from_secs(120);
 /// How long a page is kept that nobody asks for any more.
 const KEEP: Duration = Duration::from_secs(5);
 /// How long anything else is.
@@ -145,6 +147,7 @@ struct Inner {
     system: SystemGroups,
     survey_of_files: Survey,
     survey_of_trees: Survey,
+    last_reading: Mutex<Option<Instant>>,
     samples: [Memo<Sampled>; 3],
     full: Memo<Page>,
     short: Memo<Page>,
@@ -186,6 +189,7 @@ impl StatsProvider {
             system: SystemGroups::new(&config, deps.groups.above().into_iter().next()),
             survey_of_files: files,
             survey_of_trees: trees,
+            last_reading: Mutex::default(),
             samples: [Memo::new(KEEP), Memo::new(KEEP), Memo::new(KEEP)],
             full: Memo::new(KEEP),
             short: Memo::new(KEEP),
@@ -286,7 +290,34 @@ impl Inner {
         });
         let snapshot = read.await.ok_or("failed to get root cgroup stats: control groups could not be read in time")?;
         self.deps.metrics.read(began.elapsed(), snapshot.size.0);
+        self.close_later();
         Ok(Arc::new(snapshot))
+    }
+
+    /// Closes the control files once nobody has asked for a while; one task at a time waits for that.
+    fn close_later(self: &Arc<Self>) {
+        let mut last = self.last_reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_waited_for = last.replace(Instant::now()).is_some();
+        if is_waited_for {
+            return;
+        }
+        let inner = Arc::downgrade(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(IDLE).await;
+                let Some(inner) = inner.upgrade() else { return };
+                let mut last = inner.last_reading.lock().unwrap_or_else(PoisonError::into_inner);
+                if last.is_none_or(|last| last.elapsed() >= IDLE) {
+                    *last = None;
+                    break;
+                }
+            }
+            let Some(inner) = inner.upgrade() else { return };
+            if let Some(sampler) = inner.sampler.clone() {
+                let close = move || sampler.lock().unwrap_or_else(PoisonError::into_inner).close();
+                inner.readers.work(LIMIT, close).await;
+            }
+        });
     }
 
     async fn pods(&self) -> Result<Vec<ShownPod>, String> {
@@ -411,8 +442,10 @@ impl Inner {
         let count = || async move {
             let Some(mounts) = inner.mounts.clone() else { return Arc::default() };
             let proc = inner.config.root.join("proc");
-            let counted =
-                inner.walkers.work(LIMIT, move || open_files::count(&mounts, &proc, &members(&snapshot))).await;
+            let counted = inner
+                .walkers
+                .work(LIMIT, move || open_files::count(&mounts, &proc, &open_files::members(&snapshot)))
+                .await;
             Arc::new(counted.unwrap_or_default())
         };
         self.files.recent(FILES_AGE, PATIENCE, count).await.unwrap_or_default()
@@ -461,19 +494,6 @@ impl Inner {
 fn spread(period: Duration, pod: &PodUid) -> Duration {
     let share = u32::try_from(fnv1a_64(pod.as_str().as_bytes()) % 1000).unwrap_or_default();
     period.saturating_add(period.saturating_mul(share) / 1000)
-}
-
-/// The groups whose open files are counted.
-fn members(snapshot: &Snapshot) -> Vec<Members> {
-    let other = |path: &Arc<str>| Members { path: path.clone(), of: Of::Other };
-    let container = |path: &Arc<str>| Members { path: path.clone(), of: Of::Container };
-    let above = snapshot.root.iter().chain(&snapshot.above).chain(snapshot.system.iter().map(|(_, seen)| seen));
-    let mut members: Vec<Members> = above.map(|seen| other(&seen.path)).collect();
-    for pod in &snapshot.pods {
-        members.extend(pod.group.as_ref().map(|seen| other(&seen.path)));
-        members.extend(pod.sandbox.iter().chain(pod.containers.iter().flatten()).map(|seen| container(&seen.path)));
-    }
-    members
 }
 
 #[cfg(test)]

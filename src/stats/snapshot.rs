@@ -127,6 +127,11 @@ impl Sampler {
         }
     }
 
+    /// Closes what is open.
+    pub fn close(&mut self) {
+        self.reader.close();
+    }
+
     /// Root, groups above pods, groups of the system, then of each pod itself, sandbox and containers.
     fn wanted(&self, pods: &[ShownPod], system: &[SystemGroup], depth: Depth) -> (Vec<Wanted>, usize) {
         let at = |path: &str, depth| Wanted { key: GroupKey::At(path.into()), depth };
