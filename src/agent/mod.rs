@@ -13,6 +13,7 @@ mod process;
 mod profile;
 mod server;
 mod server_auth;
+mod server_checkpoint;
 pub mod server_grpc;
 mod server_logs;
 pub mod server_node_logs;

@@ -10,10 +10,12 @@ use super::{
     build::{Base, BuildError, SETTLE, wrong},
     pages::{AgentHealth, AgentPages},
     server_auth::{self, AuthDeps, ServerAuth},
+    server_checkpoint::{CheckpointDeps, RuntimeCheckpoints},
     server_grpc::{self, EnginePods},
     server_logs::{PodLogs, RuntimePodList},
     server_streams::{RuntimeStreams, runtime_tls},
-    server_tools,
+    server_tools::{self, ToolParts},
+    settings,
 };
 use crate::{
     config::{Loaded, configz},
@@ -174,9 +176,28 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> Endpoints {
         statistics: parts.statistics.clone(),
         split_streams: loaded.gates.enabled("PodLogsQuerySplitStreams"),
         configz: Bytes::from(configz::body(config)),
-        tools: server_tools::tools(loaded, &base.log, slis, i64::try_from(started).unwrap_or_default()),
+        tools: server_tools::tools(
+            loaded,
+            ToolParts {
+                log: base.log.clone(),
+                slis,
+                started: i64::try_from(started).unwrap_or_default(),
+                pods: Arc::new(parts.pods()),
+                checkpoints: Arc::new(checkpoints(loaded, base, parts)),
+            },
+        ),
         streams: Some(streams(loaded, base, parts)),
     }
+}
+
+fn checkpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> RuntimeCheckpoints {
+    RuntimeCheckpoints::new(CheckpointDeps {
+        cri: parts.cri.clone(),
+        observer: parts.observer.clone(),
+        clock: base.clock.clone(),
+        root: settings::root(loaded),
+        request_timeout: loaded.config.runtime_request_timeout.std(),
+    })
 }
 
 fn streams(loaded: &Loaded, base: &Base, parts: &Parts) -> Streaming {

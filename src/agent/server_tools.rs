@@ -24,18 +24,34 @@ use crate::{
     metrics::SliMetrics,
     server::{
         Tools,
-        ports::{ProfileError, Profiles, Verbosity},
+        ports::{Checkpoints, PodDirectory, ProfileError, Profiles, Verbosity},
         routes::statusz::Statusz,
     },
     sys::sampler::{PER_SECOND, Refused, Sampling},
 };
 
-/// What stands behind the endpoints for people with a problem. `started` is the process start in seconds since the
-/// epoch.
-pub(super) fn tools(loaded: &Loaded, log: &LogHandle, slis: SliMetrics, started: i64) -> Tools {
+/// What the endpoints for people with a problem are made of.
+pub(super) struct ToolParts {
+    /// The log.
+    pub(super) log: LogHandle,
+    /// Where health checks are counted.
+    pub(super) slis: SliMetrics,
+    /// The process start in seconds since the epoch.
+    pub(super) started: i64,
+    /// Which pods there are.
+    pub(super) pods: Arc<dyn PodDirectory>,
+    /// The runtime's.
+    pub(super) checkpoints: Arc<dyn Checkpoints>,
+}
+
+/// What stands behind the endpoints for people with a problem.
+pub(super) fn tools(loaded: &Loaded, parts: ToolParts) -> Tools {
+    let ToolParts { log, slis, started, pods, checkpoints } = parts;
     let flags = loaded.flag_values.iter();
     Tools {
         slis,
+        pods,
+        checkpoints,
         statusz: Arc::new(Statusz {
             started: Timestamp::from_second(started).unwrap_or_default(),
             compiler: "rustc".to_owned(),
@@ -43,7 +59,7 @@ pub(super) fn tools(loaded: &Loaded, log: &LogHandle, slis: SliMetrics, started:
             emulated: "1.36".to_owned(),
         }),
         flags: Arc::new(flags.map(|(name, value)| ((*name).to_owned(), configz::masked_flag(name, value))).collect()),
-        verbosity: Arc::new(log.clone()),
+        verbosity: Arc::new(log),
         node_logs: Arc::new(MachineLogs::default()),
         log_queries: loaded.config.enable_system_log_query,
         profiles: Arc::new(ProcessProfiles),

@@ -12,10 +12,12 @@ use futures::{FutureExt, future::BoxFuture};
 use jiff::Timestamp;
 
 use super::{
-    ports::{ContainerLogs, Health, NodeLogs, Pages, Profiles, RunningPods, Statistics, Verbosity},
+    ports::{
+        Checkpoints, ContainerLogs, Health, NodeLogs, Pages, PodDirectory, Profiles, RunningPods, Statistics, Verbosity,
+    },
     routes::{
-        attach, container_logs, exec, flags_v, flagz, healthz, metrics, metrics_page, node_logs, port_forward, pprof,
-        run, slis, stats_summary,
+        attach, checkpoint, container_logs, exec, flags_v, flagz, healthz, metrics, metrics_page, node_logs,
+        port_forward, pprof, run, slis, stats_summary,
         statusz::{self, Statusz},
         text,
     },
@@ -64,6 +66,10 @@ pub struct Tools {
     pub log_queries: bool,
     /// `/debug/pprof/`
     pub profiles: Arc<dyn Profiles>,
+    /// Which pods there are.
+    pub pods: Arc<dyn PodDirectory>,
+    /// `/checkpoint/`
+    pub checkpoints: Arc<dyn Checkpoints>,
 }
 
 impl Endpoints {
@@ -112,7 +118,12 @@ impl Endpoints {
                     None => not_built(),
                 }
             }
-            Endpoint::Checkpoint(_) => not_built(),
+            Endpoint::Checkpoint(path) => {
+                let (pods, checkpoints) = (&*self.tools.pods, &*self.tools.checkpoints);
+                let query = request.uri().query().unwrap_or_default().to_owned();
+                drop(request);
+                checkpoint::create(pods, checkpoints, checkpoint::Which::of(&path), &query).await
+            }
             Endpoint::Logs(path) => {
                 let head = request.map(drop);
                 node_logs::read(&self.tools.node_logs, self.tools.log_queries, &head, &path).await

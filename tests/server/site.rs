@@ -16,13 +16,14 @@ use axum::{
 };
 use berth::{
     metrics::{Registry, ServerMetrics, SliMetrics, exposition::Format},
-    pod::Pod,
+    pod::{Pod, PodUid, api},
     server::{
         self, Endpoints, Gatekeeper, Guard, Serves, Site, Tools,
         auth::{Identity, Via},
         ports::{
-            ContainerLogs, Health, LogQuery, LogRefusal, LogSource, MetricsPage, NodeEntry, NodeLogError, NodeLogs,
-            Pages, ProfileError, Profiles, RunningPods, Statistics, SummaryForm, Verbosity,
+            CheckpointError, Checkpoints, ContainerLogs, Health, LogQuery, LogRefusal, LogSource, MetricsPage,
+            NodeEntry, NodeLogError, NodeLogs, Pages, PodDirectory, ProfileError, Profiles, RunningPods, Statistics,
+            SummaryForm, Verbosity,
         },
         routes::statusz::Statusz,
         routing::Switches,
@@ -147,6 +148,27 @@ impl Profiles for Players {
     }
 }
 
+impl PodDirectory for Players {
+    fn pods(&self) -> Arc<Vec<Arc<Pod>>> {
+        Arc::default()
+    }
+
+    fn is_active(&self, _: &Pod) -> bool {
+        false
+    }
+
+    fn status(&self, _: &PodUid) -> Option<Arc<api::PodStatus>> {
+        None
+    }
+}
+
+#[async_trait]
+impl Checkpoints for Players {
+    async fn checkpoint(&self, _: &Arc<Pod>, _: &str, _: Option<i64>) -> Result<String, CheckpointError> {
+        Err(CheckpointError::Busy)
+    }
+}
+
 struct Reading<'a>(&'a AtomicUsize);
 
 impl Drop for Reading<'_> {
@@ -256,6 +278,8 @@ impl Served {
                     node_logs: players.clone(),
                     log_queries: false,
                     profiles: players.clone(),
+                    pods: players.clone(),
+                    checkpoints: players.clone(),
                 },
                 streams: None,
             }),

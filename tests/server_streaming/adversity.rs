@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use berth::server::streaming::StreamingConfig;
-use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

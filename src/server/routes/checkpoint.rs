@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
-    body::Body,
-    http::{HeaderValue, Request, StatusCode, header},
+    http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde_json::json;
@@ -12,7 +11,10 @@ use serde_json::json;
 use super::text::PLAIN;
 use crate::{
     pod::Pod,
-    server::ports::{CheckpointError, Checkpoints, PodDirectory},
+    server::{
+        ports::{CheckpointError, Checkpoints, PodDirectory},
+        routing::ContainerPath,
+    },
 };
 
 /// Seconds after which who was refused for now may ask again.
@@ -29,19 +31,21 @@ pub struct Which<'a> {
     pub container: &'a str,
 }
 
-/// Answers a POST.
-pub async fn create(
-    pods: &dyn PodDirectory,
-    checkpoints: &dyn Checkpoints,
-    which: Which<'_>,
-    request: &Request<Body>,
-) -> Response {
+impl<'a> Which<'a> {
+    /// The one a path names.
+    pub fn of(path: &'a ContainerPath) -> Self {
+        Self { namespace: &path.pod.namespace, pod: &path.pod.pod, container: &path.container }
+    }
+}
+
+/// Answers a POST; `query` is encoded.
+pub async fn create(pods: &dyn PodDirectory, checkpoints: &dyn Checkpoints, which: Which<'_>, query: &str) -> Response {
     let Which { namespace, pod: name, container } = which;
     let Some(pod) = pods.find(namespace, name) else { return text(StatusCode::NOT_FOUND, "pod does not exist") };
     if !has(&pod, container) {
         return text(StatusCode::NOT_FOUND, &format!("container {container} does not exist"));
     }
-    let Ok(timeout) = timeout(request.uri().query().unwrap_or_default()) else {
+    let Ok(timeout) = timeout(query) else {
         return text(StatusCode::NOT_FOUND, "cannot parse value of timeout parameter");
     };
     match checkpoints.checkpoint(&pod, container, timeout).await {
@@ -134,9 +138,8 @@ mod tests {
             ("p", "bad", "", 500, "checkpointing of n/p/bad failed (not here)"),
             ("p", "busy", "", 429, "checkpointing of n/p/busy failed (too many checkpoints are being written)"),
         ] {
-            let request = Request::post(format!("/?{query}")).body(Body::empty()).expect("a request");
             let which = Which { namespace: "n", pod: name, container };
-            let response = create(&ground, &ground, which, &request).await;
+            let response = create(&ground, &ground, which, query).await;
             assert_eq!(response.headers().contains_key("retry-after"), status == 429);
             let answered =
                 (response.status().as_u16(), response.into_body().collect().await.expect("a body").to_bytes());
