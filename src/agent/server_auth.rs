@@ -22,7 +22,7 @@ use crate::{
     config::Loaded,
     engine::ports::Clock,
     kube::{self, Reviews},
-    metrics::{AuthMetrics, Registry, ReviewMetrics},
+    metrics::{AuthMetrics, Registry, RestClientMetrics, ReviewMetrics},
     server::{
         auth::{
             AccessCache, AccessTtls, Anonymous, Authenticator, AuthenticatorDeps, Authorizer, POLICY_LIMIT, Policy,
@@ -104,7 +104,8 @@ async fn reviews(deps: &AuthDeps<'_>) -> Result<Option<ApiReviews>, BuildError> 
     if deps.loaded.is_standalone() {
         return Ok(None);
     }
-    let client = kube::connect(Path::new(&deps.loaded.flags.kubeconfig)).await.map_err(wrong)?;
+    let client = kube::connect_counted(Path::new(&deps.loaded.flags.kubeconfig), RestClientMetrics::new(deps.registry));
+    let client = client.await.map_err(wrong)?;
     Ok(Some(ApiReviews(Reviews::new(client, ReviewMetrics::new(deps.registry)))))
 }
 

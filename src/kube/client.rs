@@ -4,8 +4,12 @@ use std::path::Path;
 
 use ::kube::{
     Client, Config,
+    client::ClientBuilder,
     config::{AuthInfo, KubeConfigOptions, Kubeconfig},
 };
+
+use super::counted::Counted;
+use crate::metrics::{Registry, RestClientMetrics};
 
 /// There is no client.
 #[derive(Debug, thiserror::Error)]
@@ -23,13 +27,21 @@ pub enum ConnectError {
     Invalid(String),
 }
 
+/// A client whose requests nobody counts; else as [`connect_counted`].
+///
+/// # Errors
+/// What is wrong with the file or with what it names.
+pub async fn connect(path: &Path) -> Result<Client, ConnectError> {
+    connect_counted(path, RestClientMetrics::new(&Registry::new())).await
+}
+
 /// A client for the API server a kubeconfig names; it connects when it is first used.
 ///
 /// Retries are the callers': each knows what may be asked twice. Needs a tokio runtime.
 ///
 /// # Errors
 /// What is wrong with the file or with what it names.
-pub async fn connect(path: &Path) -> Result<Client, ConnectError> {
+pub async fn connect_counted(path: &Path, metrics: RestClientMetrics) -> Result<Client, ConnectError> {
     if let Err(error) = tokio::fs::metadata(path).await {
         let cause = match error.kind() {
             std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
@@ -43,7 +55,9 @@ pub async fn connect(path: &Path) -> Result<Client, ConnectError> {
     let options = KubeConfigOptions::default();
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|e| invalid(chain(&e)))?;
     config.default_retry = false;
-    Client::try_from(config).map_err(|e| invalid(chain(&e)))
+    let host = config.cluster_url.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
+    let builder = ClientBuilder::try_from(config).map_err(|e| invalid(chain(&e)))?;
+    Ok(builder.with_layer(&Counted::new(metrics, &host)).build())
 }
 
 /// What the reference tells in words of its own.

@@ -6,7 +6,8 @@
 
 mod attempt;
 mod client;
+mod counted;
 mod reviews;
 
-pub use client::{ConnectError, connect};
+pub use client::{ConnectError, connect, connect_counted};
 pub use reviews::{ReviewFailure, Reviews};

@@ -1,16 +1,32 @@
-//! Families of statistics: what reading them costs (spec 08 §10).
+//! Families of statistics: what reading them costs, and what they tell on `/metrics` (spec 08 §4.1, §4.9, §10).
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use prometheus::{Histogram, IntGauge};
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramVec, IntGauge, IntGaugeVec, Opts,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
 
 use super::{Registry, Stability::Alpha, buckets::DEF};
+
+/// Where the statistics of pods come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum StatsSource {
+    /// Control groups, which the agent reads itself.
+    #[default]
+    Groups,
+    /// The runtime.
+    Runtime,
+}
 
 /// Handles of the families of statistics.
 #[derive(Clone, Debug)]
 pub struct StatsMetrics {
     seconds: Histogram,
     cgroups: IntGauge,
+    provider: IntGaugeVec,
+    walks: HistogramVec,
 }
 
 impl StatsMetrics {
@@ -26,6 +42,19 @@ impl StatsMetrics {
         Self {
             seconds: seconds.with_label_values(&["pods"]),
             cgroups: registry.gauge(Alpha, "nodeagent_stats_cgroups", "Number of control groups that are watched."),
+            provider: registry.gauges(
+                Alpha,
+                "kubelet_metrics_provider",
+                "Whether the provider of pod and container statistics is in use.",
+                &["provider"],
+            ),
+            walks: registry.histograms(
+                Alpha,
+                "kubelet_volume_metric_collection_duration_seconds",
+                "Duration in seconds to calculate volume stats",
+                DEF,
+                &["metric_source"],
+            ),
         }
     }
 
@@ -33,5 +62,156 @@ impl StatsMetrics {
     pub fn read(&self, elapsed: Duration, cgroups: usize) {
         self.seconds.observe(elapsed.as_secs_f64());
         self.cgroups.set(i64::try_from(cgroups).unwrap_or(i64::MAX));
+    }
+
+    /// Tells where statistics come from.
+    pub fn comes_from(&self, source: StatsSource) {
+        let (is, is_not) = match source {
+            StatsSource::Groups => ("cadvisor", "cri"),
+            StatsSource::Runtime => ("cri", "cadvisor"),
+        };
+        let _ = self.provider.remove_label_values(&[is_not]); // it need not be there
+        self.provider.with_label_values(&[is]).set(1);
+    }
+
+    /// Counts a walk over a volume.
+    pub fn walked(&self, elapsed: Duration) {
+        self.walks.with_label_values(&["du"]).observe(elapsed.as_secs_f64());
+    }
+}
+
+/// What a claim's volume takes; bytes and inodes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ClaimUsage {
+    /// The claim's namespace.
+    pub namespace: String,
+    /// Its name.
+    pub claim: String,
+    /// Capacity, available, used; inodes, free and used.
+    pub numbers: [u64; 6],
+}
+
+/// What a container's logs take.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LogUsage {
+    /// The pod's UID.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub pod: String,
+    /// The container.
+    pub container: String,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// What the statistics know of disks, without waiting for any.
+pub trait DiskUsages: Send + Sync + 'static {
+    /// Volumes that belong to claims, and logs of running containers.
+    fn known(&self) -> (Vec<ClaimUsage>, Vec<LogUsage>);
+}
+
+/// Registers the families of volumes and logs, made when somebody asks.
+pub fn register_disk_usages(registry: &Registry, usages: Arc<dyn DiskUsages>) {
+    let volumes = VOLUMES.map(|(name, help)| gauge(name, help, &CLAIM));
+    registry.collector(Disks { usages, volumes, logs: gauge(LOGS.0, LOGS.1, &CONTAINER) });
+}
+
+const CLAIM: [&str; 2] = ["namespace", "persistentvolumeclaim"];
+const CONTAINER: [&str; 4] = ["uid", "namespace", "pod", "container"];
+const VOLUMES: [(&str, &str); 6] = [
+    ("kubelet_volume_stats_capacity_bytes", "[ALPHA] Capacity in bytes of the volume"),
+    ("kubelet_volume_stats_available_bytes", "[ALPHA] Number of available bytes in the volume"),
+    ("kubelet_volume_stats_used_bytes", "[ALPHA] Number of used bytes in the volume"),
+    ("kubelet_volume_stats_inodes", "[ALPHA] Maximum number of inodes in the volume"),
+    ("kubelet_volume_stats_inodes_free", "[ALPHA] Number of free inodes in the volume"),
+    ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume"),
+];
+const LOGS: (&str, &str) =
+    ("kubelet_container_log_filesystem_used_bytes", "[ALPHA] Bytes used by the container's logs on the filesystem.");
+
+fn gauge(name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+    GaugeVec::new(Opts::new(name, help), labels).expect("names and labels are constants that the tests check")
+}
+
+struct Disks {
+    usages: Arc<dyn DiskUsages>,
+    volumes: [GaugeVec; 6],
+    logs: GaugeVec,
+}
+
+impl Collector for Disks {
+    fn desc(&self) -> Vec<&Desc> {
+        self.volumes.iter().chain([&self.logs]).flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let families = self.volumes.iter().chain([&self.logs]);
+        families.clone().for_each(GaugeVec::reset);
+        let set = |gauge: Gauge, bytes: u64| gauge.set(bytes as f64);
+        let (claims, logs) = self.usages.known();
+        for usage in claims {
+            for (family, number) in self.volumes.iter().zip(usage.numbers) {
+                set(family.with_label_values(&[&usage.namespace, &usage.claim]), number);
+            }
+        }
+        for usage in logs {
+            let labels = [&usage.uid, &usage.namespace, &usage.pod, &usage.container];
+            set(self.logs.with_label_values(&labels), usage.bytes);
+        }
+        families.flat_map(Collector::collect).filter(|family| !family.get_metric().is_empty()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Usages;
+
+    impl DiskUsages for Usages {
+        fn known(&self) -> (Vec<ClaimUsage>, Vec<LogUsage>) {
+            let claim = |namespace: &str| ClaimUsage {
+                namespace: namespace.to_owned(),
+                claim: "data".to_owned(),
+                numbers: [100, 60, 40, 10, 7, 3],
+            };
+            (vec![claim("a"), claim("b")], Vec::new())
+        }
+    }
+
+    #[test]
+    fn volumes_of_claims_have_all_six_numbers() {
+        let registry = Registry::new();
+        register_disk_usages(&registry, Arc::new(Usages));
+        let families = registry.gather();
+        let told: Vec<(&str, usize, f64)> = families
+            .iter()
+            .map(|f| (f.name(), f.get_metric().len(), f.get_metric()[0].get_gauge().get_value()))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("kubelet_volume_stats_available_bytes", 2, 60.0),
+                ("kubelet_volume_stats_capacity_bytes", 2, 100.0),
+                ("kubelet_volume_stats_inodes", 2, 10.0),
+                ("kubelet_volume_stats_inodes_free", 2, 7.0),
+                ("kubelet_volume_stats_inodes_used", 2, 3.0),
+                ("kubelet_volume_stats_used_bytes", 2, 40.0),
+            ]
+        );
+    }
+
+    #[test]
+    fn one_provider_is_told_of() {
+        let registry = Registry::new();
+        let metrics = StatsMetrics::new(&registry);
+        metrics.comes_from(StatsSource::Groups);
+        metrics.comes_from(StatsSource::Runtime);
+        let families = registry.gather();
+        let family = families.iter().find(|f| f.name() == "kubelet_metrics_provider").expect("there");
+        let providers: Vec<&str> = family.get_metric().iter().map(|m| m.get_label()[0].value()).collect();
+        assert_eq!(providers, ["cri"]);
     }
 }

@@ -1,0 +1,99 @@
+//! What was asked of the API server (spec 08 §4.15).
+
+use std::time::Duration;
+
+use prometheus::{HistogramVec, IntCounterVec};
+
+use super::{Registry, Stability::Alpha, buckets};
+
+/// Handles of what the API client counts.
+#[derive(Clone, Debug)]
+pub struct RestClientMetrics {
+    requests: IntCounterVec,
+    seconds: HistogramVec,
+    sent: HistogramVec,
+    received: HistogramVec,
+}
+
+impl RestClientMetrics {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        let by_verb = ["verb", "host"];
+        Self {
+            requests: registry.counters(
+                Alpha,
+                "rest_client_requests_total",
+                "Number of HTTP requests, partitioned by status code, method, and host.",
+                &["code", "method", "host"],
+            ),
+            seconds: registry.histograms(
+                Alpha,
+                "rest_client_request_duration_seconds",
+                "Request latency in seconds. Broken down by verb, and host.",
+                buckets::REST,
+                &by_verb,
+            ),
+            sent: registry.histograms(
+                Alpha,
+                "rest_client_request_size_bytes",
+                "Request size in bytes. Broken down by verb and host.",
+                buckets::SIZE,
+                &by_verb,
+            ),
+            received: registry.histograms(
+                Alpha,
+                "rest_client_response_size_bytes",
+                "Response size in bytes. Broken down by verb and host.",
+                buckets::SIZE,
+                &by_verb,
+            ),
+        }
+    }
+
+    /// A request ended after that time with that status; `None` where no answer came.
+    pub fn ended(&self, host: &str, method: &str, status: Option<u16>, elapsed: Duration) {
+        let code = status.map_or_else(|| "<error>".to_owned(), |status| status.to_string());
+        self.requests.with_label_values(&[&*code, method, host]).inc();
+        self.seconds.with_label_values(&[method, host]).observe(elapsed.as_secs_f64());
+    }
+
+    /// So many bytes went to the server in a request's body.
+    pub fn sent(&self, host: &str, method: &str, bytes: u64) {
+        self.sent.with_label_values(&[method, host]).observe(bytes as f64);
+    }
+
+    /// So many bytes came back in an answer's body.
+    pub fn received(&self, host: &str, method: &str, bytes: u64) {
+        self.received.with_label_values(&[method, host]).observe(bytes as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_by_what_came_of_them() {
+        let registry = Registry::new();
+        let metrics = RestClientMetrics::new(&registry);
+        metrics.ended("api:6443", "POST", Some(201), Duration::from_millis(20));
+        metrics.ended("api:6443", "POST", None, Duration::from_secs(10));
+        metrics.sent("api:6443", "POST", 100);
+        metrics.received("api:6443", "POST", 200);
+        let families = registry.gather();
+        let names: Vec<&str> = families.iter().map(|family| family.name()).collect();
+        assert_eq!(
+            names,
+            [
+                "rest_client_request_duration_seconds",
+                "rest_client_request_size_bytes",
+                "rest_client_requests_total",
+                "rest_client_response_size_bytes"
+            ]
+        );
+        let series = families[2].get_metric();
+        let labels = |at: usize| series[at].get_label().iter().map(|label| label.value()).collect::<Vec<_>>();
+        assert_eq!((labels(0), labels(1)), (vec!["201", "api:6443", "POST"], vec!["<error>", "api:6443", "POST"]));
+        assert_eq!(families[0].get_metric()[0].get_histogram().get_sample_count(), 2);
+    }
+}

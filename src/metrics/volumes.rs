@@ -1,0 +1,90 @@
+//! What is done with volumes, and how many there are (spec 08 §4.9).
+
+use std::time::Duration;
+
+use prometheus::{HistogramVec, IntGaugeVec};
+
+use super::{Registry, Stability::Alpha, buckets::STORAGE};
+
+/// What is done with a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StorageOperation {
+    /// It is made ready for its pod.
+    Mount,
+    /// It is taken down.
+    Unmount,
+}
+
+impl StorageOperation {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Mount => "volume_mount",
+            Self::Unmount => "volume_unmount",
+        }
+    }
+}
+
+/// Of which volumes one speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum World {
+    /// Those that are there.
+    Actual,
+    /// Those that should be.
+    Desired,
+}
+
+/// Handles of what is counted of volumes.
+#[derive(Clone, Debug)]
+pub struct VolumeMetrics {
+    operations: HistogramVec,
+    overall: HistogramVec,
+    totals: IntGaugeVec,
+}
+
+impl VolumeMetrics {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        Self {
+            operations: registry.histograms(
+                Alpha,
+                "storage_operation_duration_seconds",
+                "Storage operation duration",
+                STORAGE,
+                &["volume_plugin", "operation_name", "status", "migrated"],
+            ),
+            overall: registry.histograms(
+                Alpha,
+                "volume_operation_total_seconds",
+                "Storage operation end to end duration in seconds",
+                STORAGE,
+                &["plugin_name", "operation_name"],
+            ),
+            totals: registry.gauges(
+                Alpha,
+                "volume_manager_total_volumes",
+                "Number of volumes in Volume Manager",
+                &["plugin_name", "state"],
+            ),
+        }
+    }
+
+    /// An operation on a volume of that plugin ended.
+    pub fn ended(&self, plugin: &str, operation: StorageOperation, succeeded: bool, elapsed: Duration) {
+        let status = if succeeded { "success" } else { "fail-unknown" };
+        self.operations.with_label_values(&[plugin, operation.label(), status, "false"]).observe(elapsed.as_secs_f64());
+    }
+
+    /// A volume was mounted so long after it was asked for first.
+    pub fn mounted(&self, plugin: &str, since_asked: Duration) {
+        self.overall.with_label_values(&[plugin, "overall_volume_mount"]).observe(since_asked.as_secs_f64());
+    }
+
+    /// There are so many more volumes of that plugin, or fewer.
+    pub fn changed(&self, plugin: &str, world: World, by: i64) {
+        let state = match world {
+            World::Actual => "actual_state_of_world",
+            World::Desired => "desired_state_of_world",
+        };
+        self.totals.with_label_values(&[plugin, state]).add(by);
+    }
+}
