@@ -40,7 +40,7 @@ use crate::{
     logs::{self, LogsDeps, RunningLog, RunningLogs},
     metrics::{
         self, AdmissionMetrics, AllocationMetrics, BuildInfo, CgroupMetrics, EngineMetrics, PlegMetrics, Registry,
-        RuntimeMetrics, SourceMetrics, StatusMetrics,
+        RuntimeMetrics, SourceMetrics, StatusMetrics, VolumeMetrics,
     },
     node::{self, Machine},
     pleg::{self, PlegConfig, PlegDeps},
@@ -143,7 +143,7 @@ async fn assemble(
     let images = open_images(loaded, base, connection).await?;
     let volumes = volumes::Manager::new(
         VolumesConfig { root: root.clone() },
-        VolumesDeps { facts: facts.clone(), clock: base.clock.clone() },
+        VolumesDeps { facts: facts.clone(), clock: base.clock.clone(), metrics: VolumeMetrics::new(&base.registry) },
     );
     let preparer = Preparer::new(
         settings::preparer(loaded, machine, &node_name, read_kernel()),

@@ -1,7 +1,7 @@
 //! The volume manager of the engine: turns, deadlines and what is told of failures.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs::{self, DirBuilder},
     io,
     os::unix::fs::DirBuilderExt,
@@ -19,12 +19,14 @@ use super::{
     desired,
     layout::{self, PodLayout},
     orphan,
-    plugins::{self, SetUp},
+    plugins::{self, Again, SetUp},
     turns::{TurnError, Turns},
+    worlds::{SetUpEnd, Worlds},
 };
 use crate::{
     engine::ports::{Clock, MountedVolumes, NodeFacts, VolumeError, VolumeManager},
-    pod::{Pod, PodUid},
+    metrics::VolumeMetrics,
+    pod::{Pod, PodUid, api},
 };
 
 /// Time for all volumes of a pod, up or down.
@@ -47,6 +49,8 @@ pub struct VolumesDeps {
     pub facts: watch::Receiver<Arc<NodeFacts>>,
     /// Wall time.
     pub clock: Arc<dyn Clock>,
+    /// What is counted.
+    pub metrics: VolumeMetrics,
 }
 
 /// The volumes of all pods. What is on disk is the state.
@@ -54,6 +58,7 @@ pub struct Manager {
     root: PathBuf,
     deps: VolumesDeps,
     turns: Turns,
+    worlds: Worlds,
     /// Directories that could not be removed.
     refused: Mutex<HashMap<PodUid, Refusal>>,
 }
@@ -70,7 +75,8 @@ impl Manager {
     pub fn new(config: VolumesConfig, deps: VolumesDeps) -> Self {
         // The mount table knows paths without links only.
         let root = fs::canonicalize(&config.root).unwrap_or(config.root);
-        Self { root, deps, turns: Turns::default(), refused: Mutex::default() }
+        let worlds = Worlds::new(deps.metrics.clone());
+        Self { root, deps, turns: Turns::default(), worlds, refused: Mutex::default() }
     }
 
     fn layout(&self, pod: &PodUid) -> Result<PodLayout, VolumeError> {
@@ -100,21 +106,32 @@ impl Manager {
 impl VolumeManager for Manager {
     async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError> {
         let layout = self.layout(pod.uid())?;
+        let used = desired::used(pod);
+        let names: Vec<String> = used.iter().map(|volume| volume.name.clone()).collect();
+        let known = used.iter().filter_map(|volume| Some((volume.name.clone(), plugins::kind(volume)?.plugin)));
         let work = Mount {
             pod: pod.clone(),
             layout,
             allocatable: self.deps.facts.borrow().allocatable.clone(),
             now: self.deps.clock.now(),
+            mounted: self.worlds.desire(pod.uid(), known),
         };
-        let names: Vec<String> = desired::used(pod).iter().map(|volume| volume.name.clone()).collect();
         let done = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || work.run()).await;
-        done.unwrap_or_else(|e| Err(waiting(&names, &e.to_string())))
+        match done {
+            Ok((mounted, ends)) => {
+                self.worlds.set_up(pod.uid(), ends);
+                mounted
+            }
+            Err(e) => Err(waiting(&names, &e.to_string())),
+        }
     }
 
     async fn unmount(&self, pod: &PodUid) -> Result<(), VolumeError> {
         let layout = self.layout(pod)?;
-        let done = self.turns.take(pod, VOLUMES_LIMIT, move || orphan::tear_down(&layout)).await;
-        flat(done)
+        let began = Instant::now();
+        let done = flat(self.turns.take(pod, VOLUMES_LIMIT, move || orphan::tear_down(&layout)).await);
+        self.worlds.torn_down(pod, done.is_ok(), began.elapsed());
+        done
     }
 
     async fn pods_on_disk(&self) -> Vec<PodUid> {
@@ -161,10 +178,18 @@ struct Mount {
     layout: PodLayout,
     allocatable: BTreeMap<String, String>,
     now: Timestamp,
+    /// Volumes that were set up before.
+    mounted: BTreeSet<String>,
 }
 
 impl Mount {
-    fn run(&self) -> Result<Arc<MountedVolumes>, VolumeError> {
+    /// The volumes, and what was done for them.
+    fn run(&self) -> (Result<Arc<MountedVolumes>, VolumeError>, Vec<SetUpEnd>) {
+        let mut ends = Vec::new();
+        (self.all(&mut ends), ends)
+    }
+
+    fn all(&self, ends: &mut Vec<SetUpEnd>) -> Result<Arc<MountedVolumes>, VolumeError> {
         for dir in [self.layout.pod().to_owned(), self.layout.volumes(), self.layout.plugins()] {
             DirBuilder::new()
                 .recursive(true)
@@ -176,7 +201,10 @@ impl Mount {
         for volume in desired::used(&self.pod) {
             let request =
                 SetUp { pod: &self.pod, volume, layout: &self.layout, allocatable: &self.allocatable, now: self.now };
-            match plugins::set_up(&request) {
+            let began = Instant::now();
+            let done = plugins::set_up(&request);
+            ends.extend(self.end(volume, done.is_ok(), began.elapsed()));
+            match done {
                 Ok(one) => {
                     mounted.by_name.insert(volume.name.clone(), one);
                 }
@@ -188,6 +216,13 @@ impl Mount {
             }
         }
         if errors.is_empty() { Ok(Arc::new(mounted)) } else { Err(waiting(&missing, &errors.join("; "))) }
+    }
+
+    /// What is to be told of a volume; nothing of one that was only looked at again.
+    fn end(&self, volume: &api::Volume, succeeded: bool, elapsed: Duration) -> Option<SetUpEnd> {
+        let kind = plugins::kind(volume)?;
+        let is_told = !succeeded || kind.again == Again::EveryTurn || !self.mounted.contains(&volume.name);
+        is_told.then(|| SetUpEnd { volume: volume.name.clone(), plugin: kind.plugin, succeeded, elapsed })
     }
 }
 

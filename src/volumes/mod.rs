@@ -16,6 +16,7 @@ mod ownership;
 mod plugins;
 mod remove;
 mod turns;
+mod worlds;
 
 pub use layout::PodLayout;
 pub use manager::{Manager, VolumesConfig, VolumesDeps};

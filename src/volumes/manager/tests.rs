@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::*;
-use crate::engine::ports::SystemClock;
+use crate::{engine::ports::SystemClock, metrics::Registry};
 
 struct Bench {
     dir: tempfile::TempDir,
@@ -20,7 +20,9 @@ fn bench() -> Bench {
     let facts = NodeFacts { allocatable: [("cpu".to_owned(), "4".to_owned())].into(), ..NodeFacts::default() };
     let (_, facts) = watch::channel(Arc::new(facts));
     let config = VolumesConfig { root: dir.path().to_owned() };
-    Bench { manager: Manager::new(config, VolumesDeps { facts, clock: Arc::new(SystemClock) }), dir }
+    let metrics = VolumeMetrics::new(&Registry::new());
+    let deps = VolumesDeps { facts, clock: Arc::new(SystemClock), metrics };
+    Bench { manager: Manager::new(config, deps), dir }
 }
 
 impl Bench {

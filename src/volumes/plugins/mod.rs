@@ -84,9 +84,43 @@ impl SetUpError {
 
 type Plugin = fn(&SetUp<'_>) -> Result<MountedVolume, SetUpError>;
 
-/// The kinds this release sets up, as the API spells them. Another kind is another line.
-const PLUGINS: [(&str, Plugin); 3] =
-    [("emptyDir", empty_dir::set_up), ("hostPath", host_path::set_up), ("downwardAPI", downward_api::set_up)];
+/// When a volume is set up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Again {
+    /// Once; later it is only seen to that it is there.
+    Once,
+    /// With every turn of its pod: what it shows changes.
+    EveryTurn,
+}
+
+/// A kind of volume.
+pub struct Kind {
+    /// As the API spells it.
+    kind: &'static str,
+    /// The plugin's full name.
+    pub plugin: &'static str,
+    /// When it is set up.
+    pub again: Again,
+    set_up: Plugin,
+}
+
+/// The kinds this release sets up. Another kind is another line.
+const PLUGINS: [Kind; 3] = [
+    Kind { kind: "emptyDir", plugin: "kubernetes.io/empty-dir", again: Again::Once, set_up: empty_dir::set_up },
+    Kind { kind: "hostPath", plugin: "kubernetes.io/host-path", again: Again::Once, set_up: host_path::set_up },
+    Kind {
+        kind: "downwardAPI",
+        plugin: "kubernetes.io/downward-api",
+        again: Again::EveryTurn,
+        set_up: downward_api::set_up,
+    },
+];
+
+/// The kind of a volume, where this release sets it up.
+pub fn kind(volume: &api::Volume) -> Option<&'static Kind> {
+    let kind = volume::kinds(volume).into_iter().next()?;
+    PLUGINS.iter().find(|known| known.kind == kind)
+}
 
 /// Sets up one volume. Idempotent.
 ///
@@ -94,11 +128,11 @@ const PLUGINS: [(&str, Plugin); 3] =
 /// For kinds that are not supported, and for what the plugin says.
 pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, VolumeError> {
     let name = &request.volume.name;
-    let kind = volume::kinds(request.volume).into_iter().next().unwrap_or_default();
-    let Some((_, plugin)) = PLUGINS.iter().find(|(known, _)| *known == kind) else {
+    let Some(known) = kind(request.volume) else {
+        let kind = volume::kinds(request.volume).into_iter().next().unwrap_or_default();
         return Err(VolumeError::Unsupported { volume: name.clone(), kind });
     };
-    plugin(request).map_err(|e| match e {
+    (known.set_up)(request).map_err(|e| match e {
         SetUpError::Unsupported { kind } => VolumeError::Unsupported { volume: name.clone(), kind },
         e => VolumeError::Failed(format!("MountVolume.SetUp failed for volume {name:?} : {e}")),
     })

@@ -1,0 +1,159 @@
+//! Which volumes should be there, and which are: kept for the metrics only. What counts is on disk.
+//! Behaviour: spec 08 §4.9.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    metrics::{StorageOperation, VolumeMetrics, World},
+    pod::PodUid,
+};
+
+/// A plugin's full name, `kubernetes.io/empty-dir`.
+pub type PluginName = &'static str;
+
+/// One volume that was set up, or was not.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SetUpEnd {
+    /// Its name in the pod.
+    pub volume: String,
+    /// Whose it is.
+    pub plugin: PluginName,
+    /// Whether it is there.
+    pub succeeded: bool,
+    /// How long that took.
+    pub elapsed: Duration,
+}
+
+/// The volumes of all pods.
+pub struct Worlds {
+    metrics: VolumeMetrics,
+    pods: Mutex<HashMap<PodUid, Volumes>>,
+}
+
+#[derive(Default)]
+struct Volumes {
+    /// By name, with the time at which each was asked for first.
+    desired: BTreeMap<String, (PluginName, Option<Instant>)>,
+    actual: BTreeMap<String, PluginName>,
+}
+
+impl Worlds {
+    /// No volumes yet.
+    pub fn new(metrics: VolumeMetrics) -> Self {
+        Self { metrics, pods: Mutex::default() }
+    }
+
+    fn pods(&self) -> MutexGuard<'_, HashMap<PodUid, Volumes>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A pod should have these; returns which of them are there.
+    pub fn desire(&self, pod: &PodUid, volumes: impl IntoIterator<Item = (String, PluginName)>) -> BTreeSet<String> {
+        let mut pods = self.pods();
+        let own = pods.entry(pod.clone()).or_default();
+        for (volume, plugin) in volumes {
+            own.desired.entry(volume).or_insert_with(|| {
+                self.metrics.changed(plugin, World::Desired, 1);
+                (plugin, Some(Instant::now()))
+            });
+        }
+        own.actual.keys().cloned().collect()
+    }
+
+    /// These were set up.
+    pub fn set_up(&self, pod: &PodUid, ends: Vec<SetUpEnd>) {
+        let mut pods = self.pods();
+        let own = pods.entry(pod.clone()).or_default();
+        for end in ends {
+            self.metrics.ended(end.plugin, StorageOperation::Mount, end.succeeded, end.elapsed);
+            if !end.succeeded {
+                continue;
+            }
+            let asked = own.desired.get_mut(&end.volume).and_then(|(_, asked)| asked.take());
+            if let Some(asked) = asked {
+                self.metrics.mounted(end.plugin, asked.elapsed());
+            }
+            if own.actual.insert(end.volume, end.plugin).is_none() {
+                self.metrics.changed(end.plugin, World::Actual, 1);
+            }
+        }
+    }
+
+    /// A pod's volumes were taken down, all in one go, or could not be.
+    pub fn torn_down(&self, pod: &PodUid, succeeded: bool, elapsed: Duration) {
+        let mut pods = self.pods();
+        let Some(own) = pods.get_mut(pod) else { return };
+        for (plugin, _) in std::mem::take(&mut own.desired).into_values() {
+            self.metrics.changed(plugin, World::Desired, -1);
+        }
+        for plugin in own.actual.values() {
+            self.metrics.ended(plugin, StorageOperation::Unmount, succeeded, elapsed);
+        }
+        if succeeded {
+            own.actual.values().for_each(|plugin| self.metrics.changed(plugin, World::Actual, -1));
+            pods.remove(pod);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Registry;
+
+    const EMPTY: PluginName = "kubernetes.io/empty-dir";
+
+    fn end(volume: &str, succeeded: bool) -> SetUpEnd {
+        SetUpEnd { volume: volume.to_owned(), plugin: EMPTY, succeeded, elapsed: Duration::from_millis(3) }
+    }
+
+    /// Labels of a family's series with their values; of a histogram, how many there were.
+    fn series(registry: &Registry, family: &str) -> Vec<(String, f64)> {
+        let families = registry.gather();
+        let family = families.iter().find(|f| f.name() == family).map(|f| f.get_metric()).unwrap_or_default();
+        let labels = |m: &prometheus::proto::Metric| {
+            m.get_label().iter().map(|label| label.value().to_owned()).collect::<Vec<_>>().join(" ")
+        };
+        let value =
+            |m: &prometheus::proto::Metric| m.get_gauge().get_value() + m.get_histogram().get_sample_count() as f64;
+        family.iter().map(|m| (labels(m), value(m))).collect()
+    }
+
+    #[test]
+    fn volumes_come_and_go() {
+        let registry = Registry::new();
+        let worlds = Worlds::new(VolumeMetrics::new(&registry));
+        let pod = PodUid::from("u");
+        let both = || [("a".to_owned(), EMPTY), ("b".to_owned(), EMPTY)];
+        let totals = || series(&registry, "volume_manager_total_volumes").into_iter().map(|s| s.1).collect::<Vec<_>>();
+        assert!(worlds.desire(&pod, both()).is_empty());
+        worlds.set_up(&pod, vec![end("a", true), end("b", false)]);
+        assert_eq!(worlds.desire(&pod, both()), BTreeSet::from(["a".to_owned()]), "asked again with the next turn");
+        assert_eq!(totals(), [1.0, 2.0], "actual, desired");
+        worlds.set_up(&pod, vec![end("b", true)]);
+        assert_eq!(totals(), [2.0, 2.0]);
+        assert_eq!(series(&registry, "volume_operation_total_seconds")[0].1, 2.0);
+        worlds.torn_down(&pod, false, Duration::ZERO);
+        assert_eq!(totals(), [2.0, 0.0], "what cannot be taken down is still there");
+        worlds.torn_down(&pod, true, Duration::ZERO);
+        worlds.torn_down(&pod, true, Duration::ZERO);
+        assert_eq!(totals(), [0.0, 0.0]);
+        let operations = series(&registry, "storage_operation_duration_seconds");
+        assert_eq!(
+            operations,
+            [
+                ("false volume_mount fail-unknown kubernetes.io/empty-dir".to_owned(), 1.0),
+                ("false volume_mount success kubernetes.io/empty-dir".to_owned(), 2.0),
+                ("false volume_unmount fail-unknown kubernetes.io/empty-dir".to_owned(), 2.0),
+                ("false volume_unmount success kubernetes.io/empty-dir".to_owned(), 2.0),
+            ]
+        );
+        assert!(worlds.pods().is_empty());
+    }
+}
