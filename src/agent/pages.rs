@@ -1,13 +1,13 @@
 //! The pages of the read-only port, made from snapshots.
 //!
 //! A pod's JSON is kept as bytes together with the pod and status it was made from; the page is
-//! their concatenation, so that reading it again costs a copy. Nothing is kept of pods that are
-//! gone, whether or not the page is read again.
+//! their concatenation, and handed out again as long as no pod and no status has changed. Nothing
+//! is kept of pods that are gone, whether or not the page is read again.
 
 use std::{
     collections::{HashMap, HashSet},
     io::Write,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -35,9 +35,10 @@ const SETTLING: Duration = Duration::from_secs(1);
 pub struct AgentPages {
     pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
     status: Arc<StatusManager>,
+    changes: watch::Receiver<u64>,
     registry: Registry,
     started: u64,
-    written: Mutex<HashMap<PodUid, Written>>,
+    written: Mutex<AllWritten>,
     kept: Mutex<Vec<Kept>>,
 }
 
@@ -46,6 +47,20 @@ struct Kept {
     format: Format,
     is_zipped: bool,
     made: Instant,
+    bytes: Bytes,
+}
+
+/// What was written of pods: each, and all together.
+#[derive(Default)]
+struct AllWritten {
+    each: HashMap<PodUid, Written>,
+    page: Option<Page>,
+}
+
+/// The page as it was when the pods were these and so many statuses had changed.
+struct Page {
+    pods: Weak<Vec<Arc<Pod>>>,
+    changes: u64,
     bytes: Bytes,
 }
 
@@ -71,7 +86,8 @@ impl AgentPages {
         registry: Registry,
         started: u64,
     ) -> Self {
-        Self { pods, status, registry, started, written: Mutex::default(), kept: Mutex::default() }
+        let changes = status.changes();
+        Self { pods, status, changes, registry, started, written: Mutex::default(), kept: Mutex::default() }
     }
 
     /// Forgets pods that are gone, a moment after they went, until stopped.
@@ -83,9 +99,10 @@ impl AgentPages {
                 tokio::time::sleep(SETTLING).await;
                 let left: HashSet<PodUid> = pods.borrow_and_update().iter().map(|pod| pod.uid().clone()).collect();
                 let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-                written.retain(|uid, _| left.contains(uid));
-                if written.capacity() > 4 * written.len() {
-                    written.shrink_to_fit();
+                written.page = None;
+                written.each.retain(|uid, _| left.contains(uid));
+                if written.each.capacity() > 4 * written.each.len() {
+                    written.each.shrink_to_fit();
                 }
             }
         };
@@ -123,21 +140,30 @@ fn same(a: Option<&Arc<api::PodStatus>>, b: Option<&Arc<api::PodStatus>>) -> boo
 
 impl Pages for AgentPages {
     fn pods(&self) -> Bytes {
+        // Counted before it is read: a status that changes meanwhile makes another page.
+        let changes = *self.changes.borrow();
         let pods = self.pods.borrow().clone();
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut page = BytesMut::new();
+        let is_same = |page: &&Page| page.changes == changes && std::ptr::eq(page.pods.as_ptr(), &*pods);
+        if let Some(page) = written.page.as_ref().filter(is_same) {
+            return page.bytes.clone();
+        }
+        let last = written.page.take().map_or(0, |page| page.bytes.len());
+        let mut page = BytesMut::with_capacity(last);
         page.put_slice(br#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":"#);
         if pods.is_empty() {
             page.put_slice(b"null");
         } else {
             for (i, pod) in pods.iter().enumerate() {
                 page.put_u8(if i == 0 { b'[' } else { b',' });
-                page.put_slice(&self.item(pod, &mut written));
+                page.put_slice(&self.item(pod, &mut written.each));
             }
             page.put_u8(b']');
         }
         page.put_slice(b"}\n");
-        page.freeze()
+        let bytes = page.freeze();
+        written.page = Some(Page { pods: Arc::downgrade(&pods), changes, bytes: bytes.clone() });
+        bytes
     }
 
     fn metrics(&self, format: Format, is_zipped: bool) -> Result<Bytes, String> {
@@ -237,6 +263,26 @@ mod tests {
         Arc::new(Pod::new(object).expect("complete"))
     }
 
+    #[tokio::test]
+    async fn a_status_that_changes_is_shown() {
+        let registry = Registry::default();
+        let status = Arc::new(StatusManager::new(StatusMetrics::new(&registry)));
+        let own = {
+            let object = json!({"metadata": {"uid": "a", "name": "a", "namespace": "default", "annotations":
+                {"kubernetes.io/config.source": "file"}}, "spec": {"containers": []}});
+            Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
+        };
+        let (_published, pods) = watch::channel(Arc::new(vec![own.clone()]));
+        let pages = AgentPages::new(pods, status.clone(), registry, 0);
+        let before = pages.pods();
+        assert_eq!(pages.pods().as_ptr(), before.as_ptr(), "the same page");
+        let running = api::PodStatus { phase: Some("Running".to_owned()), ..api::PodStatus::default() };
+        status.set(&own, running, jiff::Timestamp::now());
+        let after = pages.pods();
+        assert!(String::from_utf8_lossy(&after).contains("\"phase\":\"Running\""), "{after:?}");
+        assert_ne!(after, before);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_page_keeps_nothing_of_pods_that_are_gone() {
         let registry = Registry::default();
@@ -246,11 +292,14 @@ mod tests {
         let stop = CancellationToken::new();
         let task = tokio::spawn(pages.clone().forget_gone(stop.clone()));
         let page = pages.pods();
-        assert_eq!((pages.pods(), pages.written.lock().expect("whole").len()), (page, 2));
+        let again = pages.pods();
+        assert_eq!((again.as_ptr(), pages.written.lock().expect("whole").each.len()), (page.as_ptr(), 2));
+        drop((again, page));
         let gone = Arc::downgrade(&published.borrow()[0]);
         published.send_modify(|pods| *pods = Arc::new(vec![pods[1].clone()]));
         tokio::time::sleep(SETTLING * 2).await;
-        assert_eq!((gone.upgrade().is_none(), pages.written.lock().expect("whole").len()), (true, 1));
+        assert_eq!((gone.upgrade().is_none(), pages.written.lock().expect("whole").each.len()), (true, 1));
+        assert!(pages.written.lock().expect("whole").page.is_none());
         stop.cancel();
         task.await.expect("no panic");
     }
