@@ -75,6 +75,15 @@ impl Mounts {
         Some(self.directory(group, file.tree)?.join(file.name))
     }
 
+    /// The directories of a group that hold settings.
+    pub fn directories_of_settings(&self, group: &str) -> Vec<PathBuf> {
+        let trees: &[Tree] = match self {
+            Self::Unified(_) => &[Tree::Cpu],
+            Self::Old(_) => &[Tree::Cpu, Tree::Memory, Tree::Pids],
+        };
+        trees.iter().filter_map(|tree| self.directory(group, *tree)).filter(|directory| directory.is_dir()).collect()
+    }
+
     /// A group's directory.
     pub fn directory(&self, group: &str, tree: Tree) -> Option<PathBuf> {
         let root: &Path = match self {
@@ -166,10 +175,16 @@ pub struct ControlFile {
     pub content: Content,
     /// Which looks need it.
     pub depth: Depth,
+    /// Whether it changes only when somebody writes it.
+    pub is_setting: bool,
 }
 
 const fn file(depth: Depth, tree: Tree, name: &'static str, content: Content) -> ControlFile {
-    ControlFile { tree, name, content, depth }
+    ControlFile { tree, name, content, depth, is_setting: false }
+}
+
+const fn setting(depth: Depth, tree: Tree, name: &'static str, content: Content) -> ControlFile {
+    ControlFile { tree, name, content, depth, is_setting: true }
 }
 
 const UNIFIED: &[ControlFile] = &[
@@ -177,19 +192,19 @@ const UNIFIED: &[ControlFile] = &[
     file(Depth::Core, Tree::Memory, "memory.current", Content::MemoryUsage),
     file(Depth::Core, Tree::Memory, "memory.stat", Content::MemoryStat),
     file(Depth::Core, Tree::Memory, "memory.swap.current", Content::SwapUsage),
-    file(Depth::Core, Tree::Memory, "memory.max", Content::MemoryLimit),
-    file(Depth::Core, Tree::Memory, "memory.swap.max", Content::SwapLimit),
+    setting(Depth::Core, Tree::Memory, "memory.max", Content::MemoryLimit),
+    setting(Depth::Core, Tree::Memory, "memory.swap.max", Content::SwapLimit),
     file(Depth::Summary, Tree::Cpu, "cpu.pressure", Content::CpuPressure),
     file(Depth::Summary, Tree::Memory, "memory.pressure", Content::MemoryPressure),
     file(Depth::Summary, Tree::Blkio, "io.pressure", Content::IoPressure),
     file(Depth::Summary, Tree::Pids, "cgroup.procs", Content::Processes),
-    file(Depth::Full, Tree::Cpu, "cpu.max", Content::CpuMax),
-    file(Depth::Full, Tree::Cpu, "cpu.weight", Content::CpuWeight),
-    file(Depth::Full, Tree::Memory, "memory.min", Content::MemoryReserved),
+    setting(Depth::Full, Tree::Cpu, "cpu.max", Content::CpuMax),
+    setting(Depth::Full, Tree::Cpu, "cpu.weight", Content::CpuWeight),
+    setting(Depth::Full, Tree::Memory, "memory.min", Content::MemoryReserved),
     file(Depth::Full, Tree::Memory, "memory.peak", Content::MemoryPeak),
     file(Depth::Full, Tree::Memory, "memory.events", Content::MemoryEvents),
     file(Depth::Full, Tree::Pids, "pids.current", Content::Threads),
-    file(Depth::Full, Tree::Pids, "pids.max", Content::ThreadsMax),
+    setting(Depth::Full, Tree::Pids, "pids.max", Content::ThreadsMax),
     file(Depth::Full, Tree::Blkio, "io.stat", Content::IoStat),
 ];
 
@@ -197,21 +212,22 @@ const OLD: &[ControlFile] = &[
     file(Depth::Core, Tree::Cpuacct, "cpuacct.usage", Content::CpuUsage),
     file(Depth::Core, Tree::Memory, "memory.usage_in_bytes", Content::MemoryUsage),
     file(Depth::Core, Tree::Memory, "memory.stat", Content::OldMemoryStat),
-    file(Depth::Core, Tree::Memory, "memory.limit_in_bytes", Content::MemoryLimit),
-    file(Depth::Core, Tree::Memory, "memory.memsw.limit_in_bytes", Content::MemoryAndSwapLimit),
+    setting(Depth::Core, Tree::Memory, "memory.limit_in_bytes", Content::MemoryLimit),
+    setting(Depth::Core, Tree::Memory, "memory.memsw.limit_in_bytes", Content::MemoryAndSwapLimit),
     file(Depth::Summary, Tree::Pids, "cgroup.procs", Content::Processes),
     file(Depth::Full, Tree::Cpuacct, "cpuacct.stat", Content::CpuSplit),
+    setting(Depth::Full, Tree::Cpu, "cpu.shares", Content::CpuShares),
+    setting(Depth::Full, Tree::Cpu, "cpu.cfs_quota_us", Content::CpuQuota),
+    // Only of groups that have a quota.
     file(Depth::Full, Tree::Cpu, "cpu.stat", Content::Throttling),
-    file(Depth::Full, Tree::Cpu, "cpu.shares", Content::CpuShares),
-    file(Depth::Full, Tree::Cpu, "cpu.cfs_quota_us", Content::CpuQuota),
-    file(Depth::Full, Tree::Cpu, "cpu.cfs_period_us", Content::CpuPeriod),
-    file(Depth::Full, Tree::Memory, "memory.soft_limit_in_bytes", Content::MemoryReserved),
+    setting(Depth::Full, Tree::Cpu, "cpu.cfs_period_us", Content::CpuPeriod),
+    setting(Depth::Full, Tree::Memory, "memory.soft_limit_in_bytes", Content::MemoryReserved),
     file(Depth::Full, Tree::Memory, "memory.max_usage_in_bytes", Content::MemoryPeak),
     file(Depth::Full, Tree::Memory, "memory.oom_control", Content::MemoryEvents),
     file(Depth::Full, Tree::Memory, "memory.failcnt", Content::MemoryFailures),
     file(Depth::Full, Tree::Memory, "memory.kmem.usage_in_bytes", Content::MemoryKernel),
     file(Depth::Full, Tree::Pids, "pids.current", Content::Threads),
-    file(Depth::Full, Tree::Pids, "pids.max", Content::ThreadsMax),
+    setting(Depth::Full, Tree::Pids, "pids.max", Content::ThreadsMax),
     file(Depth::Full, Tree::Blkio, "blkio.throttle.io_service_bytes_recursive", Content::BlkioBytes),
     file(Depth::Full, Tree::Blkio, "blkio.throttle.io_serviced_recursive", Content::BlkioCounts),
 ];

@@ -3,8 +3,10 @@
 //! A pass is told which groups there are and how deep to look at each. What it has opened stays
 //! open (up to a bound) and is read again with `pread`, which is some twenty times cheaper than to
 //! open it again; but each open file costs the kernel a page, so what is not named any more is
-//! closed, and everything once nobody asks. No task, no timer: a pass happens when somebody asks.
-//! Every call blocks: use the blocking pool.
+//! closed, and everything once nobody asks. A deeper look soon after another reads only what that
+//! one has not: scrapers ask for one page after the other. Settings are read when they have been
+//! written. No task, no timer: a pass happens when somebody asks. Every call blocks: use the
+//! blocking pool.
 //! Behaviour: spec 04b §7.2, §11, 08 §15.
 
 use std::{
@@ -15,15 +17,20 @@ use std::{
     sync::Arc,
 };
 
+use inotify::WatchDescriptor;
+
 use super::{
     cgroup_files as parse,
-    mounts::{Content, Mounts, Tree, container_places},
+    mounts::{Content, ControlFile, Mounts, Tree, container_places},
     reading::{Cpu, CpuShare, Depth, Mark, Memory, Reading, WallNs, rate},
+    settings::{Settings, Watch, Written},
 };
 use crate::pod::PodUid;
 
 /// The longest control file that is read: the members of a group with 100,000 processes.
 const MAX_FILE: usize = 1 << 20;
+/// So long a look is good enough to be completed by a deeper one, which carries its time.
+const YOUNG_NS: i64 = 1_000_000_000;
 /// What a look begins with; a pair of looks closer than this says nothing about rates.
 const MIN_WINDOW_NS: i64 = 500_000_000;
 
@@ -73,7 +80,15 @@ enum Slot {
 
 struct Group {
     path: Arc<str>,
+    /// A hierarchy in which it is.
+    tree: Tree,
     made_at: i64,
+    /// What the last look saw, unless that was all there is.
+    seen: Option<(Depth, Draft)>,
+    /// Its settings as of a look so deep, unless they were written since.
+    settings: Option<(Depth, Settings)>,
+    /// Who hears of that; nobody where the kernel cannot tell.
+    watched: Vec<WatchDescriptor>,
     slots: Vec<Slot>,
     last: Option<Mark>,
     rate: Option<u64>,
@@ -96,6 +111,9 @@ pub struct Reader {
     mounts: Mounts,
     names: Arc<dyn PodGroups>,
     groups: HashMap<GroupKey, Group>,
+    watch: Watch,
+    /// Whether the kernel counts what groups do with their disks: not of each, with the old hierarchies.
+    counts_disks: bool,
     buffer: Vec<u8>,
     open: usize,
     max_open: usize,
@@ -105,24 +123,54 @@ pub struct Reader {
 impl Reader {
     /// Reads below these mounts and keeps at most `max_open` files open.
     pub fn new(mounts: Mounts, names: Arc<dyn PodGroups>, max_open: usize) -> Self {
-        Self { mounts, names, groups: HashMap::new(), buffer: vec![0; 16 << 10], open: 0, max_open, pass: 0 }
+        Self {
+            mounts,
+            names,
+            groups: HashMap::new(),
+            watch: Watch::default(),
+            counts_disks: true,
+            buffer: vec![0; 16 << 10],
+            open: 0,
+            max_open,
+            pass: 0,
+        }
     }
 
     /// Looks at all groups, in order; `None` for one that is not there. Pods stand before their containers. What
     /// is not named is closed and forgotten.
     pub fn pass(&mut self, wanted: &[Wanted], machine: MachineMemory, now: &dyn Fn() -> WallNs) -> Vec<Option<Seen>> {
         self.pass = self.pass.wrapping_add(1);
+        self.forget_settings();
         let seen = wanted.iter().map(|wanted| self.look(wanted, machine, now)).collect();
         let pass = self.pass;
-        let gone = self.groups.extract_if(|_, group| group.pass != pass);
-        let closed = gone.map(|(_, group)| group.slots.iter().filter(|s| matches!(s, Slot::Open(_))).count());
-        self.open = self.open.saturating_sub(closed.sum());
+        let gone: Vec<Group> = self.groups.extract_if(|_, group| group.pass != pass).map(|(_, group)| group).collect();
+        gone.into_iter().for_each(|group| self.drop_group(group));
         seen
+    }
+
+    /// Of groups whose files were written.
+    fn forget_settings(&mut self) {
+        let forget = |group: &mut Group| (group.settings, group.seen) = (None, None);
+        match self.watch.written() {
+            Written::Any => self.groups.values_mut().for_each(forget),
+            Written::Groups(keys) => {
+                for key in keys {
+                    self.groups.get_mut(&key).into_iter().for_each(forget);
+                }
+            }
+        }
+    }
+
+    fn drop_group(&mut self, group: Group) {
+        let open = group.slots.iter().filter(|slot| matches!(slot, Slot::Open(_))).count();
+        self.open = self.open.saturating_sub(open);
+        self.watch.remove(group.watched);
     }
 
     /// Closes everything; rates begin anew.
     pub fn close(&mut self) {
         self.groups = HashMap::new();
+        self.watch = Watch::default();
         self.open = 0;
     }
 
@@ -145,57 +193,87 @@ impl Reader {
         }
         let depth = wanted.depth?;
         if !self.groups.contains_key(&wanted.key) {
-            let group = self.find(&wanted.key)?;
-            self.groups.insert(wanted.key.clone(), group);
+            self.admit(&wanted.key)?;
         }
-        match self.read(&wanted.key, depth, machine, now) {
-            Some(seen) => Some(seen),
-            None => {
-                // Gone, or gone and made anew under the same name.
-                self.forget(&wanted.key);
-                let group = self.find(&wanted.key)?;
-                self.groups.insert(wanted.key.clone(), group);
-                let seen = self.read(&wanted.key, depth, machine, now);
-                if seen.is_none() {
-                    self.forget(&wanted.key);
-                }
-                seen
-            }
+        let seen = self.read(&wanted.key, depth, machine, now).or_else(|| {
+            // Gone, or gone and made anew under the same name.
+            self.forget(&wanted.key);
+            self.admit(&wanted.key)?;
+            self.read(&wanted.key, depth, machine, now)
+        });
+        if seen.is_none() {
+            self.forget(&wanted.key);
         }
+        if depth == Depth::Full && matches!(&wanted.key, GroupKey::At(path) if &**path == "/") {
+            // The root counts for all.
+            self.counts_disks = seen.as_ref().is_some_and(|root| !root.reading.devices.is_empty());
+        }
+        seen
+    }
+
+    /// Finds a group and hears of writes to its files before any is read.
+    fn admit(&mut self, key: &GroupKey) -> Option<()> {
+        let mut group = self.find(key)?;
+        group.watched = self.watch.add(key, self.mounts.directories_of_settings(&group.path));
+        self.groups.insert(key.clone(), group);
+        Some(())
     }
 
     fn forget(&mut self, key: &GroupKey) {
         if let Some(group) = self.groups.remove(key) {
-            let open = group.slots.iter().filter(|slot| matches!(slot, Slot::Open(_))).count();
-            self.open = self.open.saturating_sub(open);
+            self.drop_group(group);
         }
     }
 
     /// The group where it exists.
     fn find(&self, key: &GroupKey) -> Option<Group> {
-        let places = match key {
-            GroupKey::At(path) => vec![path.to_string()],
-            GroupKey::Pod(uid) => self.names.of_pod(uid),
+        const TREES: [Tree; 3] = [Tree::Memory, Tree::Cpuacct, Tree::Cpu];
+        let (places, trees) = match key {
+            GroupKey::At(path) => (vec![path.to_string()], TREES.to_vec()),
+            GroupKey::Pod(uid) => (self.names.of_pod(uid), TREES.to_vec()),
             GroupKey::Container(uid, id) => {
+                // Where the pod is, its containers are.
                 let pod = self.groups.get(&GroupKey::Pod(uid.clone()))?;
-                container_places(&pod.path, id).to_vec()
+                (container_places(&pod.path, id).to_vec(), vec![pod.tree])
             }
         };
         places.into_iter().find_map(|path| {
-            let directories = [Tree::Memory, Tree::Cpuacct, Tree::Cpu].into_iter();
-            let made =
-                directories.filter_map(|tree| self.mounts.directory(&path, tree)).find_map(|d| d.metadata().ok())?;
+            let made_at = |tree: &Tree| self.mounts.directory(&path, *tree)?.metadata().ok().map(|made| made.ctime());
+            let (made_at, tree) = trees.iter().find_map(|tree| Some((made_at(tree)?, *tree)))?;
             let slots = self.mounts.files().iter().map(|_| Slot::Closed).collect();
-            Some(Group { path: path.into(), made_at: made.ctime(), slots, last: None, rate: None, pass: self.pass })
+            let path = path.into();
+            let pass = self.pass;
+            let (settings, watched) = (None, Vec::new());
+            Some(Group { path, tree, made_at, seen: None, settings, watched, slots, last: None, rate: None, pass })
         })
     }
 
     /// Reads the files of a group; `None` where neither processor nor memory could be read.
     fn read(&mut self, key: &GroupKey, depth: Depth, machine: MachineMemory, now: &dyn Fn() -> WallNs) -> Option<Seen> {
-        let Self { mounts, groups, buffer, open, max_open, .. } = self;
+        let Self { mounts, groups, buffer, open, max_open, counts_disks, .. } = self;
         let group = groups.get_mut(key)?;
-        let mut draft = Draft { at: now(), ..Draft::default() };
-        for (file, slot) in mounts.files().iter().zip(&mut group.slots).filter(|(file, _)| file.depth <= depth) {
+        let at = now();
+        let is_of_use =
+            |(seen, draft): &(Depth, Draft)| *seen < depth && (0..=YOUNG_NS).contains(&at.saturating_sub(draft.at));
+        let (read, mut draft) = match group.seen.take().filter(is_of_use) {
+            Some((depth, draft)) => (Some(depth), draft),
+            None => (None, Draft { at, ..Draft::default() }),
+        };
+        let known = group.settings.map(|(known, settings)| {
+            draft.settings = settings;
+            known
+        });
+        let (is_root, is_watched) = (&*group.path == "/", !group.watched.is_empty());
+        let is_wanted = |file: &ControlFile| {
+            file.depth <= depth
+                && read.is_none_or(|read| file.depth > read)
+                && !(file.is_setting && known.is_some_and(|known| file.depth <= known))
+                && (*counts_disks || is_root || file.tree != Tree::Blkio || file.content == Content::IoPressure)
+        };
+        for (file, slot) in mounts.files().iter().zip(&mut group.slots).filter(|(file, _)| is_wanted(file)) {
+            if file.content == Content::Throttling && draft.settings.quota.is_none() {
+                continue;
+            }
             let read = match slot {
                 Slot::Absent => continue,
                 Slot::Open(handle) => read_all(handle, buffer, file.content),
@@ -212,7 +290,7 @@ impl Reader {
                         }
                     };
                     let read = read_all(&handle, buffer, file.content);
-                    if *open < *max_open && read.is_ok() {
+                    if *open < *max_open && read.is_ok() && !(file.is_setting && is_watched) {
                         *slot = Slot::Open(handle);
                         *open += 1;
                     }
@@ -223,12 +301,13 @@ impl Reader {
                 draft.take(file.content, text);
             }
         }
-        let is_root = &*group.path == "/";
         let (cpu, memory) = (draft.cpu(), draft.memory(mounts.is_unified(), is_root.then_some(machine)));
         if cpu.is_none() && memory.is_none() {
             return None;
         }
         let cpu = cpu.map(|cpu| Cpu { rate: group.rate_at(draft.at, cpu.times.usage_ns), ..cpu });
+        group.settings = is_watched.then(|| (known.map_or(depth, |known| known.max(depth)), draft.settings));
+        group.seen = (depth < Depth::Full).then(|| (depth, draft.clone()));
         Some(Seen { path: group.path.clone(), reading: draft.finish(cpu, memory, group.made_at, depth) })
     }
 }
@@ -271,24 +350,17 @@ fn read_all(file: &File, buffer: &mut Vec<u8>, content: Content) -> io::Result<u
 }
 
 /// What the files said so far.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Draft {
     at: WallNs,
+    settings: Settings,
     unified_cpu: Option<(parse::CpuTimes, parse::Throttling)>,
     cpu_usage: Option<u64>,
     cpu_split: (u64, u64),
     throttling: parse::Throttling,
-    cpu_max: Option<(Option<u64>, u64)>,
-    shares: Option<u64>,
-    period: Option<u64>,
-    quota: Option<u64>,
     memory_usage: Option<u64>,
     memory_stat: Option<parse::MemoryStat>,
-    memory_limit: Option<u64>,
     swap_usage: Option<u64>,
-    swap_limit: Option<u64>,
-    memory_and_swap_limit: Option<u64>,
-    reserved: u64,
     peak: u64,
     oom_kills: u64,
     failures: u64,
@@ -296,7 +368,6 @@ struct Draft {
     pressure: super::reading::Pressures,
     processes: Option<(u32, Option<u32>)>,
     threads: Option<u64>,
-    threads_max: u64,
     devices: Vec<parse::DeviceIo>,
     blkio_bytes: Vec<u8>,
 }
@@ -309,19 +380,19 @@ impl Draft {
             Content::CpuUsage => self.cpu_usage = number(),
             Content::CpuSplit => self.cpu_split = parse::cpuacct_stat(text),
             Content::Throttling => self.throttling = parse::cpu_stat_v1(text),
-            Content::CpuMax => self.cpu_max = parse::cpu_max(text),
-            Content::CpuWeight => self.shares = number().map(parse::shares_of_weight),
-            Content::CpuShares => self.shares = number(),
-            Content::CpuQuota => self.quota = parse::signed(text).and_then(|quota| u64::try_from(quota).ok()),
-            Content::CpuPeriod => self.period = number(),
+            Content::CpuMax => self.settings.cpu_max = parse::cpu_max(text),
+            Content::CpuWeight => self.settings.shares = number().map(parse::shares_of_weight),
+            Content::CpuShares => self.settings.shares = number(),
+            Content::CpuQuota => self.settings.quota = parse::signed(text).and_then(|quota| u64::try_from(quota).ok()),
+            Content::CpuPeriod => self.settings.period = number(),
             Content::MemoryUsage => self.memory_usage = number(),
             Content::MemoryStat => self.memory_stat = Some(parse::memory_stat(text)),
             Content::OldMemoryStat => self.memory_stat = Some(parse::memory_stat_v1(text)),
-            Content::MemoryLimit => self.memory_limit = number(),
+            Content::MemoryLimit => self.settings.memory_limit = number(),
             Content::SwapUsage => self.swap_usage = number(),
-            Content::SwapLimit => self.swap_limit = number(),
-            Content::MemoryAndSwapLimit => self.memory_and_swap_limit = number(),
-            Content::MemoryReserved => self.reserved = number().unwrap_or_default(),
+            Content::SwapLimit => self.settings.swap_limit = number(),
+            Content::MemoryAndSwapLimit => self.settings.memory_and_swap_limit = number(),
+            Content::MemoryReserved => self.settings.reserved = number().unwrap_or_default(),
             Content::MemoryPeak => self.peak = number().unwrap_or_default(),
             Content::MemoryEvents => self.oom_kills = parse::oom_kills(text).unwrap_or_default(),
             Content::MemoryFailures => self.failures = number().unwrap_or_default(),
@@ -336,7 +407,9 @@ impl Draft {
                 self.processes = Some((others.saturating_add(u32::from(first.is_some())), first));
             }
             Content::Threads => self.threads = number(),
-            Content::ThreadsMax => self.threads_max = number().filter(|max| *max != u64::MAX).unwrap_or_default(),
+            Content::ThreadsMax => {
+                self.settings.threads_max = number().filter(|max| *max != u64::MAX).unwrap_or_default()
+            }
             Content::IoStat => self.devices = parse::io_stat(text),
             Content::BlkioBytes => self.blkio_bytes = text.to_vec(),
             Content::BlkioCounts => self.devices = parse::blkio(&self.blkio_bytes, text),
@@ -364,10 +437,11 @@ impl Draft {
             swap: if unified { self.swap_usage.unwrap_or_default() } else { stat.swap },
             failures: self.failures,
             kernel: self.kernel,
-            limit: self.memory_limit.unwrap_or(u64::MAX),
+            limit: self.settings.memory_limit.unwrap_or(u64::MAX),
             swap_limit: self.swap_limit(unified),
-            reserved: self.reserved,
-            shown_swap_limit: if unified { self.swap_limit } else { self.memory_and_swap_limit }.unwrap_or_default(),
+            reserved: self.settings.reserved,
+            shown_swap_limit: if unified { self.settings.swap_limit } else { self.settings.memory_and_swap_limit }
+                .unwrap_or_default(),
             oom_kills: self.oom_kills,
         };
         if let Some(machine) = root {
@@ -384,31 +458,31 @@ impl Draft {
     /// The old hierarchy limits memory and swap together.
     fn swap_limit(&self, unified: bool) -> Option<u64> {
         let limit = if unified {
-            self.swap_limit?
+            self.settings.swap_limit?
         } else {
-            let both = self.memory_and_swap_limit.filter(|both| *both <= parse::UNLIMITED)?;
-            both.saturating_sub(self.memory_limit.filter(|limit| *limit <= parse::UNLIMITED)?)
+            let both = self.settings.memory_and_swap_limit.filter(|both| *both <= parse::UNLIMITED)?;
+            both.saturating_sub(self.settings.memory_limit.filter(|limit| *limit <= parse::UNLIMITED)?)
         };
         (limit <= parse::UNLIMITED).then_some(limit)
     }
 
     fn finish(self, cpu: Option<Cpu>, memory: Option<Memory>, made_at: i64, depth: Depth) -> Reading {
-        let (quota, period) = match self.cpu_max {
+        let (quota, period) = match self.settings.cpu_max {
             Some((quota, period)) => (quota, period),
-            None => (self.quota, self.period.unwrap_or_default()),
+            None => (self.settings.quota, self.settings.period.unwrap_or_default()),
         };
-        let share = CpuShare { shares: self.shares.unwrap_or_default(), quota, period };
+        let share = CpuShare { shares: self.settings.shares.unwrap_or_default(), quota, period };
         Reading {
             at: self.at,
             made_at,
             cpu,
-            share: (depth == Depth::Full && (self.shares.is_some() || period != 0)).then_some(share),
+            share: (depth == Depth::Full && (self.settings.shares.is_some() || period != 0)).then_some(share),
             memory,
             pressure: self.pressure,
             devices: self.devices,
             processes: self.processes.map(|(count, _)| count),
             first_process: self.processes.and_then(|(_, first)| first),
-            threads: self.threads.map(|threads| (threads, self.threads_max)),
+            threads: self.threads.map(|threads| (threads, self.settings.threads_max)),
         }
     }
 }
@@ -493,7 +567,7 @@ mod tests {
         assert!(reading.pressure.cpu.is_none() && reading.pressure.memory.is_some() && reading.made_at > 0);
         assert_eq!(&*seen[1].as_ref().expect("there").path, "/kubepods/podu/c1");
         assert_eq!(seen[2], None);
-        assert_eq!(reader.size(), (2, 13));
+        assert_eq!(reader.size(), (2, 8), "settings need not stay open");
 
         // The second look tells rates, from files that stayed open.
         fs::write(root.path().join("kubepods/podu/cpu.stat"), "usage_usec 1500000\n").expect("written");
@@ -501,9 +575,59 @@ mod tests {
         let seen = reader.pass(&all[..1], MACHINE, &|| clock.get());
         let rate = seen[0].as_ref().and_then(|pod| pod.reading.cpu).and_then(|cpu| cpu.rate);
         assert_eq!(rate, Some(500_000_000));
-        assert_eq!(reader.size(), (1, 12), "what is not named is closed");
+        assert_eq!(reader.size(), (1, 7), "what is not named is closed");
         reader.close();
         assert_eq!(reader.size(), (0, 0));
+    }
+
+    #[test]
+    fn a_deeper_look_reads_what_the_last_one_has_not() {
+        let root = tempfile::tempdir().expect("a directory");
+        let files = |usage: &str, processes: &str| {
+            // Elsewhere: what the kernel counts is not written by anybody.
+            let all = [("cpu.stat", usage), ("cgroup.procs", processes), ("pids.current", "4\n")];
+            lay(root.path(), "/kernel", &all);
+            lay(root.path(), "/a", &[]);
+            for (name, _) in all {
+                let _ =
+                    std::os::unix::fs::symlink(root.path().join("kernel").join(name), root.path().join("a").join(name)); // once
+            }
+        };
+        files("usage_usec 5\n", "1\n");
+        let mut reader = reader(Mounts::Unified(root.path().to_owned()), 10);
+        let mut look = |depth, at_ms: i64| {
+            let seen = reader.pass(&[at("/a", depth)], MACHINE, &|| at_ms * 1_000_000);
+            let reading = seen[0].as_ref().expect("there").reading.clone();
+            let usage = reading.cpu.expect("read").times.usage_ns / 1000;
+            (reading.at / 1_000_000, usage, reading.processes, reading.threads.map(|t| t.0))
+        };
+        assert_eq!(look(Depth::Core, 1000), (1000, 5, None, None));
+        files("usage_usec 6\n", "1\n2\n");
+        assert_eq!(look(Depth::Summary, 1500), (1000, 5, Some(2), None), "completed, and as old as it began");
+        files("usage_usec 7\n", "1\n");
+        assert_eq!(look(Depth::Full, 2000), (1000, 5, Some(2), Some(4)));
+        assert_eq!(look(Depth::Core, 2000), (2000, 7, None, None), "what is complete is not added to");
+        assert_eq!(look(Depth::Core, 2001), (2001, 7, None, None), "as deep is as new");
+        assert_eq!(look(Depth::Full, 3002), (3002, 7, Some(1), Some(4)), "too old");
+    }
+
+    #[test]
+    fn settings_are_read_when_they_were_written() {
+        let root = tempfile::tempdir().expect("a directory");
+        lay(root.path(), "/a", &[("cpu.stat", "usage_usec 5\n"), ("memory.current", "10\n"), ("memory.max", "100\n")]);
+        let mut reader = reader(Mounts::Unified(root.path().to_owned()), 10);
+        let mut limit = |depth, second: i64| {
+            let seen = reader.pass(&[at("/a", depth)], MACHINE, &|| second * 1_000_000_000);
+            let reading = seen[0].as_ref().expect("there").reading.clone();
+            (reading.memory.map(|memory| memory.limit), reading.share.map(|share| share.shares))
+        };
+        assert_eq!(limit(Depth::Core, 10), (Some(100), None));
+        lay(root.path(), "/a", &[("memory.max", "200\n"), ("cpu.weight", "1\n"), ("cpu.max", "max 100000\n")]);
+        assert_eq!(limit(Depth::Full, 20), (Some(200), Some(2)), "written, and deeper");
+        assert_eq!(limit(Depth::Core, 30), (Some(200), None));
+        lay(root.path(), "/a", &[("cpu.weight", "100\n")]);
+        assert_eq!(limit(Depth::Full, 40), (Some(200), Some(2597)));
+        assert_eq!(limit(Depth::Full, 50), (Some(200), Some(2597)));
     }
 
     #[test]
