@@ -11,7 +11,7 @@ use crate::{
     config::Loaded,
     cri::{ImageService, RuntimeService},
     engine::ports::{Clock, PodObserver},
-    metrics::{self, ProbeMetrics, Registry, StatsMetrics, exposition::Format},
+    metrics::{self, ProbeMetrics, Registry, StatsMetrics, StatsSource, exposition::Format},
     node::Machine,
     pod::{Pod, PodRef, PodUid, api},
     resources::{
@@ -70,6 +70,7 @@ pub fn open(loaded: &Loaded, machine: &Machine, parts: StatsParts) -> (Arc<Stats
     };
     let config = config(loaded, machine, parts.node_name, &parts.runtime_name);
     let (provider, surveyors) = StatsProvider::new(config, deps);
+    metrics::register_disk_usages(&parts.registry, Arc::new(provider.clone()));
     let registry = Registry::new();
     let probes = ProbeMetrics::new(&registry);
     let started = metrics::start_time_seconds().unwrap_or_default() as u64;
@@ -105,6 +106,11 @@ fn config(loaded: &Loaded, machine: &Machine, node_name: String, runtime: &str) 
         tells_filesystems: loaded.config.local_storage_capacity_isolation,
         max_open: max_open(),
         host,
+        source: if loaded.gates.enabled("PodAndContainerStatsFromCRI") {
+            StatsSource::Runtime
+        } else {
+            StatsSource::Groups
+        },
     }
 }
 

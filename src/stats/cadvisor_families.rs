@@ -24,7 +24,8 @@ const fn fact(name: &'static str, help: &'static str, write: fn(&Entry<'_>, &mut
 /// All of them.
 pub const FAMILIES: &[Family] = &[
     counter("container_blkio_device_usage_total", "Blkio Device bytes usage", |e, s| {
-        for io in &e.reading.devices {
+        // Of containers, every public configuration drops it (spec 08 §8.3).
+        for io in e.reading.devices.iter().filter(|_| !e.is_container) {
             let (device, major, minor) = (device(e, io), io.device.0.to_string(), io.device.1.to_string());
             for (operation, value) in [("Read", io.read_bytes), ("Write", io.written_bytes)] {
                 let extra: [Extra<'_>; 4] = [
@@ -53,14 +54,6 @@ pub const FAMILIES: &[Family] = &[
         "container_cpu_cfs_throttled_seconds_total",
         "Total time duration the container has been throttled.",
         |e, s| held(e, s, |cpu| Value::Nanoseconds(cpu.held.throttled_ns)),
-    ),
-    gauge("container_cpu_load_average_10s", "Value of container cpu load average over the last 10 seconds.", |_, s| {
-        s.put(Value::Count(0))
-    }),
-    gauge(
-        "container_cpu_load_d_average_10s",
-        "Value of container cpu load.d average over the last 10 seconds.",
-        |_, s| s.put(Value::Count(0)),
     ),
     counter("container_cpu_system_seconds_total", "Cumulative system cpu time consumed in seconds.", |e, s| {
         cpu(e, s, |cpu| Value::Nanoseconds(cpu.times.system_ns));
@@ -296,11 +289,6 @@ pub const FAMILIES: &[Family] = &[
     }),
     fact("container_start_time_seconds", "Start time of the container since unix epoch in seconds.", |e, s| {
         s.put(Value::Signed(e.started_at));
-    }),
-    gauge("container_tasks_state", "Number of tasks in given state", |_, s| {
-        for state in ["sleeping", "running", "stopped", "uninterruptible", "iowaiting"] {
-            s.put_with(&[(Behind::Pod, "state", state)], Value::Count(0));
-        }
     }),
     gauge("container_threads", "Number of threads running inside the container", |e, s| {
         if let Some((threads, _)) = e.reading.threads {

@@ -26,7 +26,7 @@ type Flight<T> = Shared<BoxFuture<'static, Option<T>>>;
 
 struct State<T> {
     last: Option<(Instant, T)>,
-    flight: Option<(Instant, Flight<T>)>,
+    flight: Option<Flight<T>>,
 }
 
 impl<T: Clone + Send + Sync + 'static> Memo<T> {
@@ -59,6 +59,23 @@ impl<T: Clone + Send + Sync + 'static> Memo<T> {
         flight.await
     }
 
+    /// The same, of work that tells itself from when its answer is: it may have been made from something older.
+    pub async fn fresh_since<F>(&self, age: Duration, work: impl FnOnce() -> F) -> Option<T>
+    where
+        F: Future<Output = (Instant, T)> + Send + 'static,
+    {
+        let flight = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((since, last)) = &state.last
+                && since.elapsed() <= age
+            {
+                return Some(last.clone());
+            }
+            self.join_since(&mut state, work)
+        };
+        flight.await
+    }
+
     /// The last answer, however old; work begins where it is older than `age`. Without one, waits for the first no
     /// longer than `patience`.
     pub async fn recent<F>(&self, age: Duration, patience: Duration, work: impl FnOnce() -> F) -> Option<T>
@@ -83,24 +100,32 @@ impl<T: Clone + Send + Sync + 'static> Memo<T> {
     where
         F: Future<Output = T> + Send + 'static,
     {
-        if let Some((_, flight)) = &state.flight
-            && flight.peek().is_none()
-        {
+        self.join_since(state, || {
+            let (began, work) = (Instant::now(), work());
+            work.map(move |answer| (began, answer))
+        })
+    }
+
+    fn join_since<F>(&self, state: &mut State<T>, work: impl FnOnce() -> F) -> Flight<T>
+    where
+        F: Future<Output = (Instant, T)> + Send + 'static,
+    {
+        if let Some(flight) = state.flight.as_ref().filter(|flight| flight.peek().is_none()) {
             return flight.clone();
         }
-        let (began, work, shared, keep) = (Instant::now(), work(), self.state.clone(), self.keep);
+        let (work, shared, keep) = (work(), self.state.clone(), self.keep);
         let task = tokio::spawn(async move {
-            let answer = work.await;
+            let (since, answer) = work.await;
             {
                 let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                state.last = Some((began, answer.clone()));
+                state.last = Some((since, answer.clone()));
                 state.flight = None;
             }
-            tokio::spawn(forget(Arc::downgrade(&shared), began, keep));
+            tokio::spawn(forget(Arc::downgrade(&shared), since, keep));
             answer
         });
         let flight = task.map(Result::ok).boxed().shared();
-        state.flight = Some((began, flight.clone()));
+        state.flight = Some(flight.clone());
         flight
     }
 }
@@ -137,6 +162,19 @@ mod tests {
         assert_eq!(ask().await, Some(1), "still young");
         tokio::time::sleep(2 * SECOND).await;
         assert_eq!(ask().await, Some(2), "age counts from when the work began");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_as_old_as_what_it_is_made_from() {
+        let (memo, count) = (Memo::new(60 * SECOND), Arc::<AtomicU32>::default());
+        let since = Instant::now();
+        let ask = || {
+            let count = count.clone();
+            memo.fresh_since(2 * SECOND, || async move { (since, slow(count).await) })
+        };
+        assert_eq!((ask().await, ask().await), (Some(1), Some(1)));
+        tokio::time::sleep(SECOND + SECOND / 2).await;
+        assert_eq!(ask().await, Some(2), "the work is young, its source is not");
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,7 +14,9 @@
 pub mod cadvisor_families;
 pub mod cadvisor_page;
 pub mod cgroup_files;
+mod config;
 pub mod disk;
+mod disk_usages;
 mod encoded;
 pub mod filesystems;
 mod hands;
@@ -30,6 +32,7 @@ pub mod reader;
 pub mod reading;
 pub mod resource_page;
 mod runtime_report;
+mod settings;
 pub mod snapshot;
 pub mod summarise;
 pub mod summary;
@@ -39,11 +42,11 @@ mod system_groups;
 #[cfg(test)]
 mod testing;
 
+pub use config::{PodDirectories, StatsConfig, StatsDeps};
+pub use disk_usages::LOGS_AGE;
 pub use encoded::{Compressed, compressed};
 pub use host::Host;
-pub use provider::{
-    FILES_AGE, LOGS_AGE, MEMO, MetricsPage, PodDirectories, RUNTIME_AGE, StatsConfig, StatsDeps, StatsProvider,
-};
+pub use provider::{FILES_AGE, MEMO, MetricsPage, RUNTIME_AGE, StatsProvider};
 pub use reader::PodGroups;
 pub use summary::{Form, PodPlaces, Storage, VolumePlace};
 pub use survey::Surveyors;

@@ -1,9 +1,10 @@
 //! Puts readings and pages together, and remembers them for a second.
 //!
-//! A page is made when somebody asks and the last one is older than [`MEMO`]; who asks meanwhile
-//! gets the same bytes. The three pages share one reading where it is young and deep enough. What
-//! the runtime tells of writable layers is at most [`RUNTIME_AGE`] old while somebody asks, open
-//! files [`FILES_AGE`], logs [`LOGS_AGE`], volumes `volumeStatsAggPeriod`. Behaviour: spec 04b §7-11.
+//! A page is made when somebody asks and the last one, or the reading it was made from, is older
+//! than [`MEMO`]; who asks meanwhile gets the same bytes. The three pages share one reading where
+//! it is young, and deepen it where it is not deep enough. What the runtime tells of writable
+//! layers is at most [`RUNTIME_AGE`] old while somebody asks, open files [`FILES_AGE`], logs
+//! [`super::LOGS_AGE`], volumes `volumeStatsAggPeriod`. Behaviour: spec 04b §7-11.
 
 use std::{
     collections::HashMap,
@@ -19,30 +20,30 @@ use tracing::debug;
 
 use super::{
     cadvisor_page::{self, Mounted, OpenFiles},
+    config::{StatsConfig, StatsDeps},
     disk::FileSystem,
+    disk_usages::targets,
     encoded::{Compressed, Encoded},
     filesystems,
     hands::Hands,
-    host::{self, DiskCounters, Host},
+    host::{self, DiskCounters},
     memo::Memo,
     mounts::Mounts,
     open_files,
     pods::{ShownPod, shown},
-    reader::{PodGroups, Reader},
+    reader::Reader,
     reading::Depth,
     resource_page, runtime_report,
-    snapshot::{Sampler, Snapshot, wall},
+    snapshot::{PodSeen, Sampler, Snapshot, wall},
     summarise,
-    summary::{Form, PodPlaces, RuntimeReport, Summary},
+    summary::{Form, PodPlaces, RuntimePod, RuntimeReport, Summary},
     summary_json,
-    survey::{How, Measurements, Survey, Surveyors, Target},
+    survey::{Measured, Measurements, Survey, Surveyors},
     system_groups::SystemGroups,
 };
 use crate::{
-    cri::{ImageService, RuntimeService},
-    engine::ports::{Clock, PodObserver},
-    metrics::{StatsMetrics, exposition::Format},
-    pod::{PodRef, PodUid, hash::fnv1a_64},
+    metrics::{StatsSource, exposition::Format},
+    pod::{PodUid, SandboxId},
     sys::mount_table,
 };
 
@@ -52,10 +53,6 @@ pub const MEMO: Duration = Duration::from_secs(1);
 pub const RUNTIME_AGE: Duration = Duration::from_secs(10);
 /// How old the count of open files may become.
 pub const FILES_AGE: Duration = Duration::from_secs(30);
-/// How old the sizes of logs may become.
-pub const LOGS_AGE: Duration = Duration::from_secs(10);
-/// How old the sizes of hosts files may become.
-const HOSTS_AGE: Duration = Duration::from_secs(60);
 /// How old the sizes of file systems may become on the page of metrics.
 const DISKS_AGE: Duration = Duration::from_secs(10);
 /// How old the images of sandboxes may become.
@@ -71,59 +68,9 @@ const KEEP: Duration = Duration::from_secs(5);
 /// How long anything else is.
 const KEEP_LONG: Duration = Duration::from_secs(1800);
 
-/// Directories of a pod on the node's disk.
-pub trait PodDirectories: Send + Sync + 'static {
-    /// Where the directories of a pod are.
-    fn of(&self, pod: &PodRef) -> PodPlaces;
-}
-
-/// What the provider is told.
-#[derive(Clone, Debug, Default)]
-pub struct StatsConfig {
-    /// The node's name.
-    pub node_name: String,
-    /// `/`.
-    pub root: PathBuf,
-    /// The agent's root directory: its file system is the node's.
-    pub root_directory: PathBuf,
-    /// `volumeStatsAggPeriod`; `None` where volumes are not measured.
-    pub volume_period: Option<Duration>,
-    /// `kubeletCgroups`; empty for the group this process is in.
-    pub kubelet_group: String,
-    /// `--runtime-cgroups`; empty for the group of the runtime's process.
-    pub runtime_group: String,
-    /// `systemCgroups`.
-    pub system_group: String,
-    /// Name of the runtime's process.
-    pub runtime_process: String,
-    /// Whether file systems are told of on the page of metrics (`localStorageCapacityIsolation`).
-    pub tells_filesystems: bool,
-    /// Control files that may stay open.
-    pub max_open: usize,
-    /// Facts of the machine.
-    pub host: Host,
-}
-
-/// Whom the provider asks.
-pub struct StatsDeps {
-    /// What runs.
-    pub observer: Arc<dyn PodObserver>,
-    /// Writable layers.
-    pub runtime: Arc<dyn RuntimeService>,
-    /// Images.
-    pub images: Arc<dyn ImageService>,
-    /// Names of control groups.
-    pub groups: Arc<dyn PodGroups>,
-    /// Directories of pods.
-    pub directories: Arc<dyn PodDirectories>,
-    /// Wall time.
-    pub clock: Arc<dyn Clock>,
-    /// What is counted.
-    pub metrics: StatsMetrics,
-}
-
 type Page = Result<Bytes, String>;
-type Sampled = Result<Arc<Snapshot>, String>;
+/// A reading, and when its oldest part was read.
+type Sampled = Result<(Instant, Arc<Snapshot>), String>;
 
 /// The pages of metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,11 +82,12 @@ pub enum MetricsPage {
 }
 
 /// Makes the pages of statistics.
+#[derive(Clone)]
 pub struct StatsProvider {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(super) struct Inner {
     config: StatsConfig,
     deps: StatsDeps,
     mounts: Option<Mounts>,
@@ -156,6 +104,7 @@ struct Inner {
     resource_forms: Encoded,
     cadvisor_forms: Encoded,
     report: Memo<Arc<RuntimeReport>>,
+    told: Memo<Result<Arc<HashMap<SandboxId, RuntimePod>>, String>>,
     root_fs: Memo<Option<FileSystem>>,
     files: Memo<Arc<HashMap<String, OpenFiles>>>,
     disks: Memo<Arc<Disks>>,
@@ -175,14 +124,15 @@ struct Disks {
 impl StatsProvider {
     /// The provider, and what measures directories, which the caller must run.
     pub fn new(config: StatsConfig, deps: StatsDeps) -> (Self, Surveyors) {
+        deps.metrics.comes_from(config.source);
         let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table));
         let sampler = mounts.clone().map(|mounts| {
             let reader = Reader::new(mounts, deps.groups.clone(), config.max_open);
             let (clock, root) = (deps.clock.clone(), config.root.clone());
             Arc::new(Mutex::new(Sampler::new(reader, deps.groups.clone(), clock, root, config.host.max_pids)))
         });
-        let (files, of_files) = Survey::new(deps.clock.clone());
-        let (trees, of_trees) = Survey::new(deps.clock.clone());
+        let (files, of_files) = Survey::new(deps.clock.clone(), deps.metrics.clone());
+        let (trees, of_trees) = Survey::new(deps.clock.clone(), deps.metrics.clone());
         let inner = Inner {
             mounts,
             sampler,
@@ -198,6 +148,7 @@ impl StatsProvider {
             resource_forms: Encoded::new(KEEP),
             cadvisor_forms: Encoded::new(KEEP),
             report: Memo::new(KEEP_LONG),
+            told: Memo::new(KEEP),
             root_fs: Memo::new(KEEP_LONG),
             files: Memo::new(KEEP_LONG),
             disks: Memo::new(KEEP_LONG),
@@ -221,10 +172,13 @@ impl StatsProvider {
             Form::Short => &self.inner.short,
         };
         let inner = self.inner.clone();
-        let page = memo.fresh(MEMO, || async move {
-            let summary = inner.clone().summarise(form).await?;
+        let page = memo.fresh_since(MEMO, || async move {
+            let (since, summary) = match inner.clone().summarise(form).await {
+                Ok(summarised) => summarised,
+                Err(error) => return (Instant::now(), Err(error)),
+            };
             let written = inner.writers.work(LIMIT, move || Bytes::from(summary_json::write(&summary))).await;
-            written.ok_or_else(|| "the summary could not be written in time".to_owned())
+            (since, written.ok_or_else(|| "the summary could not be written in time".to_owned()))
         });
         page.await.unwrap_or_else(|| Err(FAILED.to_owned()))
     }
@@ -241,12 +195,14 @@ impl StatsProvider {
     /// The page of `/metrics/resource`; a failure is told on the page.
     pub async fn resource_metrics(&self) -> Bytes {
         let inner = self.inner.clone();
-        let page = self.inner.resource.fresh(MEMO, || async move {
-            let summary = inner.short_of(Depth::Core).await;
-            if let Err(error) = &summary {
-                debug!(err = %error, "Error getting summary for resourceMetric prometheus endpoint");
+        let page = self.inner.resource.fresh_since(MEMO, || async move {
+            match inner.short_of(Depth::Core).await {
+                Ok((since, summary)) => (since, resource_page::write(Ok(&summary)).into()),
+                Err(error) => {
+                    debug!(err = %error, "Error getting summary for resourceMetric prometheus endpoint");
+                    (Instant::now(), resource_page::write(Err(&error)).into())
+                }
             }
-            resource_page::write(summary.as_ref().map_err(String::as_str)).into()
         });
         page.await.unwrap_or_else(|| resource_page::write(Err(FAILED)).into())
     }
@@ -254,7 +210,7 @@ impl StatsProvider {
     /// The page of `/metrics/cadvisor`; a failure is told on the page.
     pub async fn cadvisor_metrics(&self) -> Bytes {
         let inner = self.inner.clone();
-        let page = self.inner.cadvisor.fresh(MEMO, || async move { inner.cadvisor_page().await });
+        let page = self.inner.cadvisor.fresh_since(MEMO, || async move { inner.cadvisor_page().await });
         page.await.unwrap_or_default()
     }
 }
@@ -277,10 +233,18 @@ impl Inner {
             }
         }
         let inner = self.clone();
-        own.fresh(MEMO, || async move { inner.read(depth).await }).await.unwrap_or_else(|| Err(FAILED.to_owned()))
+        let read = || async move {
+            let read = inner.read(depth).await;
+            (read.as_ref().map_or_else(|_| Instant::now(), |(since, _)| *since), read)
+        };
+        own.fresh_since(MEMO, read).await.unwrap_or_else(|| Err(FAILED.to_owned()))
     }
 
     async fn read(self: Arc<Self>, depth: Depth) -> Sampled {
+        // A reading that is deepened is as old as it was.
+        let [core, summary, _] = &self.samples;
+        let shallower = [(Depth::Core, core), (Depth::Summary, summary)].into_iter().filter(|(own, _)| *own < depth);
+        let shallower = shallower.filter_map(|(_, memo)| Some(memo.young(MEMO)?.ok()?.0)).min();
         let pods = self.pods().await?;
         let sampler = self.sampler.clone().ok_or("failed to get root cgroup stats: no control groups are mounted")?;
         let (began, inner) = (Instant::now(), self.clone());
@@ -291,7 +255,7 @@ impl Inner {
         let snapshot = read.await.ok_or("failed to get root cgroup stats: control groups could not be read in time")?;
         self.deps.metrics.read(began.elapsed(), snapshot.size.0);
         self.close_later();
-        Ok(Arc::new(snapshot))
+        Ok((shallower.unwrap_or(began), Arc::new(snapshot)))
     }
 
     /// Closes the control files once nobody has asked for a while; one task at a time waits for that.
@@ -331,42 +295,62 @@ impl Inner {
         Ok(shown(known.pods.values()))
     }
 
-    async fn summarise(self: Arc<Self>, form: Form) -> Result<Summary, String> {
+    async fn summarise(self: Arc<Self>, form: Form) -> Result<(Instant, Summary), String> {
         if form == Form::Short {
             return self.short_of(Depth::Summary).await;
         }
         let (snapshot, report, root_fs) =
             tokio::join!(self.sample(Depth::Summary), self.report(), self.root_filesystem());
-        let snapshot = snapshot?;
+        let (since, snapshot) = snapshot?;
+        let told = self.told_of_pods().await?;
         let places = self.places(&snapshot);
         let measured = self.measured(&snapshot, &places).await;
-        summarise::build(&summarise::Inputs {
+        let summary = summarise::build(&summarise::Inputs {
             form,
             node: &self.config.node_name,
             booted_at: self.config.host.booted_at,
             snapshot: &snapshot,
             runtime: report.as_deref(),
+            told: &told,
             measured: &measured,
             places: &places,
             root_fs,
-        })
+        })?;
+        Ok((since, summary))
     }
 
     /// Processor, memory and swap. The runtime is asked only where a group cannot be read.
-    async fn short_of(self: &Arc<Self>, depth: Depth) -> Result<Summary, String> {
-        let snapshot = self.sample(depth).await?;
+    async fn short_of(self: &Arc<Self>, depth: Depth) -> Result<(Instant, Summary), String> {
+        let (since, snapshot) = self.sample(depth).await?;
+        let told = self.told_of_pods().await?;
         let is_missing = snapshot.pods.iter().any(|pod| pod.containers.iter().any(Option::is_none));
         let report = if is_missing { self.report().await } else { None };
-        summarise::build(&summarise::Inputs {
+        let summary = summarise::build(&summarise::Inputs {
             form: Form::Short,
             node: &self.config.node_name,
             booted_at: self.config.host.booted_at,
             snapshot: &snapshot,
             runtime: report.as_deref(),
+            told: &told,
             measured: &HashMap::new(),
             places: &HashMap::new(),
             root_fs: None,
-        })
+        })?;
+        Ok((since, summary))
+    }
+
+    /// What the runtime tells of pods where it is their source; nothing where it does not know how.
+    async fn told_of_pods(&self) -> Result<Arc<HashMap<SandboxId, RuntimePod>>, String> {
+        if self.config.source == StatsSource::Groups {
+            return Ok(Arc::default());
+        }
+        let runtime = self.deps.runtime.clone();
+        let ask = || async move {
+            let told = runtime_report::pods(&*runtime).await;
+            told.map(|pods| Arc::new(pods.unwrap_or_default()))
+        };
+        let told = self.told.fresh(MEMO, ask).await.unwrap_or_else(|| Err(FAILED.to_owned()));
+        told.map_err(|error| format!("failed to list pod stats: {error}"))
     }
 
     async fn report(&self) -> Option<Arc<RuntimeReport>> {
@@ -389,32 +373,33 @@ impl Inner {
     }
 
     async fn measured(&self, snapshot: &Snapshot, places: &HashMap<PodUid, PodPlaces>) -> Measurements {
-        let (mut targets, mut trees) = (Vec::new(), Vec::new());
-        for seen in &snapshot.pods {
-            let Some(places) = places.get(&seen.pod.id.uid) else { continue };
-            let target = |path: PathBuf, how, period| Target { path, how, period };
-            targets.push(target(places.logs.clone(), How::Files, LOGS_AGE));
-            let names = seen.pod.containers.iter().map(|container| places.logs.join(&*container.name));
-            targets.extend(names.map(|path| target(path, How::Files, LOGS_AGE)));
-            targets.extend(places.etc_hosts.iter().map(|path| target(path.clone(), How::File, HOSTS_AGE)));
-            if let Some(period) = self.config.volume_period {
-                let period = spread(period, &seen.pod.id.uid);
-                trees.extend(places.volumes.iter().map(|volume| target(volume.path.clone(), How::Tree, period)));
-            }
-        }
+        let known = |seen: &'_ PodSeen| places.get(&seen.pod.id.uid);
+        let pods = snapshot.pods.iter().filter_map(|seen| Some((&seen.pod, known(seen)?)));
+        let (targets, trees) = targets(pods, self.config.volume_period);
         let (files, trees) =
             tokio::join!(self.survey_of_files.known(targets, PATIENCE), self.survey_of_trees.known(trees, PATIENCE));
         let all = files.iter().chain(trees.iter());
         Arc::new(all.map(|(path, measured)| (path.clone(), *measured)).collect())
     }
 
-    async fn cadvisor_page(self: Arc<Self>) -> Bytes {
-        let snapshot = self.sample(Depth::Full).await;
-        let (snapshot, is_partial) = match snapshot {
-            Ok(snapshot) => (snapshot, false),
+    /// Running pods, their directories, and what is known of these now.
+    pub(super) fn known_of_disks(&self) -> (Vec<(ShownPod, PodPlaces)>, HashMap<PathBuf, Measured>) {
+        let known = self.deps.observer.known().unwrap_or_default();
+        let running = shown(known.pods.values()).into_iter().filter(|pod| !pod.containers.is_empty());
+        let pods: Vec<(ShownPod, PodPlaces)> =
+            running.map(|pod| (self.deps.directories.of(&pod.id), pod)).map(|(places, pod)| (pod, places)).collect();
+        let (files, trees) = targets(pods.iter().map(|(pod, places)| (pod, places)), self.config.volume_period);
+        let (files, trees) = (self.survey_of_files.ask(files), self.survey_of_trees.ask(trees));
+        let all = files.iter().chain(trees.iter()).map(|(path, measured)| (path.clone(), *measured)).collect();
+        (pods, all)
+    }
+
+    async fn cadvisor_page(self: Arc<Self>) -> (Instant, Bytes) {
+        let (since, snapshot, is_partial) = match self.sample(Depth::Full).await {
+            Ok((since, snapshot)) => (since, snapshot, false),
             Err(error) => {
                 debug!(err = %error, "Failed to collect container statistics");
-                (Arc::default(), true)
+                (Instant::now(), Arc::default(), true)
             }
         };
         let (files, disks, images) =
@@ -434,7 +419,7 @@ impl Inner {
             });
             Bytes::from(page)
         });
-        written.await.unwrap_or_default()
+        (since, written.await.unwrap_or_default())
     }
 
     async fn open_files(self: &Arc<Self>, snapshot: &Arc<Snapshot>) -> Arc<HashMap<String, OpenFiles>> {
@@ -487,24 +472,5 @@ impl Inner {
             Arc::new(join_all(handlers.into_iter().map(ask)).await.into_iter().flatten().collect())
         };
         self.sandbox_images.recent(IMAGES_AGE, PATIENCE, ask).await.unwrap_or_default()
-    }
-}
-
-/// Periods differ from pod to pod, between once and twice as long, so that not all are measured at the same time.
-fn spread(period: Duration, pod: &PodUid) -> Duration {
-    let share = u32::try_from(fnv1a_64(pod.as_str().as_bytes()) % 1000).unwrap_or_default();
-    period.saturating_add(period.saturating_mul(share) / 1000)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn periods_are_spread() {
-        let minute = Duration::from_secs(60);
-        let periods: Vec<Duration> = (0..50).map(|n| spread(minute, &format!("uid-{n}").into())).collect();
-        assert!(periods.iter().all(|period| (minute..2 * minute).contains(period)), "{periods:?}");
-        assert!(periods.iter().any(|period| *period < minute * 5 / 4) && periods.iter().any(|p| *p > minute * 7 / 4));
     }
 }

@@ -1,7 +1,9 @@
 //! `/metrics/resource`: the summary's short form as metrics. Pure. Behaviour: spec 04b §9.
 //!
 //! Samples carry the time of the reading. Two series with the same labels, which would make a
-//! consumer refuse the whole page, are never written: the newest pod and container win.
+//! consumer refuse the whole page, are never written: the newest pod and container win. Nor is a
+//! container that has used no processor or no memory yet: metrics-server would drop its whole pod
+//! (spec 08 §5).
 
 use std::collections::HashSet;
 
@@ -173,8 +175,16 @@ fn containers(out: &mut Vec<u8>, pods: &[&PodStats]) {
 fn labelled(pod: &PodStats) -> Vec<(Vec<u8>, &ContainerStats)> {
     let mut names = HashSet::new();
     let first = pod.containers.iter().filter(|container| names.insert(container.name.as_str()));
+    let first = first.filter(|container| has_sample(&container.usage));
     let of = |container: &ContainerStats| labels(Some(&container.name), &pod.id.namespace, &pod.id.name);
     first.map(|container| (of(container), container)).collect()
+}
+
+/// Whether both numbers that metrics-server wants are there.
+fn has_sample(usage: &Resources) -> bool {
+    let is_some = |number: Option<u64>| number.is_some_and(|number| number > 0);
+    is_some(usage.cpu.and_then(|cpu| cpu.usage_core_nano_seconds))
+        && is_some(usage.memory.and_then(|memory| memory.working_set))
 }
 
 fn node(out: &mut Vec<u8>, usage: &Resources) {
@@ -336,8 +346,20 @@ resource_scrape_error 1
     fn a_container_without_a_sample_is_absent() {
         // AC-08-15
         let summary = sample::summary(Depth::Core, |snapshot, _| snapshot.pods[0].containers[0] = None).expect("made");
-        let page = page(Ok(&summary));
-        assert!(!page.contains("container_cpu_usage_seconds_total{container=\"main\""), "{page}");
-        assert!(page.contains("resource_scrape_error 0") && !page.contains("\nscrape_error"));
+        let page_without = page(Ok(&summary));
+        assert!(!page_without.contains("container=\"main\"") && page_without.contains("container=\"side\""));
+        assert!(page_without.contains("resource_scrape_error 0") && !page_without.contains("\nscrape_error"));
+        let idle = sample::summary(Depth::Core, |snapshot, _| {
+            let seen = snapshot.pods[0].containers[0].as_mut().expect("there");
+            seen.reading.cpu.as_mut().expect("read").times.usage_ns = 0;
+        });
+        let small = sample::summary(Depth::Core, |snapshot, _| {
+            let seen = snapshot.pods[0].containers[0].as_mut().expect("there");
+            seen.reading.memory.as_mut().expect("read").usage = 0;
+        });
+        for summary in [idle, small] {
+            let page = page(Ok(&summary.expect("made")));
+            assert!(!page.contains("container=\"main\"") && page.contains("pod_cpu_usage_seconds_total{"), "{page}");
+        }
     }
 }

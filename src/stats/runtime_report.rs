@@ -1,5 +1,6 @@
-//! What the runtime tells of usage: writable layers and images. Two calls and a look at the file
-//! systems they lie on, each with a deadline. Behaviour: spec 04b §7.2.
+//! What the runtime tells of usage: writable layers and images, containers whose groups we cannot
+//! read, and of whole pods where it is the source of statistics. Every call has a deadline, and the
+//! look at the file systems too. Behaviour: spec 04b §7.2.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -12,11 +13,16 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::{
+    cgroup_files::{Pressure, Stalls},
     disk::FileSystem,
-    summary::{LayerUsage, RuntimeReport, RuntimeUsage},
+    network::{Direction, Interface, Network},
+    summary::{
+        CpuStats, LayerUsage, MemoryStats, NetworkStats, Resources, RuntimePod, RuntimeReport, RuntimeUsage, SwapStats,
+    },
 };
 use crate::{
     cri::{ImageService, RuntimeService},
+    pod::{ContainerId, SandboxId},
     proto::cri,
 };
 
@@ -48,17 +54,98 @@ pub async fn ask(runtime: Arc<dyn RuntimeService>, images: Arc<dyn ImageService>
     Arc::new(report)
 }
 
-fn container(stats: cri::ContainerStats) -> Option<(crate::pod::ContainerId, RuntimeUsage)> {
+/// What the runtime tells of pods; `None` where it does not know how.
+///
+/// # Errors
+/// It fails, or does not answer.
+pub async fn pods(runtime: &dyn RuntimeService) -> Result<Option<HashMap<SandboxId, RuntimePod>>, String> {
+    match timeout(CALL_LIMIT, runtime.list_pod_sandbox_stats(None)).await {
+        Ok(Ok(stats)) => Ok(Some(stats.into_iter().filter_map(pod).collect())),
+        Ok(Err(error)) if error.is_unimplemented() => Ok(None),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("the runtime does not answer".to_owned()),
+    }
+}
+
+fn pod(stats: cri::PodSandboxStats) -> Option<(SandboxId, RuntimePod)> {
     let id = stats.attributes?.id;
-    let value = |value: Option<cri::UInt64Value>| value.map(|v| v.value);
-    let usage = RuntimeUsage {
-        cpu: stats.cpu.map(|cpu| (cpu.timestamp, value(cpu.usage_core_nano_seconds))),
-        memory: stats
-            .memory
-            .map(|memory| (memory.timestamp, value(memory.usage_bytes), value(memory.working_set_bytes))),
-        layer: stats.writable_layer.as_ref().map(layer),
+    let linux = stats.linux?;
+    let pod = RuntimePod {
+        usage: resources(linux.cpu.as_ref(), linux.memory.as_ref(), None, linux.io.as_ref()),
+        network: linux.network.as_ref().map(network),
+        processes: linux.process.and_then(|process| value(process.process_count)),
+        containers: linux.containers.into_iter().filter_map(container).collect(),
     };
-    Some((id.into(), usage))
+    Some((id.into(), pod))
+}
+
+fn container(stats: cri::ContainerStats) -> Option<(ContainerId, RuntimeUsage)> {
+    let id = stats.attributes?.id;
+    let usage = resources(stats.cpu.as_ref(), stats.memory.as_ref(), stats.swap.as_ref(), stats.io.as_ref());
+    Some((id.into(), RuntimeUsage { usage, layer: stats.writable_layer.as_ref().map(layer) }))
+}
+
+fn value(value: Option<cri::UInt64Value>) -> Option<u64> {
+    value.map(|v| v.value)
+}
+
+fn resources(
+    cpu: Option<&cri::CpuUsage>,
+    memory: Option<&cri::MemoryUsage>,
+    swap: Option<&cri::SwapUsage>,
+    io: Option<&cri::IoUsage>,
+) -> Resources {
+    Resources {
+        cpu: cpu.map(|cpu| CpuStats {
+            at: cpu.timestamp,
+            usage_nano_cores: value(cpu.usage_nano_cores),
+            usage_core_nano_seconds: Some(value(cpu.usage_core_nano_seconds).unwrap_or_default()),
+            psi: cpu.psi.as_ref().map(stalls),
+        }),
+        memory: memory.map(|memory| MemoryStats {
+            at: memory.timestamp,
+            available: value(memory.available_bytes),
+            usage: value(memory.usage_bytes),
+            working_set: Some(value(memory.working_set_bytes).unwrap_or_default()),
+            rss: value(memory.rss_bytes),
+            page_faults: value(memory.page_faults),
+            major_page_faults: value(memory.major_page_faults),
+            psi: memory.psi.as_ref().map(stalls),
+        }),
+        io: io.and_then(|io| Some((io.timestamp, stalls(io.psi.as_ref()?)))),
+        swap: swap.map(|swap| SwapStats {
+            at: swap.timestamp,
+            available: value(swap.swap_available_bytes),
+            usage: value(swap.swap_usage_bytes),
+        }),
+    }
+}
+
+fn stalls(psi: &cri::PsiStats) -> Stalls {
+    let line = |data: &Option<cri::PsiData>| {
+        let data = data.unwrap_or_default();
+        Pressure { total: data.total, avg10: data.avg10, avg60: data.avg60, avg300: data.avg300 }
+    };
+    Stalls { some: line(&psi.some), full: line(&psi.full) }
+}
+
+/// The default interface comes first and speaks for all.
+fn network(usage: &cri::NetworkUsage) -> NetworkStats {
+    let direction = |bytes, errors| Direction {
+        bytes: value(bytes).unwrap_or_default(),
+        errors: value(errors).unwrap_or_default(),
+        ..Direction::default()
+    };
+    let interface = |usage: &cri::NetworkInterfaceUsage| Interface {
+        name: usage.name.clone(),
+        received: direction(usage.rx_bytes, usage.rx_errors),
+        sent: direction(usage.tx_bytes, usage.tx_errors),
+    };
+    let primary = usage.default_interface.as_ref();
+    let is_other = |other: &&cri::NetworkInterfaceUsage| primary.is_none_or(|primary| primary.name != other.name);
+    let interfaces = primary.into_iter().chain(usage.interfaces.iter().filter(is_other)).map(interface).collect();
+    let network = Network { interfaces, primary: primary.map(|_| 0) };
+    NetworkStats { at: usage.timestamp, network }
 }
 
 fn layer(usage: &cri::FilesystemUsage) -> LayerUsage {
@@ -111,11 +198,48 @@ mod tests {
         };
         let (id, usage) = container(stats).expect("known");
         let layer = LayerUsage { at: 6, used: Some(8), ..LayerUsage::default() };
-        assert_eq!(
-            (id.as_str(), usage),
-            ("c1", RuntimeUsage { cpu: Some((5, Some(7))), memory: None, layer: Some(layer) })
-        );
+        let cpu = CpuStats { at: 5, usage_core_nano_seconds: Some(7), ..CpuStats::default() };
+        let expected = Resources { cpu: Some(cpu), ..Resources::default() };
+        assert_eq!((id.as_str(), usage), ("c1", RuntimeUsage { usage: expected, layer: Some(layer) }));
         assert_eq!(container(cri::ContainerStats::default()), None);
+    }
+
+    #[test]
+    fn a_pod_as_the_runtime_tells_it() {
+        let value = |value| Some(cri::UInt64Value { value });
+        let line = |total| Some(cri::PsiData { total, avg10: 1.5, ..Default::default() });
+        let psi = Some(cri::PsiStats { some: line(9), full: line(4) });
+        let interface = |name: &str, bytes| cri::NetworkInterfaceUsage {
+            name: name.to_owned(),
+            rx_bytes: value(bytes),
+            ..Default::default()
+        };
+        let stats = cri::PodSandboxStats {
+            attributes: Some(cri::PodSandboxAttributes { id: "s1".to_owned(), ..Default::default() }),
+            linux: Some(cri::LinuxPodSandboxStats {
+                cpu: Some(cri::CpuUsage { timestamp: 1, usage_nano_cores: value(2), psi, ..Default::default() }),
+                network: Some(cri::NetworkUsage {
+                    timestamp: 3,
+                    default_interface: Some(interface("eth0", 5)),
+                    interfaces: vec![interface("eth0", 5), interface("net1", 6)],
+                }),
+                process: Some(cri::ProcessUsage { timestamp: 1, process_count: value(8) }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let (id, told) = pod(stats).expect("known");
+        assert_eq!((id.as_str(), told.processes), ("s1", Some(8)));
+        let cpu = told.usage.cpu.expect("told");
+        assert_eq!(
+            (cpu.usage_nano_cores, cpu.psi.map(|psi| (psi.some.total, psi.full.total))),
+            (Some(2), Some((9, 4)))
+        );
+        let network = told.network.expect("told");
+        let names: Vec<(&str, u64)> =
+            network.network.interfaces.iter().map(|i| (i.name.as_str(), i.received.bytes)).collect();
+        assert_eq!((network.at, network.network.primary, names), (3, Some(0), vec![("eth0", 5), ("net1", 6)]));
+        assert_eq!(pod(cri::PodSandboxStats::default()), None);
     }
 
     #[test]

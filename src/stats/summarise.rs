@@ -15,11 +15,12 @@ use super::{
     snapshot::{PodSeen, Snapshot},
     summary::{
         ContainerStats, CpuStats, Form, FsStats, LayerUsage, MemoryStats, NetworkStats, NodeStats, PodPlaces, PodStats,
-        Resources, RuntimeReport, RuntimeUsage, Seconds, Storage, Summary, SwapStats, VolumePlace, VolumeStats,
+        Resources, RuntimePod, RuntimeReport, RuntimeUsage, Seconds, Storage, Summary, SwapStats, VolumePlace,
+        VolumeStats,
     },
     survey::Measured,
 };
-use crate::pod::PodUid;
+use crate::pod::{PodUid, SandboxId};
 
 /// Everything a summary is made from.
 pub struct Inputs<'a> {
@@ -33,6 +34,8 @@ pub struct Inputs<'a> {
     pub snapshot: &'a Snapshot,
     /// What the runtime tells.
     pub runtime: Option<&'a RuntimeReport>,
+    /// What the runtime tells of pods, where it is their source.
+    pub told: &'a HashMap<SandboxId, RuntimePod>,
     /// Directories, as far as they were measured.
     pub measured: &'a HashMap<PathBuf, Measured>,
     /// Where the directories of pods are.
@@ -148,34 +151,36 @@ fn resources(seen: &Seen, inputs: &Inputs<'_>) -> Resources {
     Resources { cpu, memory, io, swap }
 }
 
-/// What the runtime tells of a container that has no group we can read.
-fn told(usage: &RuntimeUsage) -> Resources {
-    let cpu = usage.cpu.map(|(at, used)| CpuStats {
-        at,
-        usage_core_nano_seconds: Some(used.unwrap_or_default()),
-        ..CpuStats::default()
-    });
-    let memory = usage.memory.map(|(at, in_use, working_set)| MemoryStats {
-        at,
-        usage: in_use,
-        working_set: Some(working_set.unwrap_or_default()),
-        ..MemoryStats::default()
-    });
-    Resources { cpu, memory, io: None, swap: None }
+/// What the runtime tells, as far as this form shows it.
+fn told(usage: &Resources, inputs: &Inputs<'_>) -> Resources {
+    Resources { io: usage.io.filter(|_| is_full(inputs)), ..usage.clone() }
 }
 
 fn pod(inputs: &Inputs<'_>, root: &Seen, seen: &PodSeen) -> PodStats {
     let places = inputs.places.get(&seen.pod.id.uid);
+    let by_runtime = inputs.told.get(&seen.pod.sandbox);
     let containers: Vec<ContainerStats> = seen
         .pod
         .containers
         .iter()
         .zip(&seen.containers)
-        .map(|(shown, found)| container(inputs, places, shown, found.as_ref()))
+        .map(|(shown, found)| {
+            let by_runtime = by_runtime.and_then(|pod| pod.containers.get(&shown.id));
+            container(inputs, places, shown, by_runtime, found.as_ref())
+        })
         .collect();
-    let usage = match &seen.group {
-        Some(group) => resources(group, inputs),
-        None => sum(&containers),
+    let usage = match (by_runtime, &seen.group) {
+        (Some(pod), _) => {
+            let (own, all) = (told(&pod.usage, inputs), sum(&containers));
+            Resources {
+                cpu: own.cpu.or(all.cpu),
+                memory: own.memory.or(all.memory),
+                swap: own.swap.or(all.swap),
+                ..own
+            }
+        }
+        (None, Some(group)) => resources(group, inputs),
+        (None, None) => sum(&containers),
     };
     let mut stats = PodStats {
         id: seen.pod.id.clone(),
@@ -194,6 +199,10 @@ fn pod(inputs: &Inputs<'_>, root: &Seen, seen: &PodSeen) -> PodStats {
         stats.ephemeral_storage = ephemeral(inputs, seconds(root.reading.at), places, &stats);
         let counts = seen.containers.iter().flatten().filter_map(|c| c.reading.processes);
         stats.processes = Some(counts.map(u64::from).sum());
+        if let Some(pod) = by_runtime {
+            stats.network.clone_from(&pod.network);
+            stats.processes = pod.processes;
+        }
     }
     stats
 }
@@ -202,19 +211,22 @@ fn container(
     inputs: &Inputs<'_>,
     places: Option<&PodPlaces>,
     shown: &ShownContainer,
+    by_runtime: Option<&RuntimeUsage>,
     seen: Option<&Seen>,
 ) -> ContainerStats {
-    let report = inputs.runtime.and_then(|report| Some((report, report.containers.get(&shown.id)?)));
-    let usage = match (seen, report) {
-        (Some(seen), _) => resources(seen, inputs),
-        (None, Some((_, usage))) => told(usage),
-        (None, None) => Resources::default(),
+    let listed = inputs.runtime.and_then(|report| report.containers.get(&shown.id));
+    let usage = match (by_runtime, seen, listed) {
+        (Some(container), ..) => told(&container.usage, inputs),
+        (None, Some(seen), _) => resources(seen, inputs),
+        (None, None, Some(container)) => told(&container.usage, inputs),
+        (None, None, None) => Resources::default(),
     };
     let mut stats =
         ContainerStats { name: shown.name.to_string(), started_at: shown.created_at, usage, rootfs: None, logs: None };
     if is_full(inputs) {
-        stats.rootfs =
-            report.and_then(|(report, usage)| usage.layer.as_ref().map(|layer| part(seconds(layer.at), layer, report)));
+        let layer = by_runtime.and_then(|usage| usage.layer.as_ref()).or_else(|| listed?.layer.as_ref());
+        let of = |layer: &LayerUsage| Some(part(seconds(layer.at), layer, inputs.runtime?));
+        stats.rootfs = layer.and_then(of);
         let logs = places.and_then(|places| inputs.measured.get(&places.logs.join(&*shown.name)));
         stats.logs = logs.map(|logs| taken(logs.at.as_second(), inputs.root_fs.as_ref(), logs.usage));
     }
@@ -302,10 +314,10 @@ fn ephemeral(inputs: &Inputs<'_>, at: Seconds, places: Option<&PodPlaces>, pod: 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::testing::{AT, AT_SECONDS, snapshot, summary},
+        super::testing::{AT_SECONDS, snapshot, summary},
         *,
     };
-    use crate::stats::reading::Depth;
+    use crate::stats::{cgroup_files::Stalls, reading::Depth};
 
     #[test]
     fn pods_without_a_running_container_are_absent() {
@@ -336,16 +348,50 @@ mod tests {
         let summary = summary(Depth::Summary, |snapshot, report| {
             snapshot.pods[0].group = None;
             snapshot.pods[0].containers[1] = None;
-            let usage = RuntimeUsage {
-                cpu: Some((AT, Some(3_000_000_000))),
-                memory: Some((AT, Some(300), Some(200))),
-                layer: None,
-            };
+            let cpu = CpuStats { usage_core_nano_seconds: Some(3_000_000_000), ..CpuStats::default() };
+            let memory = MemoryStats { usage: Some(300), working_set: Some(200), ..MemoryStats::default() };
+            let usage = Resources { cpu: Some(cpu), memory: Some(memory), ..Resources::default() };
+            let usage = RuntimeUsage { usage, layer: None };
             report.containers.insert("id-side".into(), usage);
         });
         let pod = &summary.expect("made").pods[0];
         assert_eq!(pod.usage.cpu.and_then(|cpu| cpu.usage_core_nano_seconds), Some(8_000_000_000));
         assert_eq!(pod.usage.memory.and_then(|memory| memory.working_set), Some(550));
+    }
+
+    #[test]
+    fn a_runtime_that_is_the_source_comes_first() {
+        let cpu = |used| Some(CpuStats { usage_core_nano_seconds: Some(used), ..CpuStats::default() });
+        let io = Some((0, Stalls::default()));
+        let usage = |used| Resources { cpu: cpu(used), io, ..Resources::default() };
+        let container = RuntimeUsage { usage: usage(3), layer: None };
+        let pod = RuntimePod {
+            usage: usage(7),
+            network: None,
+            processes: Some(11),
+            containers: HashMap::from([("id-main".into(), container)]),
+        };
+        let snapshot = snapshot(Depth::Summary);
+        let build = |form| {
+            build(&Inputs {
+                form,
+                node: "n",
+                booted_at: 0,
+                snapshot: &snapshot,
+                runtime: None,
+                told: &HashMap::from([("sandbox-web".into(), pod.clone())]),
+                measured: &HashMap::new(),
+                places: &HashMap::new(),
+                root_fs: None,
+            })
+        };
+        let full = &build(Form::Full).expect("made").pods[0];
+        let used = |usage: &Resources| usage.cpu.and_then(|cpu| cpu.usage_core_nano_seconds);
+        let of_containers: Vec<_> = full.containers.iter().map(|container| used(&container.usage)).collect();
+        // The second one is one the runtime did not tell of.
+        assert_eq!((used(&full.usage), of_containers), (Some(7), vec![Some(3), Some(5_000_000_000)]));
+        assert_eq!((full.processes, full.network.is_none(), full.usage.io), (Some(11), true, io));
+        assert_eq!(build(Form::Short).expect("made").pods[0].usage.io, None);
     }
 
     #[test]
@@ -364,6 +410,7 @@ mod tests {
             booted_at: 0,
             snapshot: &snapshot,
             runtime: None,
+            told: &HashMap::new(),
             measured: &HashMap::new(),
             places: &HashMap::new(),
             root_fs: None,

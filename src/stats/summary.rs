@@ -179,14 +179,25 @@ pub struct VolumeStats {
 }
 
 /// What the runtime tells of one container.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct RuntimeUsage {
-    /// Processor: when, and nanoseconds so far.
-    pub cpu: Option<(WallNs, Option<u64>)>,
-    /// Memory: when, in use, working set.
-    pub memory: Option<(WallNs, Option<u64>, Option<u64>)>,
+    /// Processor, memory, swap and pressure.
+    pub usage: Resources,
     /// The writable layer.
     pub layer: Option<LayerUsage>,
+}
+
+/// What the runtime tells of one pod, where it is the source of statistics.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct RuntimePod {
+    /// Processor, memory, swap and pressure.
+    pub usage: Resources,
+    /// Its network.
+    pub network: Option<NetworkStats>,
+    /// Its processes.
+    pub processes: Option<u64>,
+    /// Its containers.
+    pub containers: HashMap<ContainerId, RuntimeUsage>,
 }
 
 /// A directory of the runtime: a writable layer or all images.

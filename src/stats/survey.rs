@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::disk::{self, FileSystem, Usage};
-use crate::engine::ports::Clock;
+use crate::{engine::ports::Clock, metrics::StatsMetrics};
 
 /// The longest walk of one directory.
 const WALK_LIMIT: Duration = Duration::from_secs(60);
@@ -76,17 +76,25 @@ pub struct Surveyor {
     targets: watch::Receiver<Arc<Vec<Target>>>,
     found: watch::Sender<Measurements>,
     clock: Arc<dyn Clock>,
+    metrics: StatsMetrics,
     tried: HashMap<PathBuf, Instant>,
     wedged: Arc<AtomicUsize>,
 }
 
 impl Survey {
-    /// A survey, and the task to run.
-    pub fn new(clock: Arc<dyn Clock>) -> (Self, Surveyor) {
+    /// A survey, and the task to run; walks over trees are counted.
+    pub fn new(clock: Arc<dyn Clock>, metrics: StatsMetrics) -> (Self, Surveyor) {
         let (targets, wanted) = watch::channel(Arc::default());
         let (found, known) = watch::channel(Measurements::default());
-        let surveyor = Surveyor { targets: wanted, found, clock, tried: HashMap::new(), wedged: Arc::default() };
+        let surveyor =
+            Surveyor { targets: wanted, found, clock, metrics, tried: HashMap::new(), wedged: Arc::default() };
         (Self { targets, found: known }, surveyor)
+    }
+
+    /// What is known now, without waiting; what is too old of these directories is measured meanwhile.
+    pub fn ask(&self, targets: Vec<Target>) -> Measurements {
+        self.targets.send_replace(Arc::new(targets));
+        self.found.borrow().clone()
     }
 
     /// What is known of these directories now; what is too old is measured meanwhile. Where some were never measured,
@@ -154,14 +162,22 @@ impl Surveyor {
             return;
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let (now, clock) = (Instant::now(), self.clock.clone());
+        let (now, clock, metrics) = (Instant::now(), self.clock.clone(), self.metrics.clone());
         for target in &targets {
             self.tried.insert(target.path.clone(), now);
         }
         let (stopped, wedged) = (stop.clone(), self.wedged.clone());
         wedged.fetch_add(1, Ordering::Relaxed);
         let walk = tokio::task::spawn_blocking(move || {
-            let results: Vec<_> = targets.into_iter().map(|t| (measured(&t, &clock, &stopped), t.path)).collect();
+            let measure = |target: Target| {
+                let began = Instant::now();
+                let result = measured(&target, &clock, &stopped);
+                if target.how == How::Tree {
+                    metrics.walked(began.elapsed());
+                }
+                (result, target.path)
+            };
+            let results: Vec<_> = targets.into_iter().map(measure).collect();
             wedged.fetch_sub(1, Ordering::Relaxed);
             results
         });
@@ -199,7 +215,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::engine::ports::SystemClock;
+    use crate::{engine::ports::SystemClock, metrics::Registry};
 
     fn target(path: &Path, how: How, period: Duration) -> Target {
         Target { path: path.to_owned(), how, period }
@@ -209,7 +225,7 @@ mod tests {
     async fn directories_are_measured_while_somebody_asks() {
         let root = tempfile::tempdir().expect("a directory");
         fs::write(root.path().join("log"), vec![1; 10_000]).expect("written");
-        let (survey, task) = Survey::new(Arc::new(SystemClock));
+        let (survey, task) = Survey::new(Arc::new(SystemClock), StatsMetrics::new(&Registry::new()));
         let stop = CancellationToken::new();
         let running = tokio::spawn(task.run(stop.clone()));
         let patience = Duration::from_secs(30);

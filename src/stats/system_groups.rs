@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{host, provider::StatsConfig, snapshot::SystemGroup};
+use super::{config::StatsConfig, host, snapshot::SystemGroup};
 
 /// How old they may become.
 const AGE: Duration = Duration::from_secs(60);

@@ -132,6 +132,7 @@ pub fn summary(depth: Depth, change: impl Fn(&mut Snapshot, &mut RuntimeReport))
         booted_at: 1_610_000_000,
         snapshot: &snapshot,
         runtime: Some(&report),
+        told: &HashMap::new(),
         measured: &known,
         places: &HashMap::from([("uid-web".into(), places)]),
         root_fs: Some(disk),
