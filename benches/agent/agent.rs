@@ -124,6 +124,22 @@ impl Agent {
         self.dir.join("pods").join(format!("{name}.json"))
     }
 
+    /// Makes a group of that name in that of a pod, in every hierarchy, and puts a process there.
+    pub fn enter(&self, pod: &str, name: &str, process: u32) {
+        cgroups(&self.cgroup, |root| {
+            let Some(pod) = find(&root, pod) else { return Ok(()) };
+            let group = pod.join(name);
+            fs::create_dir(&group)?;
+            // In a cpuset nothing runs before it has processors.
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                if let Ok(value) = fs::read(pod.join(file)) {
+                    fs::write(group.join(file), value)?;
+                }
+            }
+            fs::write(group.join("cgroup.procs"), process.to_string())
+        });
+    }
+
     /// How many pods it says are Running.
     pub async fn running(&self) -> usize {
         get(self.read_only, "/pods").await.map_or(0, |page| page.matches(r#""phase":"Running""#).count())
@@ -218,6 +234,17 @@ fn cgroups<T>(name: &str, act: impl Fn(PathBuf) -> std::io::Result<T>) {
         if let [_, target, "cgroup" | "cgroup2", ..] = fields.as_slice() {
             let _ = act(Path::new(target).join(name)); // without root there are none, and none are needed
         }
+    }
+}
+
+/// The folder of that name below another.
+fn find(below: &Path, name: &str) -> Option<PathBuf> {
+    let folders = fs::read_dir(below).ok()?.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut folders: Vec<PathBuf> = folders.map(|entry| entry.path()).collect();
+    let own = folders.iter().position(|folder| folder.file_name().is_some_and(|own| own == name));
+    match own {
+        Some(at) => Some(folders.swap_remove(at)),
+        None => folders.iter().find_map(|folder| find(folder, name)),
     }
 }
 

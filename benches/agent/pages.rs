@@ -1,6 +1,10 @@
 //! How many pages a second an agent serves, eight clients at a time on connections they keep.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::FutureExt;
@@ -10,8 +14,9 @@ use tokio::{
 };
 
 use crate::{
-    agent::Target,
+    agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median},
+    kit::scripted::ScriptedCri,
     manifest, process,
     run::{Ground, Group, Measurement},
     scripted_ground::{PATIENCE, Runtime},
@@ -34,7 +39,12 @@ const RATES: &[Figure] = &[
 ];
 const SCRAPED: &[Figure] = &[
     median("cpu", "CPU of scraping three pages every 15 s, 110 pods", Unit::Percent, Bar::AtMost(0.3)),
-    median("uncached", "slowest page that is made anew, 110 pods", Unit::Milliseconds, Bar::AtMost(15.0)),
+    median("idle", "CPU of the same agent when nobody scrapes", Unit::Percent, Bar::Open),
+    median(STATISTICS[0], "/metrics/resource made anew, 110 pods", Unit::Milliseconds, Bar::AtMost(15.0)),
+    median(STATISTICS[1], "/stats/summary made anew, 110 pods", Unit::Milliseconds, Bar::AtMost(15.0)),
+    median(STATISTICS[2], "/metrics/cadvisor made anew, 110 pods", Unit::Milliseconds, Bar::AtMost(15.0)),
+    median("first", "all three for the first time", Unit::Milliseconds, Bar::Open),
+    median("size", "size of /metrics/cadvisor", Unit::Megabytes, Bar::Open),
 ];
 const CLIENTS: usize = 8;
 /// The statistics pages.
@@ -154,7 +164,9 @@ impl Connection {
     }
 }
 
-/// Prometheus' habit: three pages every 15 s, each older than any memo.
+/// Prometheus' habit: three pages every 15 s; then each page alone, older than any memo. There are
+/// control groups with a process in each, as a runtime would have made them.
+#[allow(clippy::cast_precision_loss, reason = "pages are smaller than 2^52 bytes")]
 async fn scraped(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
@@ -163,22 +175,77 @@ async fn scraped(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         agent.put(&name, &manifest::scripted(&name, 2))?;
     }
     agent.until_running(110, PATIENCE).await?;
-    let mut connection = Connection::open(agent.read_only()).await?;
+    let _populated = Population::new(&agent, &runtime.cri)?;
     let pause = Duration::from_secs(15);
     tokio::time::sleep(pause).await;
-    let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
-    let mut slowest = Duration::ZERO;
-    for _ in 0..ground.options.amount(4, 2) {
-        for page in STATISTICS {
-            let asked = Instant::now();
-            connection.get(page).await?;
-            slowest = slowest.max(asked.elapsed());
-        }
-        tokio::time::sleep(pause).await;
-    }
-    let spent = process::cpu_seconds(agent.pid())? - before;
+    let rounds = ground.options.amount(4_u32, 2);
     let mut samples = Samples::default();
-    samples.add("cpu", 100.0 * spent / begun.elapsed().as_secs_f64());
-    samples.add("uncached", crate::scripted_ground::ms(slowest));
+    let idle = share(&agent, tokio::time::sleep(pause * rounds).map(Ok)).await?;
+    let mut connection = Connection::open(agent.read_only()).await?;
+    let begun = Instant::now();
+    all(&mut connection).await?;
+    samples.add("first", crate::scripted_ground::ms(begun.elapsed()));
+    let busy = share(&agent, async {
+        for _ in 0..rounds {
+            tokio::time::sleep(pause).await;
+            all(&mut connection).await?;
+        }
+        Ok(())
+    });
+    samples.add("cpu", busy.await? - idle);
+    samples.add("idle", idle);
+    for _ in 0..ground.options.amount(7, 2) {
+        for page in STATISTICS.iter().copied() {
+            tokio::time::sleep(Duration::from_millis(1_200)).await;
+            let asked = Instant::now();
+            let size = connection.get(page).await?;
+            samples.add(page, crate::scripted_ground::ms(asked.elapsed()));
+            if page.ends_with("cadvisor") {
+                samples.add("size", size as f64 / 1e6);
+            }
+        }
+    }
     Ok(samples)
+}
+
+async fn all(connection: &mut Connection) -> Result<()> {
+    for page in STATISTICS {
+        connection.get(page).await?;
+    }
+    Ok(())
+}
+
+/// Processor time of the agent while something goes on, in hundredths of a core.
+async fn share(agent: &Agent, goes_on: impl Future<Output = Result<()>>) -> Result<f64> {
+    let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
+    goes_on.await?;
+    Ok(100.0 * (process::cpu_seconds(agent.pid())? - before) / begun.elapsed().as_secs_f64())
+}
+
+/// A process in a group of its own for each sandbox and container of a scripted runtime; ended when dropped.
+struct Population(Vec<Child>);
+
+impl Population {
+    fn new(agent: &Agent, cri: &ScriptedCri) -> Result<Self> {
+        let pod_of =
+            |labels: &HashMap<String, String>| labels.get("io.kubernetes.pod.uid").cloned().unwrap_or_default();
+        let sandboxes = cri.sandboxes().into_iter().map(|sandbox| (pod_of(&sandbox.labels), sandbox.id));
+        let containers = cri.listed().into_iter().map(|container| (pod_of(&container.labels), container.id));
+        let mut all = Self(Vec::new());
+        for (pod, id) in sandboxes.chain(containers) {
+            let child = Command::new("sleep").arg("100000").stdin(Stdio::null()).spawn()?;
+            agent.enter(&format!("pod{pod}"), &id, child.id());
+            all.0.push(child);
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Population {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill(); // it may have ended by itself
+            let _ = child.wait();
+        }
+    }
 }

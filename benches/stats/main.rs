@@ -16,9 +16,9 @@ use berth::{
     engine::ports::SystemClock,
     pod::{PodRef, PodUid, observed::NetworkMode},
     stats::{
-        Form, Host, PodGroups,
+        Compressed, Form, Host, PodGroups,
         cadvisor_page::{self, OpenFiles},
-        host,
+        compressed, host,
         mounts::Mounts,
         pods::{ShownContainer, ShownPod},
         reader::Reader,
@@ -29,6 +29,7 @@ use berth::{
     },
     sys::mount_table,
 };
+use bytes::Bytes;
 use jiff::Timestamp;
 
 const PODS: usize = 110;
@@ -140,6 +141,7 @@ fn write_pages(snapshot: &Snapshot, files: &HashMap<String, OpenFiles>) {
         booted_at: 1_600_000_000,
         snapshot,
         runtime: None,
+        told: &*Box::leak(Box::default()),
         measured: &*Box::leak(Box::default()),
         places: &*Box::leak(Box::default()),
         root_fs: None,
@@ -165,6 +167,9 @@ fn write_pages(snapshot: &Snapshot, files: &HashMap<String, OpenFiles>) {
         })
     });
     println!("{:<40} {:>8} KB", "", page.len() / 1024);
+    let page = Bytes::from(page);
+    let page = measure("/metrics/cadvisor: gzip", || compressed(page.clone(), Compressed::Gzip));
+    println!("{:<40} {:>8} KB", "", page.len() / 1024);
 }
 
 fn main() {
@@ -185,6 +190,9 @@ fn main() {
     ] {
         measure(what, || sampler.sample(pods.clone(), Vec::new(), depth));
     }
+    measure("all three readings, one after the other", || {
+        [Depth::Core, Depth::Summary, Depth::Full].map(|depth| sampler.sample(pods.clone(), Vec::new(), depth))
+    });
     let snapshot = sampler.sample(pods.clone(), Vec::new(), Depth::Full);
     println!("groups and open files: {:?}", snapshot.size);
     let open = OpenFiles { descriptors: 20, sockets: 5, soft_limit: Some(1_048_576) };
