@@ -23,6 +23,7 @@ const PULL: &str = "1 5 10 20 30 60 120 180 240 300 360 480 600 900 1200 1800 27
 const STATUS: &str = "0.01 0.05 0.1 0.5 1 5 10 20 30 45 60 +Inf";
 const RUNTIME: &str = "0.005 0.0125 0.03125 0.078125 0.1953125 0.48828125 1.220703125 3.0517578125 7.62939453125 \
                        19.073486328125 47.6837158203125 119.20928955078125 298.0232238769531 745.0580596923828 +Inf";
+const STORAGE: &str = "0.1 0.25 0.5 1 2.5 5 10 15 25 50 120 300 600 +Inf";
 const COUNT5: &str = "1 2 4 8 16 +Inf";
 
 /// Families without labels: there from the start, at zero or their value. Name, type or buckets, stability.
@@ -84,8 +85,10 @@ const LABELLED: &[(&str, &str, &str, &[&str])] = &[
         "[ALPHA] ",
         &["present_locally", "pull_policy", "pull_required"],
     ),
+    ("kubelet_container_log_filesystem_used_bytes", "gauge", "[ALPHA] ", &["container", "namespace", "pod", "uid"]),
     ("kubelet_image_pull_duration_seconds", PULL, "[ALPHA] ", &["image_size_in_bytes"]),
     ("kubelet_imagemanager_image_mustpull_checks_total", "counter", "[ALPHA] ", &["result"]),
+    ("kubelet_metrics_provider", "gauge", "[ALPHA] ", &["provider"]),
     ("kubelet_node_name", "gauge", "[ALPHA] ", &["node"]),
     ("kubelet_pod_worker_duration_seconds", DEF, "[ALPHA] ", &["operation_type"]),
     ("kubelet_run_podsandbox_duration_seconds", DEF, "[ALPHA] ", &["runtime_handler"]),
@@ -115,6 +118,14 @@ const LABELLED: &[(&str, &str, &str, &[&str])] = &[
         ],
     ),
     ("kubernetes_feature_enabled", "gauge", "[BETA] ", &["name", "stage"]),
+    (
+        "storage_operation_duration_seconds",
+        STORAGE,
+        "[ALPHA] ",
+        &["migrated", "operation_name", "status", "volume_plugin"],
+    ),
+    ("volume_manager_total_volumes", "gauge", "[ALPHA] ", &["plugin_name", "state"]),
+    ("volume_operation_total_seconds", STORAGE, "[ALPHA] ", &["operation_name", "plugin_name"]),
 ];
 
 /// Name, labels, value.
@@ -285,7 +296,14 @@ async fn an_eventful_life_moves_every_family() {
     assert_eq!(value(&families, "kubelet_containers_per_pod_count_count", &[]), 1.0);
 
     home.put_pod(&manifest_of("done", json!({"containers": [{"name": "main"}], "restartPolicy": "Never"})));
-    home.put_pod(&manifest_of("pulls", json!({"containers": [{"name": "main", "image": "example.com/new:1"}]})));
+    let mounts = json!([{"name": "cache", "mountPath": "/cache"}]);
+    home.put_pod(&manifest_of(
+        "pulls",
+        json!({
+            "volumes": [{"name": "cache", "emptyDir": {}}],
+            "containers": [{"name": "main", "image": "example.com/new:1", "volumeMounts": mounts}],
+        }),
+    ));
     let wants = json!({"requests": {"cpu": "4000"}});
     home.put_pod(&manifest_of("greedy", json!({"containers": [{"name": "main", "resources": wants}]})));
     home.put_pod(&manifest("unlucky"));
@@ -296,6 +314,9 @@ async fn an_eventful_life_moves_every_family() {
         agent.until_ready(name).await;
     }
     agent.until("all is counted", async || agent.metric("kubelet_running_pods").await == Some(4.0)).await;
+    // Logs are measured in the background.
+    let logs = "kubelet_container_log_filesystem_used_bytes";
+    agent.until("logs were measured", async || agent.metrics().await.contains(logs)).await;
     let families = scrape(&agent).await;
     for (name, kind, stability, labels) in LABELLED {
         let family = families.get(*name).unwrap_or_else(|| panic!("{name} is not there"));

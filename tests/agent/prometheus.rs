@@ -1,95 +1,18 @@
 //! What operators look at, proven on a running agent: Debian's Prometheus scrapes it, and every
 //! expression of the dashboard returns data. Skipped by name where there is no `prometheus`.
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use serde_json::{Value, json};
 
 use crate::{
     Ground,
     kit::{
-        process::{Agent, Home, PATIENCE, free_ports, get, manifest, manifest_of, skips},
+        process::{Agent, Home, manifest, manifest_of, skips},
+        prometheus::Prometheus,
         scripted::{Behaviour, Fault},
     },
 };
-
-/// Killed when the test ends.
-struct Prometheus {
-    child: Child,
-    port: u16,
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.child.kill(); // it may have ended by itself
-        let _ = self.child.wait();
-    }
-}
-
-impl Prometheus {
-    /// Scrapes the read-only port of an agent every second; `None` where there is no Prometheus.
-    async fn start(home: &Home, paths: &[&str]) -> Option<Self> {
-        let [port] = free_ports();
-        let config = home.path().join("prometheus.yaml");
-        std::fs::write(&config, scrapes(home.read_only_port(), paths).to_string()).expect("written");
-        let child = Command::new("prometheus")
-            .arg(format!("--config.file={}", config.display()))
-            .arg(format!("--storage.tsdb.path={}", home.path().join("tsdb").display()))
-            .arg(format!("--web.listen-address=127.0.0.1:{port}"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let child = match child {
-            Ok(child) => child,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
-            Err(error) => panic!("prometheus: {error}"),
-        };
-        let started = Self { child, port };
-        let deadline = Instant::now() + PATIENCE;
-        while get(port, "/-/ready").await.is_none_or(|answer| answer.status != 200) {
-            assert!(Instant::now() < deadline, "prometheus is not ready");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        Some(started)
-    }
-
-    /// How many series an expression returns now.
-    async fn series(&self, expression: &str) -> Result<usize, String> {
-        let query: String = form_urlencoded::Serializer::new(String::new()).append_pair("query", expression).finish();
-        let answer = get(self.port, &format!("/api/v1/query?{query}")).await.ok_or("no answer")?;
-        let answer: Value = serde_json::from_str(&answer.body).map_err(|e| format!("{e}: {}", answer.body))?;
-        match answer["status"].as_str() {
-            Some("success") => Ok(answer["data"]["result"].as_array().map_or(0, Vec::len)),
-            _ => Err(format!("{expression}: {answer}")),
-        }
-    }
-
-    /// Waits until all expressions return data; tells those that do not.
-    async fn all_return(&self, expressions: &BTreeMap<String, String>) {
-        let deadline = Instant::now() + PATIENCE;
-        let mut left: Vec<(&String, &String)> = expressions.iter().collect();
-        loop {
-            let mut empty = Vec::new();
-            for (panel, expression) in left {
-                if self.series(expression).await.expect("it can be evaluated") == 0 {
-                    empty.push((panel, expression));
-                }
-            }
-            if empty.is_empty() {
-                return;
-            }
-            assert!(Instant::now() < deadline, "no data:\n{empty:#?}");
-            left = empty;
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
-    }
-}
 
 /// As dashboards/README.md tells operators to scrape, only faster.
 fn scrapes(port: u16, paths: &[&str]) -> Value {
@@ -155,10 +78,9 @@ async fn every_panel_of_the_dashboard_has_data() {
     let home = ground.home();
     let agent = lively(&ground, &home).await;
     agent.until_ready("one").await;
-    let Some(prometheus) = Prometheus::start(&home, &["/metrics", "/metrics/slis"]).await else {
-        println!("skipped every_panel_of_the_dashboard_has_data: prometheus is not installed");
-        return;
-    };
+    let scrapes = scrapes(home.read_only_port(), &["/metrics", "/metrics/slis"]);
+    let test = "every_panel_of_the_dashboard_has_data";
+    let Some(prometheus) = Prometheus::start(test, home.path(), &scrapes).await else { return };
     let scraped = BTreeMap::from([("the first scrape".to_owned(), "up{metrics_path=\"/metrics\"} == 1".to_owned())]);
     prometheus.all_return(&scraped).await;
     stir(&home, &agent).await;

@@ -53,15 +53,20 @@ impl Node {
 
     /// A node of one's own, something done to its home before the agent starts.
     pub async fn prepared(test: &str, prepare: impl FnOnce(&Home)) -> Option<Self> {
-        Self::built(test, json!({}), prepare).await
+        Self::built(test, json!({}), &[], prepare).await
     }
 
     /// A node of one's own, with these fields of its configuration set.
     pub async fn with(test: &str, fields: Value) -> Option<Self> {
-        Self::built(test, fields, |_| ()).await
+        Self::built(test, fields, &[], |_| ()).await
     }
 
-    async fn built(test: &str, fields: Value, prepare: impl FnOnce(&Home)) -> Option<Self> {
+    /// A node of one's own, with these fields of its configuration and these flags set.
+    pub async fn with_flags(test: &str, fields: Value, flags: &[String]) -> Option<Self> {
+        Self::built(test, fields, flags, |_| ()).await
+    }
+
+    async fn built(test: &str, fields: Value, flags: &[String], prepare: impl FnOnce(&Home)) -> Option<Self> {
         let containerd = containerd::start_or_skip(test)?;
         let name = containerd.dir().file_name().expect("a name").to_string_lossy().into_owned();
         let cgroup = PodsCgroup::new(&name);
@@ -73,7 +78,7 @@ impl Node {
             "containerLogMonitorInterval": "3s",
             "fileCheckFrequency": "5s",
         }));
-        let home = home.with(fields);
+        let home = flags.iter().fold(home.with(fields), Home::flag);
         prepare(&home);
         let agent = home.start().await;
         Some(Self { agent, home, containerd, cgroup })

@@ -12,5 +12,6 @@ pub mod leash;
 pub mod players;
 pub mod pods;
 pub mod process;
+pub mod prometheus;
 pub mod scripted;
 pub mod web;

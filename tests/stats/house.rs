@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use berth::{
     engine::ports::{PodObserver, PodView, RuntimePods, SystemClock},
-    metrics::{Registry, StatsMetrics},
+    metrics::{Registry, StatsMetrics, StatsSource},
     pod::{
         PodRef, PodUid,
         observed::{
@@ -84,6 +84,11 @@ pub struct House {
 impl House {
     /// Shows these pods; their groups are below `groups`.
     pub fn new(pods: Vec<ObservedPod>, groups: Option<String>) -> Self {
+        Self::with(pods, groups, StatsSource::Groups)
+    }
+
+    /// The same, the statistics of pods from that source.
+    pub fn with(pods: Vec<ObservedPod>, groups: Option<String>, source: StatsSource) -> Self {
         let (clock, registry) = (Arc::new(SystemClock), Registry::new());
         let cri = ScriptedCri::new(clock.clone());
         let pods: HashMap<PodUid, Arc<ObservedPod>> =
@@ -96,6 +101,7 @@ impl House {
             root_directory: disk.path().to_owned(),
             max_open: 256,
             tells_filesystems: true,
+            source,
             ..StatsConfig::default()
         };
         let deps = StatsDeps {

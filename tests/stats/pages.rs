@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth::stats::Form;
+use berth::{metrics::StatsSource, stats::Form};
 use serde_json::Value;
 
 use crate::{
@@ -48,6 +48,48 @@ async fn what_the_runtime_tells_stands_in_for_groups() {
     let page = house.provider.resource_metrics().await;
     let line = "container_cpu_usage_seconds_total{container=\"main\",namespace=\"default\",pod=\"web\"} 0.001 ";
     assert!(text(&page).contains(line), "{}", text(&page));
+}
+
+#[tokio::test]
+async fn a_runtime_can_be_the_source_of_all() {
+    // Gate PodAndContainerStatsFromCRI (spec 04b §7.2).
+    let mut observed = pod("u1", "web");
+    observed.sandboxes[0].id = "c1-sandbox".into();
+    observed.containers[0].sandbox = "c1-sandbox".into();
+    let house = House::with(vec![observed], None, StatsSource::Runtime);
+    house.cri.add_running("u1", "web", "main", "c1");
+    let provider = |registry: &berth::metrics::Registry| {
+        let families = registry.gather();
+        let family = families.iter().find(|family| family.name() == "kubelet_metrics_provider").expect("there");
+        family.get_metric().iter().map(|metric| metric.get_label()[0].value().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(provider(&house.registry), ["cri"]);
+    let told = summary(&house).await["pods"][0].clone();
+    assert_eq!(told["containers"][0]["memory"]["workingSetBytes"], 1 << 20, "{told:#}");
+    assert_eq!(told["cpu"]["usageCoreNanoSeconds"], 1_000_000, "what is not told of the pod is the sum: {told:#}");
+    assert_eq!(house.cri.count("list_podsandbox_stats"), 1);
+    let page = house.provider.resource_metrics().await;
+    let line = "pod_cpu_usage_seconds_total{namespace=\"default\",pod=\"web\"} 0.001 ";
+    assert!(text(&page).contains(line), "{}", text(&page));
+}
+
+#[tokio::test]
+async fn a_runtime_that_cannot_be_the_source_is_none() {
+    let house = House::with(vec![pod("u1", "web")], None, StatsSource::Runtime);
+    house.cri.add_running("u1", "web", "main", "c1");
+    let unknown = || Fault::Error(tonic::Code::Unimplemented, "unknown method ListPodSandboxStats".into());
+    house.cri.fault("list_podsandbox_stats", "", unknown(), Some(1));
+    let told = summary(&house).await["pods"][0].clone();
+    assert_eq!(
+        told["containers"][0]["cpu"]["usageCoreNanoSeconds"], 1_000_000,
+        "from the list of containers: {told:#}"
+    );
+
+    let house = House::with(vec![pod("u1", "web")], None, StatsSource::Runtime);
+    let broken = Fault::Error(tonic::Code::Internal, "broken".into());
+    house.cri.fault("list_podsandbox_stats", "", broken, None);
+    let error = house.provider.summary(Form::Full).await.expect_err("it fails");
+    assert!(error.starts_with("failed to list pod stats: ") && error.contains("broken"), "{error}");
 }
 
 #[tokio::test]

@@ -2,8 +2,9 @@
 
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -100,10 +101,13 @@ async fn pages_say_what_the_kernel_says() {
     let Some(tree) = Tree::new("pages_say_what_the_kernel_says") else { return };
     // Children are waited for: dropped before the tree, whose groups they are in.
     let start = |program: &str, argument: &str| Command::new(program).arg(argument).spawn().expect("starts");
-    let busy = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("starts");
-    let running = Running(vec![start("sleep", "1000"), busy]);
+    // What it takes before it is in its group is not the group's.
+    let work = "read go; text=$(head -c 300000 /dev/zero | tr '\\0' x); while :; do :; done";
+    let busy = Command::new("sh").args(["-c", work]).stdin(Stdio::piped()).spawn().expect("starts");
+    let mut running = Running(vec![start("sleep", "1000"), busy]);
     tree.enter("podu1/sandbox", &running.0[0]);
     tree.enter("podu1/c1", &running.0[1]);
+    running.0[1].stdin.take().expect("open").write_all(b"go\n").expect("it reads");
     let house = House::new(vec![pod("u1", "web")], Some(format!("/{}", tree.name)));
 
     let first: Value =
@@ -111,7 +115,7 @@ async fn pages_say_what_the_kernel_says() {
     let container = |page: &Value| page["pods"][0]["containers"][0].clone();
     let used = |page: &Value| container(page)["cpu"]["usageCoreNanoSeconds"].as_u64().expect("known");
     assert!(container(&first)["cpu"].get("usageNanoCores").is_none(), "one look has no rate: {first:#}");
-    assert_eq!(first["pods"][0]["process_stats"]["process_count"], 1, "{first:#}");
+    assert!(first["pods"][0]["process_stats"]["process_count"].as_u64().is_some_and(|count| count >= 1), "{first:#}");
     let interfaces = fs::read_to_string("/proc/net/dev").expect("readable");
     if interfaces.contains("eth0:") {
         assert_eq!(first["pods"][0]["network"]["name"], "eth0", "the sandbox is in our network: {first:#}");
@@ -171,7 +175,7 @@ async fn pages_say_what_the_kernel_says() {
         value(page, &format!("container_cpu_usage_seconds_total{labels}")).is_some_and(|used| used > 0.0),
         "{page}"
     );
-    // A small process whose pages are all of files that nobody needs has a working set of 0.
-    assert!(value(page, &format!("container_memory_working_set_bytes{labels}")).is_some(), "{page}");
+    let working_set = value(page, &format!("container_memory_working_set_bytes{labels}"));
+    assert!(working_set.is_some_and(|bytes| bytes >= 300_000.0), "{page}");
     drop(running);
 }

@@ -1,0 +1,131 @@
+//! Debian's Prometheus and promtool, as operators run them.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use super::process::{PATIENCE, free_ports, get};
+
+/// Killed when the test ends.
+pub struct Prometheus {
+    child: Child,
+    port: u16,
+    log: PathBuf,
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // it may have ended by itself
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether that program is there; where it is not, the test says so by its name. On CI it must be.
+fn is_missing(program: &str, test: &str, error: &std::io::Error) -> bool {
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{program}: {error}");
+    assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {program} is not installed");
+    println!("skipped: {test}: {program} is not installed");
+    true
+}
+
+impl Prometheus {
+    /// Runs with that configuration in that folder; `None` where there is no Prometheus.
+    pub async fn start(test: &str, folder: &Path, config: &Value) -> Option<Self> {
+        let [port] = free_ports();
+        let (file, log) = (folder.join("prometheus.yaml"), folder.join("prometheus.log"));
+        fs::write(&file, config.to_string()).expect("written");
+        let output = fs::File::create(&log).expect("a log");
+        let child = Command::new("prometheus")
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", folder.join("tsdb").display()))
+            .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().expect("a handle"))
+            .stderr(output)
+            .spawn();
+        let child = match child {
+            Ok(child) => child,
+            Err(error) if is_missing("prometheus", test, &error) => return None,
+            Err(error) => panic!("prometheus: {error}"),
+        };
+        let started = Self { child, port, log };
+        let deadline = Instant::now() + PATIENCE;
+        while get(port, "/-/ready").await.is_none_or(|answer| answer.status != 200) {
+            assert!(Instant::now() < deadline, "prometheus is not ready\n{}", started.log());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Some(started)
+    }
+
+    /// What it logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    async fn ask(&self, path: &str) -> Value {
+        let answer = get(self.port, path).await.expect("an answer");
+        serde_json::from_str(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}: {}", answer.body))
+    }
+
+    /// The series an expression returns now.
+    pub async fn series(&self, expression: &str) -> Vec<Value> {
+        let query: String = form_urlencoded::Serializer::new(String::new()).append_pair("query", expression).finish();
+        let answer = self.ask(&format!("/api/v1/query?{query}")).await;
+        assert_eq!(answer["status"], "success", "{expression}: {answer}");
+        answer["data"]["result"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// What it thinks of whom it scrapes.
+    pub async fn targets(&self) -> Vec<Value> {
+        let answer = self.ask("/api/v1/targets?state=active").await;
+        answer["data"]["activeTargets"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Waits until all expressions return data; tells those that do not.
+    pub async fn all_return<N: Ord + std::fmt::Debug>(&self, expressions: &BTreeMap<N, String>) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut left: Vec<(&N, &String)> = expressions.iter().collect();
+        loop {
+            let mut empty = Vec::new();
+            for (name, expression) in left {
+                if self.series(expression).await.is_empty() {
+                    empty.push((name, expression));
+                }
+            }
+            if empty.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "no data:\n{empty:#?}");
+            left = empty;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+}
+
+/// What promtool has to say against a page of metrics, a line each; `None` where there is no promtool.
+pub fn lint(test: &str, page: &str) -> Option<Vec<String>> {
+    let child = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) if is_missing("promtool", test, &error) => return None,
+        Err(error) => panic!("promtool: {error}"),
+    };
+    child.stdin.take().expect("open").write_all(page.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    // 3: it could read the page and does not like some names.
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{said}");
+    Some(said.lines().map(str::to_owned).collect())
+}
