@@ -9,6 +9,7 @@ pub mod disk;
 pub mod image;
 pub mod kube_front;
 pub mod leash;
+pub mod main_port;
 pub mod players;
 pub mod pods;
 pub mod process;

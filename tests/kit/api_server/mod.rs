@@ -22,6 +22,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
 
 /// A request that came.
 #[derive(Clone, Debug)]
@@ -66,6 +67,8 @@ pub struct ApiServer {
     /// Signs its own certificate and those of clients.
     pub authority: Authority,
     listening: tokio::task::JoinHandle<()>,
+    /// Ends its connections.
+    cut: CancellationToken,
 }
 
 impl ApiServer {
@@ -77,8 +80,10 @@ impl ApiServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let state: Arc<Mutex<State>> = Arc::default();
-        let listening = tokio::spawn(accept(listener, acceptor(&issued), state.clone()));
-        let server = Self { address, state, folder: tempfile::tempdir().expect("a folder"), authority, listening };
+        let cut = CancellationToken::new();
+        let listening = tokio::spawn(accept(listener, acceptor(&issued), state.clone(), cut.clone()));
+        let folder = tempfile::tempdir().expect("a folder");
+        let server = Self { address, state, folder, authority, listening, cut };
         std::fs::write(server.kubeconfig(), server.kubeconfig_text()).expect("written");
         server
     }
@@ -116,6 +121,12 @@ impl ApiServer {
         let _ = (&mut self.listening).await; // cancelled, as it was told
     }
 
+    /// It is gone: nobody listens, and all connections are cut.
+    pub async fn vanish(&mut self) {
+        self.stop_listening().await;
+        self.cut.cancel();
+    }
+
     /// The next requests for that path have these troubles, one each.
     pub fn trouble(&self, path: &str, troubles: impl IntoIterator<Item = Trouble>) {
         self.state().troubles.entry(path.to_owned()).or_default().extend(troubles);
@@ -134,6 +145,7 @@ impl ApiServer {
 impl Drop for ApiServer {
     fn drop(&mut self) {
         self.listening.abort();
+        self.cut.cancel();
     }
 }
 
@@ -150,16 +162,19 @@ fn acceptor(issued: &Issued) -> TlsAcceptor {
     TlsAcceptor::from(Arc::new(config))
 }
 
-async fn accept(listener: TcpListener, tls: TlsAcceptor, state: Arc<Mutex<State>>) {
+async fn accept(listener: TcpListener, tls: TlsAcceptor, state: Arc<Mutex<State>>, cut: CancellationToken) {
     let connections = Arc::new(Semaphore::new(1000));
     while let Ok((stream, _)) = listener.accept().await {
-        let (tls, state) = (tls.clone(), state.clone());
+        let (tls, state, cut) = (tls.clone(), state.clone(), cut.clone());
         let place = connections.clone().acquire_owned().await.expect("open");
         tokio::spawn(async move {
             let Ok(stream) = tls.accept(stream).await else { return };
             let service = hyper::service::service_fn(move |request| answer(state.clone(), request));
             let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-            let _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await; // cut on purpose, maybe
+            tokio::select! {
+                () = cut.cancelled() => {}
+                _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), service) => {} // cut on purpose, maybe
+            }
             drop(place);
         });
     }
