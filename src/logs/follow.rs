@@ -15,7 +15,7 @@ use inotify::{EventStream, Inotify, WatchMask};
 use tokio::{fs::File, time::timeout};
 use tracing::debug;
 
-use super::{dirs, rotated};
+use super::{dirs, own::Place, rotated};
 
 /// Re-check after this time without any event.
 const TICK: Duration = Duration::from_secs(1);
@@ -66,13 +66,13 @@ pub struct OpenLog {
 }
 
 impl OpenLog {
-    /// Opens a regular file.
+    /// Opens a regular file of a log's place.
     ///
     /// # Errors
     /// It cannot be opened, or is something else.
-    pub async fn open(path: &Path) -> io::Result<Self> {
-        let path = path.to_owned();
-        let opened = tokio::task::spawn_blocking(move || regular(&path)).await.map_err(io::Error::other)?;
+    pub async fn open(place: &Place, path: &Path) -> io::Result<Self> {
+        let (place, path) = (place.clone(), path.to_owned());
+        let opened = tokio::task::spawn_blocking(move || regular(&place, &path)).await.map_err(io::Error::other)?;
         let (file, identity) = opened?;
         let mut file = File::from_std(file);
         file.set_max_buf_size(super::read::CHUNK);
@@ -103,15 +103,9 @@ pub struct Successor {
     identity: (u64, u64),
 }
 
-fn regular(path: &Path) -> io::Result<(std::fs::File, (u64, u64))> {
-    use std::os::unix::fs::OpenOptionsExt;
-    // Opening a pipe must not wait for its writer.
-    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+fn regular(place: &Place, path: &Path) -> io::Result<(std::fs::File, (u64, u64))> {
+    let file = place.open(path)?;
     let meta = file.metadata()?;
-    if !meta.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
     Ok((file, (meta.dev(), meta.ino())))
 }
 

@@ -101,7 +101,7 @@ impl Manager {
 
     /// Reads logs.
     pub fn reader(&self) -> LogReader {
-        LogReader::new(self.deps.cri.clone())
+        LogReader::new(self.deps.cri.clone(), &self.config.pod_logs_dir)
     }
 
     /// A log and its rotated files, oldest first: what disk accounting adds up.
@@ -197,7 +197,7 @@ fn report(done: Result<io::Result<()>, tokio::task::JoinError>, what: &'static s
 #[async_trait]
 impl TerminationMessages for Manager {
     async fn message(&self, exit: ContainerExit) -> String {
-        let fallback = exit.message.clone();
-        spawn_blocking(move || termination::message(&exit)).await.unwrap_or(fallback)
+        let (fallback, root) = (exit.message.clone(), self.config.pod_logs_dir.clone());
+        spawn_blocking(move || termination::message(&exit, &root)).await.unwrap_or(fallback)
     }
 }

@@ -21,6 +21,7 @@ use tracing::debug;
 use super::{
     filter::{Filter, LogFormatError, LogOptions},
     follow::{OpenLog, Watch},
+    own::{Place, PlaceError},
     tail::tail_start,
 };
 use crate::{
@@ -39,14 +40,9 @@ const STATUS_PERIOD: Duration = Duration::from_secs(1);
 /// Why a log could not be read (to its end).
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The path leads nowhere.
-    #[error("failed to try resolving symlinks in path {path:?}: {source}")]
-    Resolve {
-        /// The log.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    /// The path leads nowhere, or to what is no log of the pod.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     /// The file cannot be opened.
     #[error("failed to open log file {path:?}: {source}")]
     Open {
@@ -78,12 +74,15 @@ pub enum ReadError {
 #[derive(Clone)]
 pub struct LogReader {
     cri: Arc<dyn RuntimeService>,
+    /// `podLogsDir`.
+    root: Arc<Path>,
 }
 
 impl LogReader {
-    /// Over the runtime that tells whether a followed container still runs.
-    pub fn new(cri: Arc<dyn RuntimeService>) -> Self {
-        Self { cri }
+    /// Over the runtime that tells whether a followed container still runs; only logs below
+    /// `root`, which is `podLogsDir`, are read.
+    pub fn new(cri: Arc<dyn RuntimeService>, root: &Path) -> Self {
+        Self { cri, root: Arc::from(root) }
     }
 
     /// Where the runtime says the log of a container is.
@@ -107,15 +106,26 @@ impl LogReader {
         options: &LogOptions,
         out: &mut (dyn AsyncWrite + Unpin + Send),
     ) -> Result<(), ReadError> {
-        let resolved = tokio::fs::canonicalize(path).await;
-        let path = resolved.map_err(|source| ReadError::Resolve { path: path.to_owned(), source })?;
+        let (root, log) = (self.root.clone(), path.to_owned());
+        let found = tokio::task::spawn_blocking(move || Place::find(&root, &log)).await;
+        let place = found.map_err(|e| ReadError::Open { path: path.to_owned(), source: io::Error::other(e) })??;
+        let path = place.path.clone();
         out.write(&[]).await.map_err(ReadError::Write)?;
         out.flush().await.map_err(ReadError::Write)?;
         // The watch comes before the first look at the file, so no change falls between.
         let watch = options.follow.then(|| Watch::new(&path));
-        let log = open(&path).await?;
-        let mut reading =
-            Reading { log, path, filter: Filter::new(options), bytes: vec![0; CHUNK], held: 0, chunk: Vec::new(), out };
+        let log = OpenLog::open(&place, &path).await;
+        let log = log.map_err(|source| ReadError::Open { path: path.clone(), source })?;
+        let mut reading = Reading {
+            log,
+            place,
+            path,
+            filter: Filter::new(options),
+            bytes: vec![0; CHUNK],
+            held: 0,
+            chunk: Vec::new(),
+            out,
+        };
         reading.seek(options.tail).await?;
         match watch {
             Some(watch) => self.follow(&mut reading, watch, id).await?,
@@ -169,13 +179,10 @@ impl LogReader {
     }
 }
 
-async fn open(path: &Path) -> Result<OpenLog, ReadError> {
-    OpenLog::open(path).await.map_err(|source| ReadError::Open { path: path.to_owned(), source })
-}
-
 /// One reading under way.
 struct Reading<'a> {
     log: OpenLog,
+    place: Place,
     path: PathBuf,
     filter: Filter,
     bytes: Vec<u8>,
@@ -230,7 +237,7 @@ impl Reading<'_> {
     /// up again.
     async fn go_on(&mut self) -> Result<(), ReadError> {
         while let Some(next) = self.log.successor(&self.path).await {
-            match OpenLog::open(&next.path).await {
+            match OpenLog::open(&self.place, &next.path).await {
                 Ok(opened) if opened.is(&next) => {
                     self.log = opened;
                     return Ok(());

@@ -6,7 +6,7 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -198,10 +198,12 @@ fn tidy(log: &Path, max_files: usize) -> Result<(), RotateError> {
 /// `<f>` → `<f>.tmp` → `<f>.gz`, then `<f>` goes; the mode stays.
 fn compress(path: &Path) -> io::Result<()> {
     let (tmp, packed) = (with_suffix(path, ".tmp"), with_suffix(path, ".gz"));
-    let mut source = File::open(path)?;
+    // A container may have its hands on the directory: links are not followed.
+    let no_links = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+    let mut source = File::options().read(true).custom_flags(no_links).open(path)?;
     let mode = source.metadata()?.permissions().mode();
     let written = (|| {
-        let target = File::create(&tmp)?;
+        let target = File::options().write(true).create(true).truncate(true).custom_flags(no_links).open(&tmp)?;
         target.set_permissions(fs::Permissions::from_mode(mode))?;
         let mut encoder = GzEncoder::new(io::BufWriter::with_capacity(64 * 1024, target), Compression::default());
         io::copy(&mut source, &mut encoder)?;

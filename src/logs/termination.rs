@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     filter::{Filter, LogOptions},
+    own::Place,
     tail::tail_start,
 };
 use crate::engine::ports::{ContainerExit, LogPolicy};
@@ -20,8 +21,9 @@ const LOG_LINES: u64 = 80;
 /// Last bytes of those lines that are kept.
 const LOG_BYTES: usize = 2048;
 
-/// The message of an exited container: the runtime's, and what the container left.
-pub fn message(exit: &ContainerExit) -> String {
+/// The message of an exited container: the runtime's, and what the container left; its log lies
+/// below `root`.
+pub fn message(exit: &ContainerExit, root: &Path) -> String {
     let falls_back =
         exit.policy == LogPolicy::FallbackToLogsOnError && exit.exit_code != 0 && exit.reason != "ContainerCannotRun";
     let left = match exit.message_file.as_deref().map(|path| (path, end_of(path))) {
@@ -29,7 +31,7 @@ pub fn message(exit: &ContainerExit) -> String {
             format!("Error on reading termination log {}: {error}", path.display())
         }
         Some((_, Ok(text))) if !text.is_empty() => text,
-        _ if falls_back => end_of_log(&exit.log_path)
+        _ if falls_back => end_of_log(&exit.log_path, root)
             .unwrap_or_else(|error| format!("Error on reading termination message from logs: {error}")),
         _ => String::new(),
     };
@@ -67,9 +69,9 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.get(broken..).unwrap_or_default()).into_owned()
 }
 
-fn end_of_log(path: &Path) -> Result<String, Box<dyn std::error::Error>> {
-    let path = std::fs::canonicalize(path)?;
-    let mut file = open(&path)?;
+fn end_of_log(path: &Path, root: &Path) -> Result<String, Box<dyn std::error::Error>> {
+    let place = Place::find(root, path)?;
+    let mut file = place.open(&place.path)?;
     let start = tail_start(&file, LOG_LINES)?;
     io::Seek::seek(&mut file, io::SeekFrom::Start(start))?;
     let mut filter = Filter::new(&LogOptions { tail: Some(LOG_LINES), ..LogOptions::default() });
@@ -127,6 +129,11 @@ mod tests {
     }
 
     use LogPolicy::{FallbackToLogsOnError, File as OnlyFile};
+
+    /// The message, where each test's directory is a pod's.
+    fn message(exit: &ContainerExit) -> String {
+        super::message(exit, exit.log_path.ancestors().nth(2).expect("two directories"))
+    }
 
     #[test]
     fn the_file_comes_first() {

@@ -110,7 +110,7 @@ async fn what_cannot_be_read() {
     let error = read(&house, LogOptions::default()).await.expect_err("no format").to_string();
     assert_eq!(error, "failed to get parse function: unsupported log format: \"hello\\n\"");
     fs::remove_file(&house.log).expect("removed");
-    assert!(matches!(read(&house, LogOptions::default()).await, Err(ReadError::Resolve { .. })));
+    assert!(matches!(read(&house, LogOptions::default()).await, Err(ReadError::Place(_))));
     fs::create_dir(&house.log).expect("created");
     assert!(matches!(read(&house, LogOptions::default()).await, Err(ReadError::Open { .. })));
 }
