@@ -4,7 +4,7 @@
 set -eu
 
 # program:package
-needed="cc:gcc cc:libc6-dev containerd:containerd ctr:containerd runc:runc busybox:busybox-static ip:iproute2 curl:curl prometheus:prometheus promtool:prometheus"
+needed="cc:gcc cc:libc6-dev containerd:containerd ctr:containerd runc:runc busybox:busybox-static ip:iproute2 curl:curl openssl:openssl prometheus:prometheus promtool:prometheus"
 
 missing() {
     PATH="$PATH:/usr/sbin:/sbin"

@@ -108,6 +108,7 @@ kill_all
 clear_away
 free_port 10255 "the agent (pods, metrics)"
 free_port 10248 "the agent (healthz)"
+free_port 10250 "the agent (main port)"
 free_port 8080 "the demo pod \"web\""
 
 say "building (release; the first time takes some minutes)"
@@ -150,6 +151,7 @@ ctr images import "$dir/images.tar" >/dev/null
 
 say "starting berth (log: $dir/berth.log)"
 setsid "$target/release/berth" run --config "$dir/standalone.yaml" --root-dir "$dir/kubelet" \
+    --cert-dir "$dir/pki" \
     --container-runtime-endpoint "unix://$socket" --hostname-override "$(uname -n)" >"$dir/berth.log" 2>&1 9>&- &
 agent=$!
 
@@ -166,12 +168,15 @@ while :; do
     sleep 0.1
 done
 
+# How the local administrator gets in where nobody else does.
+admin=$(sed -n 's/.*"Try this" command="\(.*\)".*/\1/p' "$dir/berth.log" | tail -n 1)
 say "$running pods are Running. Try, in another terminal:"
 cat <<TEXT
   curl http://127.0.0.1:8080/                        # the demo pod "web" answers
   curl http://127.0.0.1:10255/pods                   # every pod with its status
   curl http://127.0.0.1:10255/metrics | grep kubelet_running
   curl http://127.0.0.1:10248/healthz                # is the agent alive?
+  $admin
   rm $dir/pods/clock.yaml    # watch the pod go
   cp examples/pods/clock.yaml $dir/pods/    # and come back
   tail -f $dir/berth.log

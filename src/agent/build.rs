@@ -1,6 +1,6 @@
 //! Puts the rooms together: the only file that knows all of them.
 //!
-//! The order is that of spec 01 §9: node, runtime, state files, players of the roles, engine,
+//! The order is that of spec 01 §9: node, who may call, runtime, state files, players of the roles, engine,
 //! sources, servers. Every task it starts ends with the token it is given.
 
 use std::{
@@ -20,6 +20,7 @@ use super::{
     life::Life,
     logging::LogHandle,
     memory, server,
+    server_auth::{self, AuthDeps, ServerAuth},
     server_stats::{self, StatsParts},
     settings,
     standalone::{NoObjects, ProbesAbsent},
@@ -98,24 +99,43 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
     let events = Arc::new(EventLog::new(facts.name.as_str()));
     let base =
         Base { registry, events, clock: Arc::new(SystemClock), stop: life.stop.clone(), tasks, log: life.log.clone() };
+    // Before the runtime is waited for: whoever mistyped a path shall not wait to hear of it.
+    let auth = who_may_call(loaded, &base, facts.name.as_str()).await?;
     let connection = cri::connect(&settings::cri(loaded), &base.registry).map_err(wrong)?;
     let patience = RUNTIME_PATIENCE.min(loaded.config.runtime_request_timeout.std());
     let info = cri::probe(&connection, &base.registry, patience).await.map_err(wrong)?;
     base.events.record(Event::node_normal("Starting", "Starting kubelet."));
-    let health = assemble(loaded, &base, &machine, facts, &connection, &info).await?;
+    let health = assemble(loaded, &base, Known { machine, facts, auth }, &connection, &info).await?;
     base.tasks.spawn(memory::keep_small(base.stop.child_token()));
     info!("Started kubelet");
     Ok(health)
 }
 
+/// What is known before the runtime is.
+struct Known {
+    machine: Machine,
+    facts: NodeFacts,
+    /// `None` where there is no main port.
+    auth: Option<ServerAuth>,
+}
+
+async fn who_may_call(loaded: &Loaded, base: &Base, node: &str) -> Result<Option<ServerAuth>, BuildError> {
+    if !loaded.config.enable_server {
+        return Ok(None);
+    }
+    let (registry, tasks, stop, clock) = (&base.registry, &base.tasks, &base.stop, base.clock.clone());
+    server_auth::open(AuthDeps { loaded, registry, tasks, stop, clock, node }).await.map(Some)
+}
+
 async fn assemble(
     loaded: &Loaded,
     base: &Base,
-    machine: &Machine,
-    facts: NodeFacts,
+    known: Known,
     connection: &Connection,
     info: &RuntimeInfo,
 ) -> Result<Arc<dyn Health>, BuildError> {
+    let Known { machine, facts, auth } = known;
+    let machine = &machine;
     let root = settings::root(loaded);
     let node_name = facts.name.clone();
     let (node, facts) = watch::channel(Arc::new(facts));
@@ -239,9 +259,9 @@ async fn assemble(
     );
     base.tasks.spawn(surveyors.run(base.stop.child_token()));
     let cri = connection.runtime.clone();
-    let (runtime, node) = (info.name.clone(), node_name.as_str().into());
-    let parts = server::Parts { engine, status, observer, cri, statistics, runtime, node };
-    server::start(loaded, base, parts).await
+    let runtime = info.name.clone();
+    let parts = server::Parts { engine, status, observer, cri, statistics, runtime };
+    server::start(loaded, base, parts, auth).await
 }
 
 /// Checks the runtime from the moment that PLEG, whose health is part of it, can have any.

@@ -1,15 +1,19 @@
 //! The listeners, and what stands behind them.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use tokio::time::timeout;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{
     build::{Base, BuildError, SETTLE, wrong},
     pages::{AgentHealth, AgentPages},
-    server_auth::{self, AuthDeps, ServerAuth},
+    server_auth::ServerAuth,
     server_checkpoint::{CheckpointDeps, RuntimeCheckpoints},
     server_grpc::{self, EnginePods},
     server_logs::{PodLogs, RuntimePodList},
@@ -24,7 +28,7 @@ use crate::{
     logs::LogReader,
     metrics::{self, ServerMetrics, SliMetrics, StreamingMetrics},
     server::{
-        self, Door, Endpoints, Guard, Serves, Site, TlsSource,
+        self, Caps, Door, Endpoints, FOLLOWS, Guard, Serves, Site, TlsSource,
         ports::{Health, Statistics},
         routing::Switches,
         streaming::{Streaming, StreamingConfig},
@@ -41,8 +45,6 @@ pub(super) struct Parts {
     pub(super) statistics: Arc<dyn Statistics>,
     /// The runtime's name.
     pub(super) runtime: Arc<str>,
-    /// The node's name.
-    pub(super) node: Arc<str>,
 }
 
 impl Parts {
@@ -52,21 +54,26 @@ impl Parts {
     }
 }
 
-/// The main port unless it is switched off and the read-only port where it is asked for (a failure is fatal), and
+/// The main port where somebody may call it and the read-only port where it is asked for (a failure is fatal), and
 /// the healthz port (never fatal); returns the checks behind the former.
-pub(super) async fn start(loaded: &Loaded, base: &Base, parts: Parts) -> Result<Arc<dyn Health>, BuildError> {
+pub(super) async fn start(
+    loaded: &Loaded,
+    base: &Base,
+    parts: Parts,
+    auth: Option<ServerAuth>,
+) -> Result<Arc<dyn Health>, BuildError> {
     let config = &loaded.config;
     let endpoints = Arc::new(endpoints(loaded, base, &parts));
     server_grpc::open(loaded, base, parts.pods());
     let health = endpoints.health.clone();
     let metrics = ServerMetrics::new(&base.registry);
     let parts = Arc::new(parts);
-    if config.enable_server {
-        start_main(loaded, base, &parts, endpoints.clone(), metrics.clone()).await?;
+    if let Some(auth) = auth {
+        start_main(loaded, base, &parts, auth, (endpoints.clone(), metrics.clone())).await?;
     }
     let port = |number: i32| u16::try_from(number).ok().filter(|port| *port != 0);
     if let Some(port) = port(config.read_only_port) {
-        let address: IpAddr = config.address.parse().map_err(wrong)?;
+        let address = read_only_address(loaded)?;
         let site = Site { switches: Switches::READ_ONLY, guard: None, endpoints, metrics };
         let listening = server::bind(address, port)
             .await
@@ -84,10 +91,22 @@ pub(super) async fn start(loaded: &Loaded, base: &Base, parts: Parts) -> Result<
     // Last: who is told that all is well may ask the other port.
     if let Some(port) = port(config.healthz_port) {
         let address: IpAddr = config.healthz_bind_address.parse().map_err(wrong)?;
-        let router = Serves::Router(server::healthz_router());
+        let router = Serves::Router(server::healthz_router(health.clone()));
         base.tasks.spawn(server::serve_persistently(address, port, router, base.stop.child_token()));
     }
     Ok(health)
+}
+
+/// Everybody who reaches this port reads what pods are made of: it opens to other machines only
+/// where somebody says so (spec 04 §10).
+fn read_only_address(loaded: &Loaded) -> Result<IpAddr, BuildError> {
+    let configured: IpAddr = loaded.config.address.parse().map_err(wrong)?;
+    if loaded.flags.address_is_given {
+        return Ok(configured);
+    }
+    let loopback = if configured.is_ipv4() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
+    warn!(address = %loopback, "Read-only port is for this machine only, since `address` is not set");
+    Ok(loopback)
 }
 
 /// The main port: TLS, and nobody gets in unasked.
@@ -95,22 +114,17 @@ async fn start_main(
     loaded: &Loaded,
     base: &Base,
     parts: &Arc<Parts>,
-    endpoints: Arc<Endpoints>,
-    metrics: ServerMetrics,
+    auth: ServerAuth,
+    (endpoints, metrics): (Arc<Endpoints>, ServerMetrics),
 ) -> Result<(), BuildError> {
     let config = &loaded.config;
-    let deps = AuthDeps {
-        loaded,
-        registry: &base.registry,
-        tasks: &base.tasks,
-        stop: &base.stop,
-        clock: base.clock.clone(),
-        node: &parts.node,
-    };
-    let ServerAuth { authenticator, authorizer, tls, try_this } = server_auth::open(deps).await?;
+    let ServerAuth { authenticator, authorizer, tls, try_this } = auth;
     let site = Site {
         switches: switches(loaded),
-        guard: Some(Guard { keeper: Arc::new(Door::new(authenticator, authorizer)), streaming_requires_create: true }),
+        guard: Some(Guard {
+            keeper: Arc::new(Door::new(authenticator, authorizer)),
+            streaming_requires_create: loaded.flags.streaming_requires_create,
+        }),
         endpoints,
         metrics,
     };
@@ -169,10 +183,11 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> Endpoints {
         logs: Arc::new(PodLogs {
             pods,
             status,
-            reader: LogReader::new(parts.cri.clone()),
+            reader: LogReader::new(parts.cri.clone(), Path::new(&config.pod_logs_dir)),
             clock: base.clock.clone(),
             runtime: parts.runtime.clone(),
         }),
+        follows: Caps::new(FOLLOWS),
         statistics: parts.statistics.clone(),
         split_streams: loaded.gates.enabled("PodLogsQuerySplitStreams"),
         configz: Bytes::from(configz::body(config)),

@@ -7,6 +7,7 @@ use std::{
     net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -32,6 +33,10 @@ use crate::{
         tls::{Tls, TlsSettings},
     },
 };
+
+/// How long a yes about metrics and health holds on while the API server is gone, where that is
+/// wanted (spec 04 §10).
+const STALE: Duration = Duration::from_secs(60);
 
 /// What is needed to decide who may call.
 pub(super) struct AuthDeps<'a> {
@@ -117,6 +122,7 @@ fn authorizer(deps: &AuthDeps<'_>, reviews: Option<Arc<ApiReviews>>) -> Result<A
             let ttls = AccessTtls {
                 authorized: config.webhook.cache_authorized_ttl.std(),
                 unauthorized: config.webhook.cache_unauthorized_ttl.std(),
+                stale: if deps.loaded.flags.stale_authorization { STALE } else { Duration::ZERO },
             };
             let cache = AccessCache::new(reviews, ttls, deps.tasks.clone(), deps.stop.child_token());
             Ok(Authorizer::webhook(cache, deps.node))

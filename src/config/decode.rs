@@ -69,6 +69,11 @@ pub fn main_file(
     Ok((config, notices.into_iter().collect()))
 }
 
+/// Whether a text that is a main file says anything about a field at its top.
+pub fn sets(text: &str, field: &str) -> bool {
+    document::parse(text).is_ok_and(|document| document.value.get(field).is_some_and(|value| !value.is_null()))
+}
+
 fn no_version(error: &str) -> String {
     format!("couldn't get version/kind; json parse error: {error}")
 }

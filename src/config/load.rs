@@ -173,13 +173,16 @@ fn over_files(
     gates: &FeatureGates,
     notices: &mut Vec<Notice>,
 ) -> Result<Settings, StartupError> {
-    let Settings { mut config, flags } = first;
+    let Settings { mut config, mut flags } = first;
+    flags.address_is_given = given.parsed.given.contains(&"address");
     if flags.config.is_empty() && flags.config_dir.is_empty() {
         return Ok(Settings { config, flags });
     }
     if !flags.config.is_empty() {
         let failed = |cause| StartupError::LoadFile { path: flags.config.clone(), cause };
-        let (loaded, told) = read_main(&flags.config, gates).map_err(failed)?;
+        let text = read_text(&flags.config).map_err(failed)?;
+        let (loaded, told) = main_file(&flags.config, &text, gates).map_err(failed)?;
+        flags.address_is_given |= decode::sets(&text.content, "address");
         config = loaded;
         notices.extend(told);
     }
@@ -187,6 +190,7 @@ fn over_files(
         let (merged, told) =
             dropins::merge_directory(&config, &flags.config_dir, gates).map_err(StartupError::MergeDropins)?;
         config = merged;
+        flags.address_is_given |= told.iter().any(|notice| notice.sets("address"));
         notices.extend(told);
     }
     if flags.strict_config
@@ -208,8 +212,27 @@ fn over_files(
 /// # Errors
 /// Why it cannot be used, in the reference's words.
 pub fn read_main(path: &str, gates: &FeatureGates) -> Result<(KubeletConfiguration, Vec<Notice>), String> {
+    main_file(path, &read_text(path)?, gates)
+}
+
+/// A main file as it was read.
+struct MainText {
+    /// Where it lies.
+    directory: String,
+    content: String,
+}
+
+fn wrapped(path: &str, cause: &str) -> String {
+    format!("failed to load Kubelet config file {path}, error {cause}")
+}
+
+fn main_file(path: &str, text: &MainText, gates: &FeatureGates) -> Result<(KubeletConfiguration, Vec<Notice>), String> {
+    decode::main_file(&text.content, &text.directory, gates).map_err(|cause| wrapped(path, &cause))
+}
+
+fn read_text(path: &str) -> Result<MainText, String> {
     let absolute = absolute(path)?;
-    let wrapped = |cause: String| format!("failed to load Kubelet config file {path}, error {cause}");
+    let wrapped = |cause: String| wrapped(path, &cause);
     let bytes = fs::read(&absolute).map_err(|e| {
         let cause = dropins::errno_text(&e);
         wrapped(format!("failed to read kubelet config file {}, error: open {absolute}: {cause}", quote(&absolute)))
@@ -217,9 +240,9 @@ pub fn read_main(path: &str, gates: &FeatureGates) -> Result<(KubeletConfigurati
     if bytes.is_empty() {
         return Err(wrapped(format!("kubelet config file {} was empty", quote(&absolute))));
     }
-    let text = String::from_utf8(bytes).map_err(|_| wrapped(decode::NOT_UTF8.to_owned()))?;
+    let content = String::from_utf8(bytes).map_err(|_| wrapped(decode::NOT_UTF8.to_owned()))?;
     let directory = Path::new(&absolute).parent().map(|p| p.display().to_string()).unwrap_or_default();
-    decode::main_file(&text, &directory, gates).map_err(wrapped)
+    Ok(MainText { directory, content })
 }
 
 /// Judges a main file and its drop-ins as far as that is possible without the command line and

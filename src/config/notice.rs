@@ -99,6 +99,11 @@ pub enum Notice {
 }
 
 impl Notice {
+    /// Whether this is a drop-in that sets a field.
+    pub fn sets(&self, field: &str) -> bool {
+        matches!(self, Self::AppliedDropin { fields, .. } if fields.iter().any(|set| set == field))
+    }
+
     /// What a strict reader of the files would refuse, if this is about that.
     pub fn strict_error(&self) -> Option<String> {
         match self {

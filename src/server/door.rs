@@ -2,16 +2,17 @@
 
 use async_trait::async_trait;
 use axum::{
-    http::{StatusCode, header, request},
+    http::{StatusCode, request},
     response::{IntoResponse, Response},
 };
 use rustls::pki_types::CertificateDer;
 use tracing::info;
 
 use super::{
-    auth::{Authenticator, Authorizer, Identity, SourceAddress, Verdict},
+    auth::{Authenticator, Authorizer, Identity, SourceAddress, Unauthorized, Verdict},
     pipeline::{Gatekeeper, Peer},
-    routes::text::PLAIN,
+    routes::text::coded,
+    streaming::bare,
 };
 
 /// Asks everybody who he is, and whether he may.
@@ -38,21 +39,23 @@ impl Gatekeeper for Door {
             let source = SourceAddress(peer.address.ip());
             parts.extensions.insert(source);
         }
-        self.authenticator.authenticate(parts, certificates).await.map_err(IntoResponse::into_response)
+        self.authenticator.authenticate(parts, certificates).await.map_err(|refusal| {
+            let code = match refusal {
+                Unauthorized::Unproved => "unauthenticated",
+                Unauthorized::TooMany => "too-many-reviews",
+            };
+            coded(refusal.into_response(), code)
+        })
     }
 
     async fn allow(&self, who: &Identity, verb: &str, subresources: &[&str]) -> Result<(), Response> {
-        let refuse = |status: StatusCode, text: String| {
-            let headers = [(header::CONTENT_TYPE, PLAIN), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
-            (status, headers, text).into_response()
-        };
         match self.authorizer.authorize(who, verb, subresources).await {
             Verdict::Allowed => Ok(()),
             Verdict::Forbidden { text } => {
                 info!(v = 2, user = %who.name, verb, subresources = ?subresources, "Forbidden");
-                Err(refuse(StatusCode::FORBIDDEN, text))
+                Err(bare(StatusCode::FORBIDDEN, "forbidden", &text))
             }
-            Verdict::Failed { text } => Err(refuse(StatusCode::INTERNAL_SERVER_ERROR, text)),
+            Verdict::Failed { text } => Err(bare(StatusCode::INTERNAL_SERVER_ERROR, "authorization-failed", &text)),
         }
     }
 }

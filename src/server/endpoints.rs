@@ -12,6 +12,7 @@ use futures::{FutureExt, future::BoxFuture};
 use jiff::Timestamp;
 
 use super::{
+    auth::Identity,
     ports::{
         Checkpoints, ContainerLogs, Health, NodeLogs, Pages, PodDirectory, Profiles, RunningPods, Statistics, Verbosity,
     },
@@ -22,7 +23,7 @@ use super::{
         text,
     },
     routing::{Endpoint, Plain},
-    streaming::Streaming,
+    streaming::{Caps, Streaming},
 };
 use crate::metrics::SliMetrics;
 
@@ -37,6 +38,8 @@ pub struct Endpoints {
     pub running: Arc<dyn RunningPods>,
     /// Logs.
     pub logs: Arc<dyn ContainerLogs>,
+    /// How many logs callers follow.
+    pub follows: Arc<Caps>,
     /// What the node, its pods and their containers use.
     pub statistics: Arc<dyn Statistics>,
     /// Gate `PodLogsQuerySplitStreams`.
@@ -106,10 +109,17 @@ impl Endpoints {
             Endpoint::Pods => json_document(self.pages.pods()),
             Endpoint::RunningPods => match self.running.list().await {
                 Ok(list) => json_document(list),
-                Err(error) => text::router_error(StatusCode::INTERNAL_SERVER_ERROR, &error),
+                Err(error) => {
+                    text::coded(text::router_error(StatusCode::INTERNAL_SERVER_ERROR, &error), "runtime-error")
+                }
             },
             Endpoint::ContainerLogs(path) => {
-                container_logs::read(&self.logs, self.split_streams, &path, request.uri().query()).await
+                let query = request.uri().query().map(str::to_owned);
+                let caller = request.extensions().get::<Identity>().map(|who| who.name.clone()).unwrap_or_default();
+                drop(request);
+                let (query, caller, follows) = (query.as_deref(), caller.as_str(), &self.follows);
+                let asked = container_logs::Asked { path: &path, query, caller, follows };
+                container_logs::read(&self.logs, self.split_streams, asked).await
             }
             Endpoint::Summary => stats_summary::serve(&*self.statistics, request).await,
             Endpoint::Run(_) | Endpoint::Exec(_) | Endpoint::Attach(_) | Endpoint::PortForward(_) => {

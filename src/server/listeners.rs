@@ -1,52 +1,34 @@
 //! Listeners: TCP, TLS where asked for, HTTP/1.1 and 2, each with limits, and their orderly end.
 //!
 //! One task accepts, one task owns a connection. Nobody can hold more than a share: connections
-//! are counted, all of them and those of one address; heads, handshakes and idling have an end
-//! (spec 04 §2, §10).
+//! are counted, all of them and those of one address; handshakes have an end, and what follows
+//! has limits of its own (`connection`). Spec 04 §2, §10.
 
 use std::{
     collections::HashMap,
-    convert::Infallible,
     io,
     net::{IpAddr, SocketAddr},
-    pin::pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use axum::{body::Body, http::Request};
 use futures::FutureExt;
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
-};
 use rustls::pki_types::CertificateDer;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
-};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tower::ServiceExt;
 use tracing::{debug, error};
 
-use super::pipeline::{Peer, Site};
+use super::{
+    auth::network,
+    connection::{Protocol, connection},
+    pipeline::{Peer, Site},
+};
 
-/// Longest wait for the head of a request; also ends idle keep-alive connections (spec 04 §2).
-const HEAD_LIMIT: Duration = Duration::from_secs(90);
 /// Longest TLS handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// Largest request head, HTTP/1.
-const HEAD_BYTES: usize = 1 << 20;
-/// Largest list of headers, HTTP/2.
-const HEADER_LIST: u32 = 64 << 10;
-/// Streams of one HTTP/2 connection at a time.
-const STREAMS: u32 = 100;
-/// How often a silent HTTP/2 client is asked whether it is there, and how long it may take to say so.
-const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(30));
-/// Connections at a time: all, and those of one address.
+/// Connections at a time: all, and those of one address (of IPv6: of one network, which is what
+/// one machine has to itself).
 const CONNECTIONS: (usize, usize) = (4096, 2048);
-/// How long open requests and streams may take once the agent stops.
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between tries to open the healthz port.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -125,7 +107,7 @@ pub async fn serve(listening: Listening, serves: Serves, tls: Option<TlsSource>,
 async fn plain(stream: TcpStream, address: SocketAddr, serves: Serves, stop: &CancellationToken) {
     let peer = Peer { address, certificates: Arc::from([]) };
     // One protocol, known beforehand: finding out which would have no deadline.
-    connection(stream, builder().http1_only(), peer, serves, stop).await;
+    connection(stream, Protocol::One, peer, serves, stop).await;
 }
 
 async fn secured(
@@ -146,57 +128,8 @@ async fn secured(
     let (_, session) = stream.get_ref();
     let certificates: Arc<[CertificateDer<'static>]> =
         session.peer_certificates().unwrap_or_default().iter().map(|c| c.clone().into_owned()).collect();
-    let is_two = session.alpn_protocol() == Some(b"h2");
-    let builder = if is_two { builder().http2_only() } else { builder().http1_only() };
-    connection(stream, builder, Peer { address, certificates }, serves, stop).await;
-}
-
-fn builder() -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(HEAD_BYTES);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
-        .max_header_list_size(HEADER_LIST)
-        .keep_alive_interval(PING.0)
-        .keep_alive_timeout(PING.1);
-    builder
-}
-
-async fn connection(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    builder: auto::Builder<TokioExecutor>,
-    peer: Peer,
-    serves: Serves,
-    stop: &CancellationToken,
-) {
-    let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
-        let (serves, peer) = (serves.clone(), peer.clone());
-        async move {
-            let mut request = request.map(Body::new);
-            request.extensions_mut().insert(peer);
-            match serves {
-                Serves::Site(site) => Ok::<_, Infallible>(site.answer(request).await),
-                Serves::Router(router) => router.oneshot(request).await,
-            }
-        }
-        .boxed()
-    });
-    let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            match tokio::time::timeout(SHUTDOWN_LIMIT, connection).await {
-                Ok(ended) => ended,
-                Err(_) => return, // who is slower is cut off
-            }
-        }
-    };
-    if let Err(error) = ended {
-        debug!(err = error, "HTTP connection ended");
-    }
+    let protocol = if session.alpn_protocol() == Some(b"h2") { Protocol::Two } else { Protocol::One };
+    connection(stream, protocol, Peer { address, certificates }, serves, stop).await;
 }
 
 /// Like [`serve`], binding again every 5 s where the port cannot be had: the healthz port is
@@ -226,6 +159,7 @@ struct Place {
 
 impl Places {
     fn take(&self, address: IpAddr) -> Option<Place> {
+        let address = network(address);
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = taken.values().sum();
         let own = taken.get(&address).copied().unwrap_or_default();

@@ -8,6 +8,7 @@
 //! worker. Behaviour: spec 04, 04b, spec 01 §7.1.
 
 pub mod auth;
+mod connection;
 mod door;
 mod endpoints;
 pub mod grpc;
@@ -23,4 +24,5 @@ pub use door::Door;
 pub use endpoints::{Endpoints, Tools};
 pub use listeners::{Listening, Serves, TlsSource, bind, serve, serve_persistently};
 pub use pipeline::{Gatekeeper, Guard, Metered, Peer, Site};
-pub use routes::{attach, exec, healthz_router, port_forward, run};
+pub use routes::{FOLLOWS, attach, exec, healthz_router, port_forward, run};
+pub use streaming::Caps;

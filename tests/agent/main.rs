@@ -4,10 +4,12 @@
 #[path = "../kit/mod.rs"]
 mod kit;
 
+mod callers;
 mod command_line;
 mod disk;
 mod ends;
 mod log;
+mod main_port;
 mod manifests;
 mod metrics;
 mod pods;

@@ -40,6 +40,51 @@ async fn half_a_head_and_heads_without_end_are_cut_off() {
     drop(slow);
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_is_slow_is_let_go() {
+    // Slow-loris: a byte now and then does not help; nor does silence, before a head or after an answer.
+    let served = Served::guarded(&[("*", "*")]).await;
+    for (begins, drips) in [("GET /pods HTTP/1.1\r\nX: ", true), ("GET /pods HTTP/1.1\r\nHos", false), ("", false)] {
+        let (mut stream, begun) = (served.connect().await, tokio::time::Instant::now());
+        stream.write_all(begins.as_bytes()).await.expect("taken");
+        let (mut reading, mut writing) = stream.split();
+        let drip = async {
+            while drips && writing.write_all(b"y").await.is_ok() {
+                tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let mut rest = Vec::new();
+        tokio::select! {
+            _ = reading.read_to_end(&mut rest) => {}
+            () = drip => {}
+        }
+        assert!((85..100).contains(&begun.elapsed().as_secs()), "{begins:?} {:?}", begun.elapsed());
+        assert!(!rest.starts_with(b"HTTP/1.1 200"), "{begins:?}");
+    }
+    let (mut stream, begun) = (served.connect().await, tokio::time::Instant::now());
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n").await.expect("taken");
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).await.expect("an end");
+    assert!(
+        rest.starts_with(b"HTTP/1.1 200") && (85..100).contains(&begun.elapsed().as_secs()),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_a_handshake_is_let_go() {
+    let served = Served::secured(&[("*", "*")]).await;
+    for begins in [&b""[..], b"\x16\x03\x01\x02\x00\x01"] {
+        let (mut stream, begun) = (served.connect().await, tokio::time::Instant::now());
+        stream.write_all(begins).await.expect("taken");
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest).await;
+        assert!((9..12).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    }
+}
+
 #[tokio::test]
 async fn garbage_is_answered_and_forgotten() {
     let served = Served::guarded(&[("*", "*")]).await;

@@ -30,6 +30,51 @@ async fn refusals_come_in_the_spec_s_order() {
 }
 
 #[tokio::test]
+async fn names_in_paths_are_names() {
+    // Tricks with `..` and with encoded slashes find a redirect, a pod of that name, or no route.
+    let served = Served::guarded(&[("*", "*")]).await;
+    for (target, status, body) in [
+        ("n/../../etc/c", 307, "<a href=\"/etc/c\">Temporary Redirect</a>.\n\n"),
+        ("n/%2e%2e/c", 404, "pod \"..\" does not exist"),
+        ("n/..%2f..%2fetc/c", 404, "404: Page Not Found"),
+        ("n/a%2fb/c", 404, "404: Page Not Found"),
+        ("n/%2fetc%2fshadow/c", 404, "404: Page Not Found"),
+    ] {
+        let (got, _, text) = served.ask("GET", &format!("/containerLogs/{target}"), "").await;
+        assert_eq!((got, text.as_str()), (status, body), "{target}");
+    }
+}
+
+#[tokio::test]
+async fn a_caller_follows_so_many_logs_and_no_more() {
+    // Spec 04 §11: 256 of one identity; reading without following is not counted.
+    let served = Served::guarded(&[("*", "*")]).await;
+    let request = "GET /containerLogs/n/p/silent?follow=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
+    let mut followers = Vec::new();
+    for _ in 0..berth::server::FOLLOWS {
+        let mut stream = served.connect().await;
+        stream.write_all(request.as_bytes()).await.expect("taken");
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).await.expect("a head");
+        assert_eq!(&head, b"HTTP/1.1 200");
+        followers.push(stream);
+    }
+    let one_more = || served.ask("GET", "/containerLogs/n/p/c?follow=1", "");
+    let (status, head, body) = one_more().await;
+    assert_eq!((status, body.as_str()), (429, "too many logs are followed: \"U\" may follow 256 at once\n"));
+    assert!(head.contains("x-node-agent-error: too-many-follows") && head.contains("retry-after: "), "{head}");
+    assert_eq!(served.ask("GET", "/containerLogs/n/p/c", "").await.0, 200);
+    assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
+    followers.pop();
+    let again = async {
+        while one_more().await.0 != 200 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, again).await.expect("there is room again");
+}
+
+#[tokio::test]
 async fn what_fails_half_way_says_so_and_has_no_end() {
     let served = Served::guarded(&[("*", "*")]).await;
     let request = "GET /containerLogs/n/p/broken HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";

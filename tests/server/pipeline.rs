@@ -108,6 +108,89 @@ async fn the_open_port_has_the_open_set() {
 }
 
 #[tokio::test]
+async fn nothing_a_client_writes_becomes_a_label() {
+    // CVE-2020-8551
+    let served = Served::guarded(&[("*", "*")]).await;
+    for n in 0..100 {
+        served.ask_as_stranger(&format!("M{n}"), &format!("/p{n}/x?y={n}")).await;
+        served.ask_as_stranger("GET", &format!("/metrics/{n}")).await;
+        served.ask("GET", &format!("/containerLogs/n{n}/q/c"), "").await;
+        served.ask("GET", &format!("/logs/{n}"), "").await;
+    }
+    for family in ["kubelet_http_requests_total", "kubelet_http_inflight_requests"] {
+        let families = served.registry.gather();
+        let series: usize = families.iter().filter(|f| f.name() == family).map(|f| f.get_metric().len()).sum();
+        assert!((1..=4).contains(&series), "{family}: {series}");
+    }
+}
+
+/// Every root there is.
+const ROOTS: [&str; 26] = [
+    "/healthz",
+    "/healthz/ping",
+    "/healthz/log",
+    "/healthz/syncloop",
+    "/pods",
+    "/stats/summary",
+    "/metrics",
+    "/metrics/cadvisor",
+    "/metrics/resource",
+    "/metrics/probes",
+    "/metrics/slis",
+    "/run/a/b/c",
+    "/exec/a/b/c",
+    "/attach/a/b/c",
+    "/portForward/a/b",
+    "/containerLogs/a/b/c",
+    "/runningpods/",
+    "/configz",
+    "/checkpoint/a/b/c",
+    "/logs/",
+    "/logs/syslog",
+    "/debug/pprof/",
+    "/debug/pprof/profile",
+    "/debug/flags/v",
+    "/flagz",
+    "/statusz",
+];
+
+#[tokio::test]
+async fn each_listener_has_its_own_paths() {
+    // CVE-2019-11248: what is on one port is not on another because both use one router.
+    let open = [
+        "/healthz",
+        "/healthz/ping",
+        "/healthz/syncloop",
+        "/pods",
+        "/stats/summary",
+        "/metrics",
+        "/metrics/cadvisor",
+        "/metrics/resource",
+        "/metrics/probes",
+        "/metrics/slis",
+    ];
+    let gone = ["/healthz/log", "/configz", "/checkpoint/a/b/c", "/debug/flags/v", "/flagz", "/statusz"];
+    let read_only = Served::start(Switches::READ_ONLY, None, false).await;
+    let healthz = Served::healthz().await;
+    for path in ROOTS {
+        let expected = if open.contains(&path) {
+            200
+        } else if gone.contains(&path) {
+            404
+        } else {
+            405
+        };
+        assert_eq!(read_only.ask_as_stranger("GET", path).await.0, expected, "read-only {path}");
+        let expected = if ["/healthz", "/healthz/ping"].contains(&path) { 200 } else { 404 };
+        assert_eq!(healthz.ask_as_stranger("GET", path).await.0, expected, "healthz {path}");
+    }
+    assert_eq!(
+        healthz.ask_as_stranger("GET", "/healthz?full=1&verbose").await.2,
+        "[+]ping ok\n[+]syncloop ok\nhealthz check passed\n"
+    );
+}
+
+#[tokio::test]
 async fn a_handler_that_panics_takes_nobody_down() {
     let served = Served::start(ALL, None, true).await;
     let (status, _, text) = served.ask("GET", "/pods", "").await;

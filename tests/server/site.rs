@@ -15,10 +15,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use berth::{
+    agent::certificates::{Authority, PairFiles, Validity},
     metrics::{Registry, ServerMetrics, SliMetrics, exposition::Format},
     pod::{Pod, PodUid, api},
     server::{
-        self, Endpoints, Gatekeeper, Guard, Serves, Site, Tools,
+        self, Endpoints, Gatekeeper, Guard, Serves, Site, TlsSource, Tools,
         auth::{Identity, Via},
         ports::{
             CheckpointError, Checkpoints, ContainerLogs, Health, LogQuery, LogRefusal, LogSource, MetricsPage,
@@ -27,6 +28,7 @@ use berth::{
         },
         routes::statusz::Statusz,
         routing::Switches,
+        tls::{Tls, TlsSettings},
     },
 };
 use bytes::Bytes;
@@ -249,7 +251,29 @@ impl Served {
         Self::start(ALL, Some(allowed.to_vec()), false).await
     }
 
+    /// The same over TLS, which is where HTTP/2 is spoken; for whoever asks no questions.
+    pub async fn secured(allowed: &[(&'static str, &'static str)]) -> Self {
+        let authority = Authority::create("test", Validity::days(Timestamp::now(), 1)).expect("an authority");
+        let issued = authority.serving("x", &["x".to_owned()], Validity::days(Timestamp::now(), 1)).expect("issued");
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = PairFiles::of(folder.path(), "serving");
+        files.write(&issued).expect("written");
+        let settings = TlsSettings { cert_file: files.certificate, key_file: files.key, ..TlsSettings::default() };
+        let tls = Tls::new(settings).await.expect("TLS");
+        let source: TlsSource = Arc::new(move || tls.acceptor());
+        Self::start_with(ALL, Some(allowed.to_vec()), false, Some(source)).await
+    }
+
     pub async fn start(switches: Switches, allowed: Option<Vec<(&'static str, &'static str)>>, panics: bool) -> Self {
+        Self::start_with(switches, allowed, panics, None).await
+    }
+
+    async fn start_with(
+        switches: Switches,
+        allowed: Option<Vec<(&'static str, &'static str)>>,
+        panics: bool,
+        tls: Option<TlsSource>,
+    ) -> Self {
         let registry = Registry::new();
         let players = Arc::new(Players { panics, readers: AtomicUsize::default() });
         let has_door = allowed.is_some();
@@ -262,6 +286,7 @@ impl Served {
                 pages: players.clone(),
                 running: players.clone(),
                 logs: players.clone(),
+                follows: server::Caps::new(server::FOLLOWS),
                 statistics: players.clone(),
                 split_streams: false,
                 configz: Bytes::from_static(b"{}"),
@@ -288,7 +313,19 @@ impl Served {
         let listening = server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");
         let address = listening.address().expect("bound");
         let stop = CancellationToken::new();
-        tokio::spawn(server::serve(listening, Serves::Site(Arc::new(site)), None, stop.clone()));
+        tokio::spawn(server::serve(listening, Serves::Site(Arc::new(site)), tls, stop.clone()));
+        Self { address, doorman, players, registry, _stop: stop.drop_guard() }
+    }
+
+    /// The healthz port.
+    pub async fn healthz() -> Self {
+        let registry = Registry::new();
+        let players = Arc::new(Players { panics: false, readers: AtomicUsize::default() });
+        let doorman = Arc::new(Doorman { allowed: Vec::new(), asked: Mutex::default() });
+        let listening = server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");
+        let (address, stop) = (listening.address().expect("bound"), CancellationToken::new());
+        let router = Serves::Router(server::healthz_router(players.clone()));
+        tokio::spawn(server::serve(listening, router, None, stop.clone()));
         Self { address, doorman, players, registry, _stop: stop.drop_guard() }
     }
 

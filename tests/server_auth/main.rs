@@ -5,5 +5,6 @@ mod kit;
 
 mod client;
 mod handshake;
+mod openssl;
 mod reload;
 mod reviews;

@@ -86,6 +86,12 @@ pub struct KubeletFlags {
     pub strict_config: bool,
     /// Policy file for callers of a node without an API server; empty is none.
     pub standalone_authorization: String,
+    /// Whether opening a stream with a GET needs the right to create it too.
+    pub streaming_requires_create: bool,
+    /// Whether a yes about metrics and health holds on for a minute while the API server is gone.
+    pub stale_authorization: bool,
+    /// Whether file, drop-in or flag say where to listen: the read-only port opens to others only then.
+    pub address_is_given: bool,
     /// Whether a node without an API server decides itself who may call, where a webhook is asked for.
     pub decides_alone: bool,
     /// Flags of old that are accepted and do nothing, by name, where given.
@@ -126,6 +132,9 @@ impl Default for KubeletFlags {
             machine_id_file: "/etc/machine-id,/var/lib/dbus/machine-id".to_owned(),
             strict_config: false,
             standalone_authorization: String::new(),
+            streaming_requires_create: true,
+            stale_authorization: false,
+            address_is_given: false,
             decides_alone: false,
             ignored: BTreeMap::new(),
             help: false,

@@ -403,9 +403,19 @@ pub const FLAGS: &[Flag] = &[
         "Use RuntimeDefault as the default seccomp profile",
     ),
     plain(
+        "stale-authorization",
+        Bool(|s| &mut s.flags.stale_authorization),
+        "Let who could read metrics and health go on for a minute while the API server cannot be asked",
+    ),
+    plain(
         "standalone-authorization",
         Text(|s| &mut s.flags.standalone_authorization),
         "Policy file: who besides group system:masters may call a node without an API server",
+    ),
+    plain(
+        "streaming-requires-create",
+        Bool(|s| &mut s.flags.streaming_requires_create),
+        "Ask for the verb create too where a GET opens a stream; false is what kubelet does",
     ),
     plain(
         "version",

@@ -13,6 +13,7 @@ use lru::LruCache;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::debug;
 
 use super::flights::{Flights, wait};
 use crate::server::ports::{AccessRequest, AccessReviewer, ReviewError};
@@ -33,7 +34,12 @@ pub struct AccessTtls {
     pub authorized: Duration,
     /// A "no".
     pub unauthorized: Duration,
+    /// How much longer a "yes" about [`HELD`] holds while nobody answers; zero is not at all.
+    pub stale: Duration,
 }
+
+/// Subresources that are worth more to the one who watches the node than a verdict that is fresh.
+pub const HELD: [&str; 2] = ["healthz", "metrics"];
 
 /// Whether it is allowed, or why nobody knows.
 pub type Decision = Result<bool, String>;
@@ -81,10 +87,24 @@ impl AccessCache {
             }
             return Ok(entry.allowed);
         }
-        match self.flights.start(&key, self.clone().review(key.clone(), request)) {
+        let is_held = HELD.contains(&request.subresource.as_str());
+        let decision = match self.flights.start(&key, self.clone().review(key.clone(), request)) {
             Ok(answer) => wait(answer).await.unwrap_or_else(|| Err("the review was cut off".to_owned())),
             Err(_) => Err(format!("more than {REVIEWS} reviews are under way")),
+        };
+        match decision {
+            Err(why) if is_held && self.may_still(&key) => {
+                debug!(err = why, "Nobody answers whether this is allowed; it was, and is for a moment longer");
+                Ok(true)
+            }
+            decision => decision,
         }
+    }
+
+    /// Whether a "yes" that has just grown too old is all there is.
+    fn may_still(&self, key: &String) -> bool {
+        let now = Instant::now();
+        self.memory().get(key).is_some_and(|entry| entry.allowed && now < entry.until + self.ttls.stale)
     }
 
     async fn review(self: Arc<Self>, key: String, request: AccessRequest) -> Decision {
@@ -92,6 +112,7 @@ impl AccessCache {
         let verdict = timeout(REVIEW_LIMIT, self.reviewer.review(&request)).await.unwrap_or_else(late);
         let verdict = verdict.map_err(|ReviewError(why)| why)?;
         if verdict.allowed && verdict.denied {
+            self.memory().pop(&key); // somebody does answer
             return Err("webhook subject access review returned both allow and deny response".to_owned());
         }
         self.remember(key, verdict.allowed);

@@ -24,10 +24,11 @@ mod sources;
 mod token_cache;
 mod x509;
 
-pub use access_cache::{AccessCache, AccessTtls};
+pub use access_cache::{AccessCache, AccessTtls, HELD};
 pub use authenticator::{Anonymous, Authenticator, AuthenticatorDeps, ClientRoots, SourceAddress, Unauthorized};
 pub use authorizer::{Authorizer, Verdict};
 pub use identity::{ANONYMOUS, AUTHENTICATED, Identity, MASTERS, UNAUTHENTICATED, Via};
 pub use policy::{LIMIT as POLICY_LIMIT, Policy, PolicyError};
+pub(in crate::server) use sources::network;
 pub use token_cache::TokenCache;
 pub use x509::{BundleError, ClientCas, Proof, X509Error, identify};

@@ -40,7 +40,9 @@ impl Sources {
     }
 }
 
-fn network(address: IpAddr) -> IpAddr {
+/// What stands for an address where shares are counted: of IPv6 the network, since a machine has
+/// all of it.
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(six) => {
             let [a, b, c, d, ..] = six.segments();

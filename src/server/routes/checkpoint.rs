@@ -8,7 +8,7 @@ use axum::{
 };
 use serde_json::json;
 
-use super::text::PLAIN;
+use super::text::{coded, router_error};
 use crate::{
     pod::Pod,
     server::{
@@ -41,12 +41,14 @@ impl<'a> Which<'a> {
 /// Answers a POST; `query` is encoded.
 pub async fn create(pods: &dyn PodDirectory, checkpoints: &dyn Checkpoints, which: Which<'_>, query: &str) -> Response {
     let Which { namespace, pod: name, container } = which;
-    let Some(pod) = pods.find(namespace, name) else { return text(StatusCode::NOT_FOUND, "pod does not exist") };
+    let Some(pod) = pods.find(namespace, name) else {
+        return text(StatusCode::NOT_FOUND, "pod-not-found", "pod does not exist");
+    };
     if !has(&pod, container) {
-        return text(StatusCode::NOT_FOUND, &format!("container {container} does not exist"));
+        return text(StatusCode::NOT_FOUND, "container-not-found", &format!("container {container} does not exist"));
     }
     let Ok(timeout) = timeout(query) else {
-        return text(StatusCode::NOT_FOUND, "cannot parse value of timeout parameter");
+        return text(StatusCode::NOT_FOUND, "bad-timeout", "cannot parse value of timeout parameter");
     };
     match checkpoints.checkpoint(&pod, container, timeout).await {
         Ok(path) => {
@@ -56,9 +58,9 @@ pub async fn create(pods: &dyn PodDirectory, checkpoints: &dyn Checkpoints, whic
         Err(error) => {
             let line = format!("checkpointing of {namespace}/{name}/{container} failed ({error})");
             if error != CheckpointError::Busy {
-                return text(StatusCode::INTERNAL_SERVER_ERROR, &line);
+                return text(StatusCode::INTERNAL_SERVER_ERROR, "checkpoint-failed", &line);
             }
-            let mut response = text(StatusCode::TOO_MANY_REQUESTS, &line);
+            let mut response = text(StatusCode::TOO_MANY_REQUESTS, "checkpoint-busy", &line);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
             response
         }
@@ -75,8 +77,8 @@ fn timeout(query: &str) -> Result<Option<i64>, std::num::ParseIntError> {
     last.map(|(_, value)| value.parse()).transpose()
 }
 
-fn text(status: StatusCode, body: &str) -> Response {
-    (status, [(header::CONTENT_TYPE, PLAIN)], body.to_owned()).into_response()
+fn text(status: StatusCode, code: &'static str, body: &str) -> Response {
+    coded(router_error(status, body), code)
 }
 
 #[cfg(test)]
@@ -141,6 +143,7 @@ mod tests {
             let which = Which { namespace: "n", pod: name, container };
             let response = create(&ground, &ground, which, query).await;
             assert_eq!(response.headers().contains_key("retry-after"), status == 429);
+            assert_eq!(response.headers().contains_key("x-node-agent-error"), status != 200);
             let answered =
                 (response.status().as_u16(), response.into_body().collect().await.expect("a body").to_bytes());
             assert_eq!(answered, (status, body.into()), "{name} {container} {query}");

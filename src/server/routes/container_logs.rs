@@ -13,7 +13,7 @@ use std::{
 
 use axum::{
     body::{Body, HttpBody},
-    http::{HeaderValue, StatusCode},
+    http::StatusCode,
     response::Response,
 };
 use bytes::Bytes;
@@ -22,10 +22,10 @@ use jiff::Timestamp;
 use tokio::{io::AsyncWrite, io::AsyncWriteExt, sync::mpsc, task::JoinHandle};
 use tokio_util::sync::PollSender;
 
-use super::text;
 use crate::server::{
     ports::{ContainerLogs, LogQuery, LogRefusal, LogSource, LogStream},
     routing::ContainerPath,
+    streaming::{Caps, Permit, bare, busy, line},
 };
 
 /// Pieces that wait for the client; each is as large as what the reader hands out at once.
@@ -33,52 +33,63 @@ const PIECES: usize = 2;
 /// How long a client may take nothing. Unlike the reference, which cuts every answer after four
 /// hours, a follower that reads may stay (spec 04 §11).
 const STALL: Duration = Duration::from_secs(300);
-/// Names the cause of a refusal for programs (spec 04 §11).
-const ERROR_HEADER: &str = "x-node-agent-error";
+/// Logs one caller may follow at once (spec 04 §11).
+pub const FOLLOWS: usize = 256;
+
+/// Which log, and for whom.
+pub struct Asked<'a> {
+    /// Whose log.
+    pub path: &'a ContainerPath,
+    /// How, encoded.
+    pub query: Option<&'a str>,
+    /// The caller's name.
+    pub caller: &'a str,
+    /// How many logs callers follow.
+    pub follows: &'a Arc<Caps>,
+}
 
 /// Answers with a container's log.
-pub async fn read(
-    logs: &Arc<dyn ContainerLogs>,
-    split_streams: bool,
-    path: &ContainerPath,
-    query: Option<&str>,
-) -> Response {
+pub async fn read(logs: &Arc<dyn ContainerLogs>, split_streams: bool, asked: Asked<'_>) -> Response {
+    let Asked { path, query, caller, follows } = asked;
     let query = match parse(query.unwrap_or_default()) {
         Ok(query) => query,
         Err(Wrong::Decode) => {
-            return refuse(StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#, "BadQuery");
+            return refuse(StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#, "bad-query");
         }
         Err(Wrong::Invalid) => {
-            return refuse(StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#, "InvalidQuery");
+            return refuse(StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#, "invalid-query");
         }
     };
     let (namespace, pod) = (&path.pod.namespace, &path.pod.pod);
     let source = match logs.find(namespace, pod, &path.container).await {
         Ok(source) => source,
-        Err(LogRefusal::NotFound(text)) => return refuse(StatusCode::NOT_FOUND, &text, "NotFound"),
-        Err(LogRefusal::Other(text)) => return refuse(StatusCode::BAD_REQUEST, &text, "BadRequest"),
+        Err(LogRefusal::NotFound(text)) => return refuse(StatusCode::NOT_FOUND, &text, "not-found"),
+        Err(LogRefusal::Other(text)) => return refuse(StatusCode::BAD_REQUEST, &text, "bad-request"),
     };
     if !split_streams && let Some(stream) = query.stream.filter(|stream| *stream != LogStream::All) {
         let text = format!(
             "unable to return the given log stream: \"{}\". Please enable PodLogsQuerySplitStreams feature gate in kubelet",
             stream.name()
         );
-        return refuse(StatusCode::BAD_REQUEST, &text, "FeatureGate");
+        return refuse(StatusCode::BAD_REQUEST, &text, "feature-gate");
     }
     let instance = match logs.instance(&source, &path.container, query.previous) {
         Ok(instance) => instance,
-        Err(text) => return refuse(StatusCode::BAD_REQUEST, &text, "NoInstance"),
+        Err(text) => return refuse(StatusCode::BAD_REQUEST, &text, "no-instance"),
     };
-    stream(logs.clone(), instance, query)
+    let permit = if query.follow { follows.take(caller) } else { None };
+    if query.follow && permit.is_none() {
+        let text = format!("too many logs are followed: {caller:?} may follow {FOLLOWS} at once");
+        return busy(line(StatusCode::TOO_MANY_REQUESTS, "too-many-follows", &text));
+    }
+    stream(logs.clone(), instance, query, permit)
 }
 
 fn refuse(status: StatusCode, body: &str, code: &'static str) -> Response {
-    let mut response = text::router_error(status, body);
-    response.headers_mut().insert(ERROR_HEADER, HeaderValue::from_static(code));
-    response
+    bare(status, code, body)
 }
 
-fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery) -> Response {
+fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery, permit: Option<Permit>) -> Response {
     let (sender, receiver) = mpsc::channel(PIECES);
     let mut out = Out::new(sender.clone());
     let task = tokio::spawn(async move {
@@ -97,13 +108,15 @@ fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery) ->
             let _ = sender.send(Err(io::Error::other(why))).await;
         }
     });
-    Response::new(Body::new(Pieces { receiver, task }))
+    Response::new(Body::new(Pieces { receiver, task, _permit: permit }))
 }
 
 /// What a task writes, as a body; the task ends with it.
 struct Pieces {
     receiver: mpsc::Receiver<io::Result<Bytes>>,
     task: JoinHandle<()>,
+    /// Of who follows.
+    _permit: Option<Permit>,
 }
 
 impl Drop for Pieces {

@@ -64,6 +64,12 @@ pub fn one(health: &dyn Health, name: &str) -> Response {
     }
 }
 
+/// Whether the healthz port is asked for everything.
+pub fn is_full(query: Option<&str>) -> bool {
+    let mut pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
+    pairs.any(|(key, value)| key == "full" && value != "0" && !value.eq_ignore_ascii_case("false"))
+}
+
 /// Whether `verbose` is asked for, and which checks are excluded.
 fn options(query: &str) -> (bool, Vec<String>) {
     let mut verbose = false;
@@ -80,6 +86,8 @@ fn options(query: &str) -> (bool, Vec<String>) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use axum::{body::Body, http::Request};
     use http_body_util::BodyExt;
     use tower::ServiceExt;
@@ -112,7 +120,7 @@ mod tests {
 
     async fn get(path: &str) -> (u16, String) {
         let request = Request::get(path).body(Body::empty()).expect("a request");
-        told(healthz_router().oneshot(request).await.expect("infallible")).await
+        told(healthz_router(Arc::new(Stuck::default())).oneshot(request).await.expect("infallible")).await
     }
 
     #[tokio::test]
@@ -127,6 +135,13 @@ mod tests {
                 200,
                 "[+]ping ok\nwarn: some health checks cannot be excluded: no matches for \"x\"\nhealthz check passed\n",
             ),
+            ("/healthz?full=0", 200, "ok"),
+            (
+                "/healthz?full=1",
+                500,
+                "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n",
+            ),
+            ("/healthz?full=1&exclude=syncloop", 200, "ok"),
             ("/healthz/ping", 200, "ok"),
             ("/healthz/log", 404, "404 page not found\n"),
             ("/other", 404, "404 page not found\n"),

@@ -23,9 +23,12 @@ pub(super) mod text;
 mod zpages;
 
 pub use attach::attach;
+pub use container_logs::FOLLOWS;
 pub use exec::exec;
 pub use port_forward::port_forward;
 pub use run::run;
+
+use std::sync::Arc;
 
 use axum::{
     Router,
@@ -35,9 +38,22 @@ use axum::{
     routing::any,
 };
 
-/// What the healthz port serves: only whether the process answers.
-pub fn healthz_router() -> Router {
-    let all = |RawQuery(query): RawQuery| async move { healthz::all(&healthz::PingOnly, query.as_deref()) };
+use super::ports::Health;
+
+/// What the healthz port serves: only whether the process answers, as the reference does, and the
+/// checks of the main port where somebody asks for them with `full` (spec 04 §11).
+pub fn healthz_router(health: Arc<dyn Health>) -> Router {
+    let all = move |RawQuery(query): RawQuery| {
+        let health = health.clone();
+        async move {
+            let query = query.as_deref();
+            if healthz::is_full(query) {
+                healthz::all(&*health, query)
+            } else {
+                healthz::all(&healthz::PingOnly, query)
+            }
+        }
+    };
     let one = |Path(name): Path<String>| async move { healthz::one(&healthz::PingOnly, &name) };
     Router::new().route("/healthz", any(all)).route("/healthz/{check}", any(one)).fallback(not_found)
 }

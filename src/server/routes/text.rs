@@ -1,12 +1,21 @@
 //! Small texts all routes share.
 
 use axum::{
-    http::{StatusCode, header},
+    http::{HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 
 /// `Content-Type` of plain text, as the reference spells it.
 pub const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// The cause of an error for programs, beside the reference's text (spec 04 §11).
+const CODE: HeaderName = HeaderName::from_static("x-node-agent-error");
+
+/// Names the cause of an error for programs.
+pub fn coded(mut response: Response, code: &'static str) -> Response {
+    response.headers_mut().insert(CODE, HeaderValue::from_static(code));
+    response
+}
 
 /// An error of a plain handler: one line, never sniffed.
 pub fn plain_error(status: StatusCode, line: &str) -> Response {

@@ -1,17 +1,15 @@
 //! Answers that are no stream.
 
 use axum::{
-    http::{HeaderName, HeaderValue, StatusCode, header},
+    http::{HeaderValue, StatusCode, header},
     response::Response,
 };
 
 use crate::server::{
     ports::streams::StreamError,
-    routes::text::{plain_error, router_error},
+    routes::text::{coded, plain_error, router_error},
 };
 
-/// The machine-readable cause beside the reference's text (spec 04 §11).
-const CODE: HeaderName = HeaderName::from_static("x-node-agent-error");
 /// How long a runtime's one-time URLs live, and so when there may be room for another, in seconds.
 const RETRY: HeaderValue = HeaderValue::from_static("60");
 
@@ -37,10 +35,5 @@ pub fn failed(error: &StreamError) -> Response {
 /// Lets the caller know when to come again.
 pub fn busy(mut response: Response) -> Response {
     response.headers_mut().insert(header::RETRY_AFTER, RETRY);
-    response
-}
-
-fn coded(mut response: Response, code: &'static str) -> Response {
-    response.headers_mut().insert(CODE, HeaderValue::from_static(code));
     response
 }

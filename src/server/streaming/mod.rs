@@ -24,5 +24,6 @@ pub mod websocket;
 pub use backend::Tls;
 pub use pipe::{Streaming, StreamingConfig};
 
-pub(super) use answer::{bare, failed, line};
-pub(super) use caps::Permit;
+pub use caps::{Caps, Permit};
+
+pub(super) use answer::{bare, busy, failed, line};

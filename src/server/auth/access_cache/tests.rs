@@ -37,8 +37,15 @@ impl Bench {
     fn new(
         answers: impl Fn(&AccessRequest, usize) -> Result<AccessVerdict, ReviewError> + Send + Sync + 'static,
     ) -> Self {
+        Self::holding_on(Duration::ZERO, answers)
+    }
+
+    fn holding_on(
+        stale: Duration,
+        answers: impl Fn(&AccessRequest, usize) -> Result<AccessVerdict, ReviewError> + Send + Sync + 'static,
+    ) -> Self {
         let reviewer = Arc::new(Scripted { answers: Box::new(answers), asked: AtomicUsize::new(0) });
-        let ttls = AccessTtls { authorized: Duration::from_secs(300), unauthorized: Duration::from_secs(30) };
+        let ttls = AccessTtls { authorized: Duration::from_secs(300), unauthorized: Duration::from_secs(30), stale };
         let cache = AccessCache::new(reviewer.clone(), ttls, TaskTracker::new(), CancellationToken::new());
         Self { reviewer, authorizer: Authorizer::webhook(cache, "node") }
     }
@@ -112,6 +119,29 @@ async fn an_old_yes_holds_to_its_end_when_nobody_answers_any_more() {
     assert_eq!(bench.asked(), 2);
     tokio::time::advance(Duration::from_secs(1)).await;
     assert!(matches!(bench.ask("a", &["metrics"]).await, Verdict::Failed { .. }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_metrics_and_health_hold_on_while_the_api_server_is_gone() {
+    // Spec 04 §10, off by default: the test before this one.
+    let gone = |_: &AccessRequest, count| if count < 3 { YES } else { Err(ReviewError("gone".to_owned())) };
+    let bench = Bench::holding_on(Duration::from_secs(60), gone);
+    let all = ["metrics", "healthz", "pods"];
+    for subresource in all {
+        assert_eq!(bench.ask("a", &[subresource]).await, Verdict::Allowed);
+    }
+    for (after, held) in [(301, true), (58, true), (2, false)] {
+        tokio::time::advance(Duration::from_secs(after)).await;
+        for subresource in all {
+            let may = bench.ask("a", &[subresource]).await == Verdict::Allowed;
+            assert_eq!(may, held && subresource != "pods", "{subresource} {after}");
+        }
+        assert!(matches!(bench.ask("b", &["metrics"]).await, Verdict::Failed { .. }), "never was allowed");
+    }
+    let refused = Bench::holding_on(Duration::from_secs(60), |_, count| if count == 0 { YES } else { NO });
+    refused.ask("a", &["metrics"]).await;
+    tokio::time::advance(Duration::from_secs(301)).await;
+    assert!(matches!(refused.ask("a", &["metrics"]).await, Verdict::Forbidden { .. }), "who answers is obeyed");
 }
 
 #[tokio::test(start_paused = true)]
