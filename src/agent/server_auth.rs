@@ -109,8 +109,9 @@ async fn reviews(deps: &AuthDeps<'_>) -> Result<Option<ApiReviews>, BuildError> 
     if deps.loaded.is_standalone() {
         return Ok(None);
     }
-    let client = kube::connect_counted(Path::new(&deps.loaded.flags.kubeconfig), RestClientMetrics::new(deps.registry));
-    let client = client.await.map_err(wrong)?;
+    let (config, path) = (&deps.loaded.config, Path::new(&deps.loaded.flags.kubeconfig));
+    let rate = kube::Rate::of(config.kube_api_qps, config.kube_api_burst);
+    let client = kube::connect_counted(path, RestClientMetrics::new(deps.registry), rate).await.map_err(wrong)?;
     Ok(Some(ApiReviews(Reviews::new(client, ReviewMetrics::new(deps.registry)))))
 }
 

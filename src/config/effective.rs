@@ -31,8 +31,7 @@ const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
         "enableContentionProfiling" => enable_contention_profiling;
     "the API client":
         "rotateCertificates" => rotate_certificates, "eventRecordQPS" => event_record_qps,
-        "eventBurst" => event_burst, "contentType" => content_type, "kubeAPIQPS" => kube_api_qps,
-        "kubeAPIBurst" => kube_api_burst,
+        "eventBurst" => event_burst, "contentType" => content_type,
         "configMapAndSecretChangeDetectionStrategy" => config_map_and_secret_change_detection_strategy;
     "node registration":
         "nodeStatusUpdateFrequency" => node_status_update_frequency,

@@ -8,7 +8,10 @@ use ::kube::{
     config::{AuthInfo, KubeConfigOptions, Kubeconfig},
 };
 
-use super::counted::Counted;
+use super::{
+    counted::Counted,
+    paced::{Paced, Rate},
+};
 use crate::metrics::{Registry, RestClientMetrics};
 
 /// There is no client.
@@ -32,7 +35,7 @@ pub enum ConnectError {
 /// # Errors
 /// What is wrong with the file or with what it names.
 pub async fn connect(path: &Path) -> Result<Client, ConnectError> {
-    connect_counted(path, RestClientMetrics::new(&Registry::new())).await
+    connect_counted(path, RestClientMetrics::new(&Registry::new()), Rate::default()).await
 }
 
 /// A client for the API server a kubeconfig names; it connects when it is first used.
@@ -41,7 +44,7 @@ pub async fn connect(path: &Path) -> Result<Client, ConnectError> {
 ///
 /// # Errors
 /// What is wrong with the file or with what it names.
-pub async fn connect_counted(path: &Path, metrics: RestClientMetrics) -> Result<Client, ConnectError> {
+pub async fn connect_counted(path: &Path, metrics: RestClientMetrics, rate: Rate) -> Result<Client, ConnectError> {
     if let Err(error) = tokio::fs::metadata(path).await {
         let cause = match error.kind() {
             std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
@@ -57,7 +60,8 @@ pub async fn connect_counted(path: &Path, metrics: RestClientMetrics) -> Result<
     config.default_retry = false;
     let host = config.cluster_url.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
     let builder = ClientBuilder::try_from(config).map_err(|e| invalid(chain(&e)))?;
-    Ok(builder.with_layer(&Counted::new(metrics, &host)).build())
+    // Outermost: what waits for its turn is not asked yet, and not counted.
+    Ok(builder.with_layer(&Counted::new(metrics, &host)).with_layer(&Paced(rate)).build())
 }
 
 /// What the reference tells in words of its own.

@@ -7,7 +7,9 @@
 mod attempt;
 mod client;
 mod counted;
+mod paced;
 mod reviews;
 
 pub use client::{ConnectError, connect, connect_counted};
+pub use paced::Rate;
 pub use reviews::{ReviewFailure, Reviews};

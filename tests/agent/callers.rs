@@ -202,6 +202,39 @@ async fn metrics_survive_an_api_server_that_is_gone_where_that_is_wanted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_api_server_is_asked_no_faster_than_it_was_said() {
+    if skips("the_api_server_is_asked_no_faster_than_it_was_said") {
+        return;
+    }
+    let cluster = Cluster::new(|home| home.with(json!({"kubeAPIQPS": 2, "kubeAPIBurst": 1}))).await;
+    cluster.api.accept_token("good", "kate", &[]);
+    cluster.api.allow("kate", "get", "metrics");
+    let begun = Instant::now();
+    // A token and three accesses: the first at once, each other half a second later.
+    assert_eq!(cluster.port.curl_as("good", "/metrics").await.status, 200);
+    assert_eq!(cluster.port.curl_as("good", "/pods").await.status, 403);
+    assert_eq!((cluster.asked(TOKENS), cluster.asked(ACCESSES)), (1, 3));
+    assert!(begun.elapsed() >= Duration::from_millis(1450), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_authority_of_streams_is_more_than_reading() {
+    if skips("the_authority_of_streams_is_more_than_reading") {
+        return;
+    }
+    // AC-04-24, and the switch back to what the reference does.
+    for (flag, refused) in [("--streaming-requires-create=true", true), ("--streaming-requires-create=false", false)] {
+        let cluster = Cluster::new(|home| home.flag(flag)).await;
+        cluster.api.accept_token("good", "kate", &[]);
+        cluster.api.allow("kate", "get", "proxy");
+        let upgrade = ["-H", "Authorization: Bearer good", "-H", "Connection: Upgrade", "-H", "Upgrade: websocket"];
+        let answer = cluster.port.curl("/exec/n/p/c?command=id&output=1", &upgrade).await;
+        assert_eq!(answer.status == 403, refused, "{flag}: {answer:?}");
+        assert!(refused || answer.body == "pod does not exist", "{flag}: {answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificates_that_prove_nothing() {
     if skips("certificates_that_prove_nothing") {
         return;
