@@ -22,7 +22,7 @@ use super::{
     settings,
 };
 use crate::{
-    config::{Loaded, configz},
+    config::{Loaded, configz, fields::KubeletConfiguration},
     cri::RuntimeService,
     engine::{EngineHandle, ports::PodObserver},
     logs::LogReader,
@@ -63,7 +63,7 @@ pub(super) async fn start(
     auth: Option<ServerAuth>,
 ) -> Result<Arc<dyn Health>, BuildError> {
     let config = &loaded.config;
-    let endpoints = Arc::new(endpoints(loaded, base, &parts));
+    let endpoints = Arc::new(endpoints(loaded, base, &parts, shown(config, auth.as_ref())));
     server_grpc::open(loaded, base, parts.pods());
     let health = endpoints.health.clone();
     let metrics = ServerMetrics::new(&base.registry);
@@ -162,7 +162,19 @@ fn switches(loaded: &Loaded) -> Switches {
     }
 }
 
-fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> Endpoints {
+/// What `/configz` shows: with the cipher suites that are really offered (spec 04 §9, CIS 4.2.12).
+/// Those of TLS 1.3 cannot be chosen and are no part of the setting.
+fn shown(config: &KubeletConfiguration, auth: Option<&ServerAuth>) -> String {
+    let mut config = config.clone();
+    if let Some(auth) = auth {
+        let offered = auth.tls.cipher_suites();
+        config.tls_cipher_suites =
+            offered.into_iter().filter(|name| name.contains("_WITH_")).map(str::to_owned).collect();
+    }
+    configz::body(&config)
+}
+
+fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> Endpoints {
     let config = &loaded.config;
     let started = metrics::start_time_seconds().unwrap_or_default() as u64;
     let (pods, status) = (parts.engine.pods.clone(), parts.status.clone());
@@ -190,7 +202,7 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> Endpoints {
         follows: Caps::new(FOLLOWS),
         statistics: parts.statistics.clone(),
         split_streams: loaded.gates.enabled("PodLogsQuerySplitStreams"),
-        configz: Bytes::from(configz::body(config)),
+        configz: Bytes::from(configz),
         tools: server_tools::tools(
             loaded,
             ToolParts {

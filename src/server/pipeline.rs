@@ -271,7 +271,8 @@ impl Told {
             request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
         };
         let (path, query) = (request.uri().path(), request.uri().query());
-        let is_private = ["/exec/", "/run/", "/attach/"].iter().any(|root| path.starts_with(root));
+        let decoded = routing::decode(path).unwrap_or_default();
+        let is_private = ["/exec/", "/run/", "/attach/"].iter().any(|root| decoded.starts_with(root));
         let uri = match query {
             Some(query) if !is_private => format!("{path}?{query}"),
             _ => path.to_owned(),
@@ -288,6 +289,20 @@ impl Told {
     fn log(self, response: &Response, begun: Instant) {
         let Self { verb, uri, agent, source, audit } = self;
         let (resp, latency) = (response.status().as_u16(), begun.elapsed());
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let hijacked = true;
+            return debug!(
+                v = 3,
+                verb,
+                URI = uri,
+                ?latency,
+                userAgent = agent,
+                "audit-ID" = audit,
+                srcIP = source,
+                hijacked,
+                "HTTP"
+            );
+        }
         debug!(v = 3, verb, URI = uri, ?latency, userAgent = agent, "audit-ID" = audit, srcIP = source, resp, "HTTP");
     }
 }

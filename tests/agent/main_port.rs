@@ -163,6 +163,13 @@ async fn curl_speaks_both_protocols() {
     port.open().await;
     let kate = port.client("kate", &["dev"]);
     let (certificate, key) = (kate.certificate.display().to_string(), kate.key.display().to_string());
+    let shown = port.curl_with(&kate, "/configz").await.body;
+    let shown: Value = serde_json::from_str(&shown).expect("JSON");
+    let suites = shown["kubeletconfig"]["tlsCipherSuites"].as_array().expect("what is really offered");
+    assert!(
+        suites.len() == 6
+            && suites.iter().all(|s| s.as_str().is_some_and(|s| s.contains("_GCM_") || s.contains("CHACHA20")))
+    );
     for (protocol, begins) in [("--http1.1", "http/1.1 200"), ("--http2", "http/2 200")] {
         let answer = port.curl("/healthz", &[protocol, "--cert", &certificate, "--key", &key]).await;
         assert!(answer.head.starts_with(begins) && answer.body == "ok", "{answer:?}");
