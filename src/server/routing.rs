@@ -477,6 +477,7 @@ mod tests {
 
     #[test]
     fn labels_come_from_fixed_sets() {
+        // AC-08-12
         // AC-04-25
         for (path, label) in [
             ("/pods", "pods"),

@@ -30,7 +30,7 @@ use crate::pod::PodUid;
 /// The longest control file that is read: the members of a group with 100,000 processes.
 const MAX_FILE: usize = 1 << 20;
 /// So long a look is good enough to be completed by a deeper one, which carries its time.
-const YOUNG_NS: i64 = 1_000_000_000;
+pub const YOUNG_NS: i64 = 1_000_000_000;
 /// What a look begins with; a pair of looks closer than this says nothing about rates.
 const MIN_WINDOW_NS: i64 = 500_000_000;
 

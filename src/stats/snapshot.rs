@@ -6,6 +6,7 @@ use std::{
     collections::{HashMap, HashSet},
     path::PathBuf,
     sync::Arc,
+    thread,
 };
 
 use jiff::Timestamp;
@@ -14,7 +15,7 @@ use super::{
     host::{self, Processes},
     network::{self, Network},
     pods::ShownPod,
-    reader::{GroupKey, PodGroups, Reader, Seen, Wanted},
+    reader::{GroupKey, MachineMemory, PodGroups, Reader, Seen, Wanted, YOUNG_NS},
     reading::{Depth, WallNs},
 };
 use crate::{
@@ -79,6 +80,8 @@ pub struct Sampler {
     root: PathBuf,
     max_pids: u64,
     pids: HashMap<SandboxId, u32>,
+    /// Networks of the last reading that was not a full one, and when it began.
+    last: Option<(WallNs, HashMap<SandboxId, Network>)>,
     has_pressure: bool,
 }
 
@@ -86,16 +89,22 @@ impl Sampler {
     /// `root` is `/`; `max_pids` is the most processes there may be, 0 where that is not known.
     pub fn new(reader: Reader, names: Arc<dyn PodGroups>, clock: Arc<dyn Clock>, root: PathBuf, max_pids: u64) -> Self {
         let has_pressure = reader.has_pressure();
-        Self { reader, names, clock, root, max_pids, pids: HashMap::new(), has_pressure }
+        Self { reader, names, clock, root, max_pids, pids: HashMap::new(), last: None, has_pressure }
     }
 
     /// Reads everything once.
     pub fn sample(&mut self, pods: Vec<ShownPod>, system: Vec<SystemGroup>, depth: Depth) -> Snapshot {
         let machine = host::memory(&self.root);
         let (wanted, above) = self.wanted(&pods, &system, depth);
-        let clock = self.clock.clone();
-        let now = move || wall(clock.now());
-        let mut seen = self.reader.pass(&wanted, machine, &now).into_iter();
+        let began = wall(self.clock.now());
+        let is_young = |at: &WallNs| (0..=YOUNG_NS).contains(&began.saturating_sub(*at));
+        let young = self.last.take().filter(|(at, _)| depth == Depth::Full && is_young(at));
+        let mut early = young.map(|(_, networks)| networks).unwrap_or_default();
+        let mut known = if depth == Depth::Core { Vec::new() } else { self.known_processes(&pods) };
+        known.retain(|(sandbox, _)| !early.contains_key(sandbox));
+        let (seen, networks) = self.pass(&wanted, machine, &known);
+        early.extend(networks);
+        let mut seen = seen.into_iter();
         let root = seen.next().flatten();
         let above = seen.by_ref().take(above).flatten().collect();
         let system = system.into_iter().filter_map(|group| Some((group, seen.next()??))).collect();
@@ -109,7 +118,11 @@ impl Sampler {
                 pod,
             })
             .collect();
-        let network = if depth == Depth::Core { None } else { self.networks(&mut shown) };
+        let network = if depth == Depth::Core { None } else { self.networks(&mut shown, early) };
+        if depth == Depth::Summary {
+            let of = |seen: &PodSeen| Some((seen.pod.sandbox.clone(), seen.network.clone()?));
+            self.last = Some((began, shown.iter().filter_map(of).collect()));
+        }
         if depth != Depth::Full {
             shown.iter_mut().for_each(|pod| pod.sandbox = None);
         }
@@ -129,6 +142,7 @@ impl Sampler {
 
     /// Closes what is open.
     pub fn close(&mut self) {
+        self.last = None;
         self.reader.close();
     }
 
@@ -157,8 +171,35 @@ impl Sampler {
         (wanted, above.len())
     }
 
-    /// Reads the networks of all pods; returns the node's.
-    fn networks(&mut self, pods: &mut [PodSeen]) -> Option<Network> {
+    /// Sandboxes with a network of their own whose process is known.
+    fn known_processes(&self, pods: &[ShownPod]) -> Vec<(SandboxId, u32)> {
+        let own = pods.iter().filter(|pod| pod.is_ready && pod.network == NetworkMode::Pod);
+        own.filter_map(|pod| Some((pod.sandbox.clone(), *self.pids.get(&pod.sandbox)?))).collect()
+    }
+
+    /// Looks at all groups, and at the networks of these processes at the same time.
+    fn pass(
+        &mut self,
+        wanted: &[Wanted],
+        machine: MachineMemory,
+        known: &[(SandboxId, u32)],
+    ) -> (Vec<Option<Seen>>, HashMap<SandboxId, Network>) {
+        let (reader, clock) = (&mut self.reader, self.clock.clone());
+        let now = move || wall(clock.now());
+        if known.is_empty() {
+            return (reader.pass(wanted, machine, &now), HashMap::new());
+        }
+        let proc = self.root.join("proc");
+        let network = |(sandbox, pid): &(SandboxId, u32)| Some((sandbox.clone(), network::of_process(&proc, *pid)?));
+        thread::scope(|scope| {
+            let networks = scope.spawn(|| known.iter().filter_map(network).collect());
+            let seen = reader.pass(wanted, machine, &now);
+            (seen, networks.join().unwrap_or_default())
+        })
+    }
+
+    /// The networks of all pods, as far as they were not read `early`; returns the node's.
+    fn networks(&mut self, pods: &mut [PodSeen], mut early: HashMap<SandboxId, Network>) -> Option<Network> {
         let proc = self.root.join("proc");
         let host = network::of_process(&proc, 1);
         for seen in pods.iter_mut() {
@@ -171,6 +212,10 @@ impl Sampler {
                 continue;
             }
             if !seen.pod.is_ready {
+                continue;
+            }
+            seen.network = early.remove(&seen.pod.sandbox);
+            if seen.network.is_some() {
                 continue;
             }
             // A sandbox need not have a process of its own.

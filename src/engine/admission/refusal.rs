@@ -108,6 +108,7 @@ mod tests {
 
     #[test]
     fn the_metric_knows_a_closed_set_of_reasons() {
+        // AC-08-21
         for (reason, label) in [
             ("OutOfcpu", "OutOfcpu"),
             ("OutOfephemeral-storage", "OutOfephemeral-storage"),
