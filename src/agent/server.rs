@@ -196,6 +196,7 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
             pods,
             status,
             reader: LogReader::new(parts.cri.clone(), Path::new(&config.pod_logs_dir)),
+            observer: parts.observer.clone(),
             clock: base.clock.clone(),
             runtime: parts.runtime.clone(),
         }),

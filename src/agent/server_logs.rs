@@ -12,7 +12,10 @@ use tracing::debug;
 use crate::{
     engine::ports::{Clock, PodObserver},
     logs::{self, LogOptions, LogReader, LogStreams},
-    pod::{Pod, observed::ContainerState},
+    pod::{
+        ContainerId, Pod,
+        observed::{ContainerState, ObservedPod},
+    },
     server::ports::{ContainerLogs, LogQuery, LogRefusal, LogSource, LogStream, RunningPods},
     status::StatusManager,
 };
@@ -25,6 +28,8 @@ pub struct PodLogs {
     pub status: Arc<StatusManager>,
     /// Reads.
     pub reader: LogReader,
+    /// What runs: who follows a log hears its end from it.
+    pub observer: Arc<dyn PodObserver>,
     /// Wall time, for "since".
     pub clock: Arc<dyn Clock>,
     /// The runtime's name, as container ids begin.
@@ -76,7 +81,19 @@ impl ContainerLogs for PodLogs {
             debug!(containerID = %id, %err, "Log cannot be found");
             format!("unable to retrieve container logs for {}://{id}", self.runtime)
         })?;
-        self.reader.read(&path, id, &options, out).await.map_err(|err| err.to_string())
+        let (observer, pod) = (self.observer.clone(), source.pod.uid().clone());
+        let told = move |id: &ContainerId| is_running(&*observer.known_pod(&pod)?, id);
+        let reader = self.reader.clone().told_by(Arc::new(told));
+        reader.read(&path, id, &options, out).await.map_err(|err| err.to_string())
+    }
+}
+
+/// `None` for a container that was not seen, or of which the runtime is not sure.
+fn is_running(seen: &ObservedPod, id: &ContainerId) -> Option<bool> {
+    match seen.containers.iter().find(|container| container.id == *id)?.state {
+        ContainerState::Running => Some(true),
+        ContainerState::Exited => Some(false),
+        _ => None,
     }
 }
 

@@ -5,7 +5,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::line::{Head, LONGEST_HEAD, LineError, Stamp, Stream, docker, head};
+use super::line::{Head, LONGEST_HEAD, LineError, Second, Stamp, Stream, docker, head_near};
 
 /// Which streams are wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -79,6 +79,7 @@ pub struct Filter {
     lines_left: Option<u64>,
     format: Format,
     place: Place,
+    second: Second,
     /// The beginning of a line whose head is not complete.
     pending: Vec<u8>,
     /// Whether what is written next begins a logical line.
@@ -97,6 +98,7 @@ impl Filter {
             lines_left: if options.follow { None } else { options.tail },
             format: Format::Unknown,
             place: Place::Head,
+            second: Second::default(),
             pending: Vec::new(),
             at_start: true,
             malformed: 0,
@@ -165,7 +167,7 @@ impl Filter {
         bytes: &'b [u8],
         out: &mut Vec<u8>,
     ) -> Result<&'b [u8], LogFormatError> {
-        match head(line) {
+        match head_near(line, &mut self.second) {
             Head::Parsed(header) => {
                 self.format = Format::Cri;
                 let is_wanted = self.wants(header.time, header.stream);
@@ -195,7 +197,7 @@ impl Filter {
 
     /// Collects a JSON line (or a first line that is no CRI line).
     fn take_json<'b>(&mut self, bytes: &'b [u8], out: &mut Vec<u8>) -> Result<&'b [u8], LogFormatError> {
-        let end = bytes.iter().position(|b| *b == b'\n').map(|at| at + 1);
+        let end = memchr::memchr(b'\n', bytes).map(|at| at + 1);
         let (line, rest) = bytes.split_at(end.unwrap_or(bytes.len()));
         if self.pending.len() + line.len() > LONGEST_JSON {
             return match self.format {
@@ -244,7 +246,7 @@ impl Filter {
     }
 
     fn take_content<'b>(&mut self, bytes: &'b [u8], partial: bool, out: &mut Vec<u8>) -> &'b [u8] {
-        let Some(end) = bytes.iter().position(|b| *b == b'\n') else {
+        let Some(end) = memchr::memchr(b'\n', bytes) else {
             self.write(bytes, out);
             return &[];
         };
@@ -257,7 +259,7 @@ impl Filter {
     }
 
     fn skip<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
-        let Some(end) = bytes.iter().position(|b| *b == b'\n') else { return &[] };
+        let Some(end) = memchr::memchr(b'\n', bytes) else { return &[] };
         if self.place == Place::Unwanted {
             self.counted();
         }

@@ -1,67 +1,20 @@
-//! Waiting for a log to grow, and finding the file that comes after it.
-//!
-//! The directory is watched, since a rename would lose a watch on the file. Where no watch can be
-//! had (the kernel's limit), the tick alone drives the reader.
+//! An open log, and finding the file that comes after it.
 
 use std::{
-    io,
-    os::unix::fs::MetadataExt,
+    fs::File,
+    io::{self, IoSliceMut},
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
-    time::Duration,
+    sync::Arc,
 };
 
-use futures::StreamExt;
-use inotify::{EventStream, Inotify, WatchMask};
-use tokio::{fs::File, time::timeout};
-use tracing::debug;
+use rustix::io::ReadWriteFlags;
 
-use super::{dirs, own::Place, rotated};
-
-/// Re-check after this time without any event.
-const TICK: Duration = Duration::from_secs(1);
-
-/// A watch on a directory.
-pub struct Watch {
-    events: Option<EventStream<Vec<u8>>>,
-}
-
-impl Watch {
-    /// Watches the directory of a log, from now on.
-    pub fn new(log: &Path) -> Self {
-        let events = log.parent().ok_or(io::ErrorKind::InvalidInput.into()).and_then(watch);
-        if let Err(error) = &events {
-            debug!(path = %log.display(), err = %error, "Cannot watch the directory of a log");
-        }
-        Self { events: events.ok() }
-    }
-
-    /// Waits for a change in the directory, at most for one tick.
-    pub async fn changed(&mut self) {
-        let Some(events) = &mut self.events else {
-            tokio::time::sleep(TICK).await;
-            return;
-        };
-        let mut bursts = events.ready_chunks(64);
-        match timeout(TICK, bursts.next()).await {
-            Ok(Some(burst)) if burst.iter().any(Result::is_ok) => {}
-            Err(_) => {}
-            // A watch that fails would spin; the tick goes on without it.
-            Ok(_) => self.events = None,
-        }
-    }
-}
-
-fn watch(directory: &Path) -> io::Result<EventStream<Vec<u8>>> {
-    let inotify = Inotify::init()?;
-    let mask = WatchMask::MODIFY | WatchMask::CREATE | WatchMask::MOVE | WatchMask::DELETE | WatchMask::ATTRIB;
-    inotify.watches().add(directory, mask)?;
-    inotify.into_event_stream(vec![0; 4096])
-}
+use super::{dirs, own::Place, rotated, tail::tail_start};
 
 /// A log file that is open, and which file on disk it is.
 pub struct OpenLog {
-    /// To read from.
-    pub file: File,
+    file: Arc<File>,
     identity: (u64, u64),
 }
 
@@ -74,9 +27,33 @@ impl OpenLog {
         let (place, path) = (place.clone(), path.to_owned());
         let opened = tokio::task::spawn_blocking(move || regular(&place, &path)).await.map_err(io::Error::other)?;
         let (file, identity) = opened?;
-        let mut file = File::from_std(file);
-        file.set_max_buf_size(super::read::CHUNK);
-        Ok(Self { file, identity })
+        Ok(Self { file: Arc::new(file), identity })
+    }
+
+    /// Reads at an offset into `bytes` from `from` on; gives the buffer back with how much was
+    /// read. What the kernel has in memory is read at once; only a disk is waited for elsewhere.
+    pub async fn read_at(&self, mut bytes: Vec<u8>, from: usize, offset: u64) -> (Vec<u8>, io::Result<usize>) {
+        let mut slices = [IoSliceMut::new(bytes.get_mut(from..).unwrap_or_default())];
+        if let Ok(read) = rustix::io::preadv2(&self.file, &mut slices, offset, ReadWriteFlags::NOWAIT) {
+            return (bytes, Ok(read));
+        }
+        // Not in memory, or a file system that cannot tell.
+        let file = self.file.clone();
+        let reading = tokio::task::spawn_blocking(move || {
+            let read = file.read_at(bytes.get_mut(from..).unwrap_or_default(), offset);
+            (bytes, read)
+        });
+        reading.await.unwrap_or_else(|error| (Vec::new(), Err(io::Error::other(error))))
+    }
+
+    /// Where the last lines begin.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub async fn tail(&self, lines: u64) -> io::Result<u64> {
+        let file = self.file.clone();
+        let found = tokio::task::spawn_blocking(move || tail_start(&file, lines)).await;
+        found.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
     /// The file that was begun after this one: the next rotated one where there were several

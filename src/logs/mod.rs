@@ -27,11 +27,12 @@ mod rotate;
 mod rotated;
 mod tail;
 mod termination;
+mod watch;
 
 pub use filter::{Filter, LogFormatError, LogOptions, LogStreams, since};
 pub use instance::{NoInstance, instance};
 pub use line::{DockerLine, Head, Header, LineError, Stamp, Stream, docker, head};
 pub use manager::{LogsConfig, LogsDeps, Manager};
 pub use own::PlaceError;
-pub use read::{LogReader, ReadError};
+pub use read::{LogReader, ReadError, Told};
 pub use rotate::{RunningLog, RunningLogs};

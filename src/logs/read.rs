@@ -1,7 +1,8 @@
 //! Reads a container's log: from the tail or a time, with limits, following across rotation.
 //!
-//! One buffer of [`CHUNK`] bytes per reader, whatever the length of a line. While following, an
-//! incomplete last line is held back until it ends, fills the buffer, or the container ends.
+//! One buffer of at most [`CHUNK`] bytes per reader, whatever the length of a line; who follows a
+//! silent log has none. While following, an incomplete last line is held back until it ends, fills
+//! the buffer, or the container ends.
 //! Before the next file is read, the old one is drained: what a runtime writes to it until it
 //! has reopened its log is not lost (do better than spec 03b §10 "Upstream can lose bytes").
 
@@ -13,16 +14,16 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncReadExt, AsyncSeekExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncWrite, AsyncWriteExt},
     time::{Instant, sleep},
 };
 use tracing::debug;
 
 use super::{
     filter::{Filter, LogFormatError, LogOptions},
-    follow::{OpenLog, Watch},
+    follow::OpenLog,
     own::{Place, PlaceError},
-    tail::tail_start,
+    watch::{Watch, Watches},
 };
 use crate::{
     cri::{CriError, RuntimeService},
@@ -32,10 +33,14 @@ use crate::{
 
 /// Bytes read at once.
 pub const CHUNK: usize = 64 * 1024;
+/// Bytes read at first: a log that grows by lines needs no more.
+const SMALL: usize = 4 * 1024;
 /// Late writes to a file that was rotated may come within this time.
 const LATE: Duration = Duration::from_millis(50);
-/// How often a follower asks whether the container still runs.
+/// How often a follower asks the runtime whether the container still runs.
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
+/// How often where somebody else says that it does: two hundred followers shall not keep a runtime busy.
+const TOLD_PERIOD: Duration = Duration::from_secs(10);
 
 /// Why a log could not be read (to its end).
 #[derive(Debug, thiserror::Error)]
@@ -70,10 +75,15 @@ pub enum ReadError {
     Runtime(#[from] CriError),
 }
 
+/// Whether a container runs, as far as that is known without asking the runtime.
+pub type Told = Arc<dyn Fn(&ContainerId) -> Option<bool> + Send + Sync>;
+
 /// Reads logs.
 #[derive(Clone)]
 pub struct LogReader {
     cri: Arc<dyn RuntimeService>,
+    told: Option<Told>,
+    watches: Watches,
     /// `podLogsDir`.
     root: Arc<Path>,
 }
@@ -82,7 +92,14 @@ impl LogReader {
     /// Over the runtime that tells whether a followed container still runs; only logs below
     /// `root`, which is `podLogsDir`, are read.
     pub fn new(cri: Arc<dyn RuntimeService>, root: &Path) -> Self {
-        Self { cri, root: Arc::from(root) }
+        Self { cri, told: None, watches: Watches::default(), root: Arc::from(root) }
+    }
+
+    /// The same reader, which hears from somebody whether a container still runs.
+    #[must_use]
+    pub fn told_by(mut self, told: Told) -> Self {
+        self.told = Some(told);
+        self
     }
 
     /// Where the runtime says the log of a container is.
@@ -113,19 +130,10 @@ impl LogReader {
         out.write(&[]).await.map_err(ReadError::Write)?;
         out.flush().await.map_err(ReadError::Write)?;
         // The watch comes before the first look at the file, so no change falls between.
-        let watch = options.follow.then(|| Watch::new(&path));
+        let watch = options.follow.then(|| self.watches.watch(&path));
         let log = OpenLog::open(&place, &path).await;
         let log = log.map_err(|source| ReadError::Open { path: path.clone(), source })?;
-        let mut reading = Reading {
-            log,
-            place,
-            path,
-            filter: Filter::new(options),
-            bytes: vec![0; CHUNK],
-            held: 0,
-            chunk: Vec::new(),
-            out,
-        };
+        let mut reading = Reading::new(log, (place, path), Filter::new(options), out);
         reading.seek(options.tail).await?;
         match watch {
             Some(watch) => self.follow(&mut reading, watch, id).await?,
@@ -158,12 +166,15 @@ impl LogReader {
             if has_ended {
                 return reading.finish().await;
             }
-            if asked.is_none_or(|at| at.elapsed() >= STATUS_PERIOD) {
+            let told = self.told.as_ref().and_then(|told| told(id));
+            let period = if told == Some(true) { TOLD_PERIOD } else { STATUS_PERIOD };
+            has_ended = told == Some(false);
+            if !has_ended && asked.is_none_or(|at| at.elapsed() >= period) {
                 asked = Some(Instant::now());
                 has_ended = !self.is_running(id).await?;
-                if has_ended {
-                    continue; // one more read to the end
-                }
+            }
+            if has_ended {
+                continue; // one more read to the end
             }
             watch.changed().await;
         }
@@ -185,6 +196,8 @@ struct Reading<'a> {
     place: Place,
     path: PathBuf,
     filter: Filter,
+    /// Where in the file the next bytes are.
+    offset: u64,
     bytes: Vec<u8>,
     /// How many bytes at the start of `bytes` are an incomplete line that is held back.
     held: usize,
@@ -192,37 +205,66 @@ struct Reading<'a> {
     out: &'a mut (dyn AsyncWrite + Unpin + Send),
 }
 
-impl Reading<'_> {
+impl<'a> Reading<'a> {
+    fn new(
+        log: OpenLog,
+        (place, path): (Place, PathBuf),
+        filter: Filter,
+        out: &'a mut (dyn AsyncWrite + Unpin + Send),
+    ) -> Self {
+        Self { log, place, path, filter, offset: 0, bytes: Vec::new(), held: 0, chunk: Vec::new(), out }
+    }
+
     async fn seek(&mut self, tail: Option<u64>) -> Result<(), ReadError> {
-        let Some(lines) = tail else { return Ok(()) };
-        let file = self.log.file.try_clone().await.map_err(|e| self.unreadable(e))?.into_std().await;
-        let found = tokio::task::spawn_blocking(move || tail_start(&file, lines)).await;
-        let start = found.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(|e| self.unreadable(e))?;
-        self.log.file.seek(io::SeekFrom::Start(start)).await.map_err(|e| self.unreadable(e))?;
+        if let Some(lines) = tail {
+            self.offset = self.log.tail(lines).await.map_err(|e| self.unreadable(e))?;
+        }
         Ok(())
     }
 
     /// Reads to the end of the file as it is now; a last line without newline is held back.
     async fn drain(&mut self) -> Result<(), ReadError> {
+        let mut size = SMALL;
         while !self.filter.is_done() {
-            let space = self.bytes.get_mut(self.held..).unwrap_or_default();
-            let read = self.log.file.read(space).await;
-            let read = read.map_err(|e| self.unreadable(e))?;
+            self.bytes.resize((self.held + size).min(CHUNK), 0);
+            let read = self.fill().await?;
             if read == 0 {
-                return Ok(());
+                break;
             }
             let filled = self.held + read;
+            if filled == self.bytes.len() {
+                size = CHUNK;
+            }
             let whole = self.bytes.get(..filled).unwrap_or_default();
-            let complete = match whole.iter().rposition(|b| *b == b'\n') {
+            let complete = match memchr::memrchr(b'\n', whole) {
                 Some(at) => at + 1,
-                None if filled == self.bytes.len() => filled,
+                None if filled == CHUNK => filled,
                 None => 0,
             };
-            self.pass(complete).await?;
+            if !self.pass(complete).await? {
+                tokio::task::yield_now().await; // a long way to the first line that is wanted is nobody else's wait
+            }
             self.bytes.copy_within(complete..filled, 0);
             self.held = filled - complete;
         }
+        self.rest();
         Ok(())
+    }
+
+    /// Reads what fits behind what is held.
+    async fn fill(&mut self) -> Result<usize, ReadError> {
+        let (bytes, read) = self.log.read_at(std::mem::take(&mut self.bytes), self.held, self.offset).await;
+        self.bytes = bytes;
+        let read = read.map_err(|e| self.unreadable(e))?;
+        self.offset += read as u64;
+        Ok(read)
+    }
+
+    /// Keeps no memory but what is held back: the log may be silent for days.
+    fn rest(&mut self) {
+        self.bytes.truncate(self.held);
+        self.bytes.shrink_to_fit();
+        self.chunk = Vec::new();
     }
 
     /// Ends the file: an incomplete last line is written as it is.
@@ -230,7 +272,8 @@ impl Reading<'_> {
         let held = std::mem::take(&mut self.held);
         self.pass(held).await?;
         self.filter.finish(&mut self.chunk)?;
-        self.flush().await
+        self.flush().await?;
+        Ok(())
     }
 
     /// Opens the file that comes after this one. A name that changes hands meanwhile is looked
@@ -240,6 +283,7 @@ impl Reading<'_> {
             match OpenLog::open(&self.place, &next.path).await {
                 Ok(opened) if opened.is(&next) => {
                     self.log = opened;
+                    self.offset = 0;
                     return Ok(());
                 }
                 Ok(_) => {}
@@ -250,19 +294,21 @@ impl Reading<'_> {
         Ok(())
     }
 
-    async fn pass(&mut self, count: usize) -> Result<(), ReadError> {
+    /// Hands on what is wanted of the first bytes; whether anything was.
+    async fn pass(&mut self, count: usize) -> Result<bool, ReadError> {
         let bytes = self.bytes.get(..count).unwrap_or_default();
         self.filter.push(bytes, &mut self.chunk)?;
         self.flush().await
     }
 
-    async fn flush(&mut self) -> Result<(), ReadError> {
-        if !self.chunk.is_empty() {
-            self.out.write_all(&self.chunk).await.map_err(ReadError::Write)?;
-            self.out.flush().await.map_err(ReadError::Write)?;
-            self.chunk.clear();
+    async fn flush(&mut self) -> Result<bool, ReadError> {
+        if self.chunk.is_empty() {
+            return Ok(false);
         }
-        Ok(())
+        self.out.write_all(&self.chunk).await.map_err(ReadError::Write)?;
+        self.out.flush().await.map_err(ReadError::Write)?;
+        self.chunk.clear();
+        Ok(true)
     }
 
     fn unreadable(&self, source: io::Error) -> ReadError {

@@ -180,6 +180,25 @@ async fn a_runtime_that_restarts_does_not_end_following() {
     assert!(matches!(task.await.expect("joined"), Err(ReadError::Runtime(error)) if error.is_not_found()));
 }
 
+#[tokio::test]
+async fn who_is_told_that_a_container_ended_need_not_ask() {
+    let house = House::new(LogsConfig::default()).await;
+    let runs = Arc::new(AtomicBool::new(true));
+    let (out, told) = (Collected::new(), runs.clone());
+    let reader = house.manager.reader().told_by(Arc::new(move |_| Some(told.load(Ordering::SeqCst))));
+    let (log, id, mut to) = (house.log.clone(), house.id.clone(), out.clone());
+    let task = tokio::spawn(async move { reader.read(&log, &id, &follow(), &mut to).await });
+    for n in 0..10 {
+        house.write(&line(&n.to_string()));
+        out.until("the line", |text| text.ends_with(&format!("{n}\n"))).await;
+    }
+    runs.store(false, Ordering::SeqCst);
+    house.write(&line("last"));
+    task.await.expect("joined").expect("read");
+    assert!(out.text().ends_with("9\nlast\n"), "what was written before the end is read");
+    assert_eq!(house.cri.count("container_status"), 1, "a rumour is checked now and then");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_or_doubled_across_rotation() {
     // AC-03b-35: the writer goes on with the old file for a while after the rename, as a runtime
