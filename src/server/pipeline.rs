@@ -92,7 +92,7 @@ impl Site {
         let path = routing::decode(request.uri().path()).unwrap_or_default();
         let bucket = routing::bucket(&path);
         let metered = Metered::new(&self, routing::method_label(request.method().as_str()), bucket);
-        let told = Told::of(&request);
+        let told = Told::of(&request, bucket);
         request.extensions_mut().insert(metered.clone());
         let response = AssertUnwindSafe(self.clone().route(request).boxed()).catch_unwind().await;
         let response = response.unwrap_or_else(|_| {
@@ -252,7 +252,8 @@ impl axum::body::HttpBody for MeteredBody {
 }
 
 /// What the log says of a request. Arguments and tokens do not belong there: the query of
-/// streams is left out (spec 04 §10).
+/// streams is left out (spec 04 §10), and that of paths that are none of ours, because `//exec/`
+/// may have been meant for one.
 struct Told {
     verb: String,
     uri: String,
@@ -263,7 +264,7 @@ struct Told {
 
 impl Told {
     /// `None` where nobody would read it: most agents are asked often and log little.
-    fn of(request: &Request<Body>) -> Option<Self> {
+    fn of(request: &Request<Body>, bucket: &str) -> Option<Self> {
         if !tracing::enabled!(tracing::Level::DEBUG) {
             return None;
         }
@@ -271,8 +272,7 @@ impl Told {
             request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
         };
         let (path, query) = (request.uri().path(), request.uri().query());
-        let decoded = routing::decode(path).unwrap_or_default();
-        let is_private = ["/exec/", "/run/", "/attach/"].iter().any(|root| decoded.starts_with(root));
+        let is_private = matches!(bucket, "exec" | "run" | "attach" | "other");
         let uri = match query {
             Some(query) if !is_private => format!("{path}?{query}"),
             _ => path.to_owned(),

@@ -107,7 +107,7 @@ async fn the_head_comes_before_the_first_line_and_a_reader_ends_with_its_client(
 }
 
 #[tokio::test]
-async fn a_client_that_stops_reading_costs_two_pieces() {
+async fn a_client_that_stops_reading_holds_nobody_up() {
     let served = Served::guarded(&[("*", "*")]).await;
     let mut stream = served.connect().await;
     let request = "GET /containerLogs/n/p/endless HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";

@@ -19,8 +19,12 @@ use axum::{
 use bytes::Bytes;
 use http_body::Frame;
 use jiff::Timestamp;
-use tokio::{io::AsyncWrite, io::AsyncWriteExt, sync::mpsc, task::JoinHandle};
-use tokio_util::sync::PollSender;
+use tokio::{
+    io::{AsyncWrite, AsyncWriteExt},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    task::JoinHandle,
+};
+use tokio_util::sync::PollSemaphore;
 
 use crate::server::{
     ports::{ContainerLogs, LogQuery, LogRefusal, LogSource, LogStream},
@@ -28,8 +32,9 @@ use crate::server::{
     streaming::{Caps, Permit, bare, busy, line},
 };
 
-/// Pieces that wait for the client; each is as large as what the reader hands out at once.
-const PIECES: usize = 2;
+/// Pieces that are on their way to the client, wherever they wait: here, or in the connection, which
+/// would take a megabyte. Each is as large as what the reader hands out at once.
+const PIECES: u32 = 4;
 /// How long a client may take nothing. Unlike the reference, which cuts every answer after four
 /// hours, a follower that reads may stay (spec 04 §11).
 const STALL: Duration = Duration::from_secs(300);
@@ -90,7 +95,7 @@ fn refuse(status: StatusCode, body: &str, code: &'static str) -> Response {
 }
 
 fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery, permit: Option<Permit>) -> Response {
-    let (sender, receiver) = mpsc::channel(PIECES);
+    let (sender, receiver) = mpsc::unbounded_channel();
     let mut out = Out::new(sender.clone());
     let task = tokio::spawn(async move {
         let gone = sender.clone();
@@ -104,8 +109,8 @@ fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery, pe
             // The status is sent already: the text goes where people look for it, and the missing
             // end of the body tells programs that this is not all.
             let _ = out.write_all(why.as_bytes()).await;
-            let _ = out.flush().await;
-            let _ = sender.send(Err(io::Error::other(why))).await;
+            out.sent().await;
+            let _ = sender.send(Err(io::Error::other(why))); // or nobody listens any more
         }
     });
     Response::new(Body::new(Pieces { receiver, task, _permit: permit }))
@@ -113,7 +118,7 @@ fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery, pe
 
 /// What a task writes, as a body; the task ends with it.
 struct Pieces {
-    receiver: mpsc::Receiver<io::Result<Bytes>>,
+    receiver: mpsc::UnboundedReceiver<io::Result<Bytes>>,
     task: JoinHandle<()>,
     /// Of who follows.
     _permit: Option<Permit>,
@@ -134,16 +139,39 @@ impl HttpBody for Pieces {
     }
 }
 
-/// The writing end: each write is a piece.
+/// The writing end: each write is a piece, once there is room for it.
 struct Out {
-    sender: PollSender<io::Result<Bytes>>,
+    sender: mpsc::UnboundedSender<io::Result<Bytes>>,
+    room: PollSemaphore,
     stall: Pin<Box<tokio::time::Sleep>>,
     waits: bool,
 }
 
 impl Out {
-    fn new(sender: mpsc::Sender<io::Result<Bytes>>) -> Self {
-        Self { sender: PollSender::new(sender), stall: Box::pin(tokio::time::sleep(STALL)), waits: false }
+    fn new(sender: mpsc::UnboundedSender<io::Result<Bytes>>) -> Self {
+        let room = PollSemaphore::new(Arc::new(Semaphore::new(PIECES as usize)));
+        Self { sender, room, stall: Box::pin(tokio::time::sleep(STALL)), waits: false }
+    }
+}
+
+impl Out {
+    /// Waits until the client has been sent everything: an error behind it ends the connection,
+    /// and takes with it what still waits there.
+    async fn sent(&self) {
+        let room = self.room.clone_inner();
+        let _ = tokio::time::timeout(STALL, room.acquire_many(PIECES)).await; // it is cut off anyway
+    }
+}
+
+/// What is sent; gives its room back when the connection has sent it.
+struct Piece {
+    bytes: Vec<u8>,
+    _room: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -153,11 +181,11 @@ impl AsyncWrite for Out {
             return Poll::Ready(Ok(0)); // the head of the answer is on its way without it
         }
         let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
-        match self.sender.poll_reserve(context) {
-            Poll::Ready(reserved) => {
+        match self.room.poll_acquire(context) {
+            Poll::Ready(room) => {
                 self.waits = false;
-                reserved.map_err(|_| gone())?;
-                self.sender.send_item(Ok(Bytes::copy_from_slice(bytes))).map_err(|_| gone())?;
+                let piece = Piece { bytes: bytes.to_vec(), _room: room.ok_or_else(gone)? };
+                self.sender.send(Ok(Bytes::from_owner(piece))).map_err(|_| gone())?;
                 Poll::Ready(Ok(bytes.len()))
             }
             Poll::Pending => {
