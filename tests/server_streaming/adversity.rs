@@ -1,6 +1,6 @@
 //! Runtimes and clients that behave badly.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use berth::server::streaming::StreamingConfig;
 use futures::{SinkExt, StreamExt};
@@ -109,6 +109,92 @@ async fn a_runtime_that_is_gone_or_elsewhere() {
 }
 
 #[tokio::test]
+async fn a_runtime_that_never_answers() {
+    let cri = ScriptedCri::new(Arc::new(berth::engine::ports::SystemClock));
+    cri.stream_at(&saying(b"").await);
+    let config = StreamingConfig { answer: Duration::from_millis(50), ..StreamingConfig::default() };
+    let rig = serve(&cri, config, false).await;
+    let (status, body) = rig.ask(&format!("POST {EXEC}?output=1&command=cat HTTP/1.1\r\n{UPGRADE}")).await;
+    assert_eq!((status, body.as_str()), (500, "error sending request: no answer within 50ms\n"));
+    let status = v5_status(&rig).await;
+    assert!(status.contains("error sending request: no answer within 50ms"), "{status}");
+    nothing_is_left(&rig).await;
+}
+
+#[tokio::test]
+async fn web_pages_of_other_sites_cannot_use_a_browsers_certificate() {
+    // Spec 04 §10, cross-site WebSocket.
+    let world = World::new().await;
+    for target in [format!("{EXEC}?output=1&command=cat"), "/portForward/default/web?port=80".to_owned()] {
+        for (lines, refused) in [
+            ("X-Via: x509\r\nX-User: kate\r\nOrigin: https://evil.example", true),
+            ("X-Via: x509\r\nX-User: kate\r\nOrigin: null", true),
+            ("X-Via: x509\r\nX-User: kate\r\nOrigin: https://node.evil.example", true),
+            ("X-Via: x509\r\nX-User: kate\r\nOrigin: https://node", false),
+            ("X-Via: x509\r\nX-User: kate", false),
+            ("X-Via: x509\r\nX-User: kube-apiserver-kubelet-client\r\nOrigin: https://dashboard.example", false),
+            ("X-User: kate\r\nOrigin: https://evil.example", false),
+        ] {
+            let asked = |protocol| format!("{}\r\n{lines}", crate::web_socket_head(&target, protocol));
+            for protocol in ["v4.channel.k8s.io", "v5.channel.k8s.io", "SPDY/3.1+portforward.k8s.io"] {
+                let (answer, _) = world.rig.request(&asked(protocol)).await;
+                assert_eq!(answer.status == 403, refused, "{target} {protocol} {lines}: {}", answer.status);
+            }
+        }
+    }
+    let run = "POST /run/default/web/c?cmd=ls HTTP/1.1\r\nX-Via: x509\r\nX-User: kate\r\nOrigin: https://evil.example";
+    assert_eq!(world.rig.ask(run).await.0, 403);
+    assert!(world.cri.calls().iter().all(|call| call.op != "exec_sync"), "and nothing was run");
+}
+
+#[tokio::test]
+async fn a_client_that_stops_reading_or_just_goes() {
+    let config = StreamingConfig { heartbeat: Duration::from_millis(20), ..StreamingConfig::default() };
+    let world = World::with(config, false).await;
+    // Who takes nothing stops his own command; when he goes, everything of it ends.
+    let flood = format!("POST {EXEC}?output=1&command=flood&command=1000000000 HTTP/1.1\r\n{UPGRADE}");
+    let (answer, tcp) = world.rig.request(&flood).await;
+    assert_eq!(answer.status, 101);
+    let client = crate::rig::Spdy::over(answer, tcp);
+    let _streams = (client.stream("error").await, client.stream("stdout").await);
+    assert_eq!(crate::command(&world.rig, &["flood", "10"]).await.0.len(), 10);
+    assert_eq!(world.rig.streaming.open(), 1);
+    client.task.abort();
+    nothing_is_left(&world.rig).await;
+    // Input that nobody reads does not hide that the client has gone.
+    let target = format!("{EXEC}?input=1&output=1&command=sleep");
+    let (_, mut socket) = world.rig.web_socket(&target, "v5.channel.k8s.io").await;
+    assert_eq!(next(&mut socket).await, [1]);
+    let lots = Message::Binary(vec![0; 1 << 20].into());
+    let filling = async { while socket.send(lots.clone()).await.is_ok() {} };
+    assert!(timeout(Duration::from_millis(300), filling).await.is_err(), "it is full now");
+    assert_eq!(world.rig.streaming.open(), 1);
+    drop(socket);
+    nothing_is_left(&world.rig).await;
+}
+
+#[tokio::test]
+async fn silence_ends_a_web_socket_after_the_idle_timeout() {
+    let config = StreamingConfig { idle: Some(Duration::from_millis(50)), ..StreamingConfig::default() };
+    let world = World::with(config, false).await;
+    let target = format!("{EXEC}?output=1&command=sleep");
+    let (_, mut socket) = world.rig.web_socket(&target, "v5.channel.k8s.io").await;
+    assert_eq!(next(&mut socket).await, [1]);
+    while let Some(Ok(_)) = timeout(LIMIT, socket.next()).await.expect("closed in time") {}
+    nothing_is_left(&world.rig).await;
+}
+
+/// Waits until every stream has ended, here and in the runtime.
+async fn nothing_is_left(rig: &Rig) {
+    let ended = async {
+        while rig.streaming.open() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(LIMIT, ended).await.expect("nothing is left");
+}
+
+#[tokio::test]
 async fn a_container_that_dies_with_its_runtime() {
     let world = World::new().await;
     let client = world.rig.spdy(&format!("{EXEC}?output=1&command=vanish"), &["v4.channel.k8s.io"]).await;
@@ -175,12 +261,7 @@ async fn clients_that_send_garbage() {
     let (_, mut socket) = world.rig.web_socket("/portForward/default/web", "SPDY/3.1+portforward.k8s.io").await;
     socket.send(Message::Text("hello".into())).await.expect("sent");
     while let Some(Ok(_)) = timeout(LIMIT, socket.next()).await.expect("closed in time") {}
-    let ended = async {
-        while world.rig.streaming.open() > 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
-    };
-    timeout(LIMIT, ended).await.expect("nothing is left");
+    nothing_is_left(&world.rig).await;
 }
 
 async fn upgraded(rig: &Rig, target: &str) -> TcpStream {

@@ -186,7 +186,9 @@ async fn version_5_is_translated() {
     }
     assert_eq!(next(&mut socket).await, b"\x01foo");
     assert_eq!(next(&mut socket).await, b"\x03{\"metadata\":{},\"status\":\"Success\"}");
-    assert!(matches!(timeout(LIMIT, socket.next()).await.expect("in time"), Some(Ok(Message::Close(_)))));
+    let last = timeout(LIMIT, socket.next()).await.expect("in time");
+    let Some(Ok(Message::Close(Some(close)))) = last else { panic!("{last:?}") };
+    assert_eq!(u16::from(close.code), 1000, "kubectl takes any other end for a failure");
 
     let (_, mut socket) = world
         .rig
@@ -400,6 +402,21 @@ async fn a_thousand_commands() {
                 world.rig.web_socket(&format!("{EXEC}?output=1&command=sleep"), "v5.channel.k8s.io").await;
             next(&mut socket).await;
             continue; // a client that just goes
+        }
+        if number % 10 == 1 {
+            let head = format!(
+                "POST {EXEC}?output=1&command=cat HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+                 X-Stream-Protocol-Version: v9"
+            );
+            assert_eq!(world.rig.request(&head).await.0.status, 403);
+            continue; // an upgrade that fails
+        }
+        if number % 10 == 2 {
+            world.cri.stream_at("http://127.0.0.1:1");
+            let head = format!("POST {EXEC}?output=1&command=cat HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1");
+            assert_eq!(world.rig.request(&head).await.0.status, 500);
+            world.cri.stream_at(&world.server.url);
+            continue; // a runtime that is not there
         }
         let (printed, status) = command(&world.rig, &["flood", "10"]).await;
         assert_eq!((printed.len(), status.is_empty()), (10, false));

@@ -18,7 +18,7 @@ use berth::{
     proto::cri,
     server::{
         attach,
-        auth::Identity,
+        auth::{Identity, Via},
         exec, port_forward,
         routing::{ContainerPath, PodPath},
         run,
@@ -234,8 +234,9 @@ impl Head {
 
 async fn route(streaming: &Streaming, request: Request<Incoming>) -> Response<Body> {
     let mut request = request.map(Body::new);
-    let caller = request.headers().get("x-user").map(|user| user.to_str().expect("text").to_owned());
-    request.extensions_mut().insert(Identity { name: caller.unwrap_or_default(), ..Identity::anonymous() });
+    let name = request.headers().get("x-user").map(|user| user.to_str().expect("text").to_owned());
+    let via = if request.headers().contains_key("x-via") { Via::X509 } else { Via::Token };
+    request.extensions_mut().insert(Identity { name: name.unwrap_or_default(), via, ..Identity::anonymous() });
     let path = request.uri().path().to_owned();
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     let pod = |namespace: &str, name: &str, uid: Option<&str>| PodPath {

@@ -30,6 +30,8 @@ pub struct Dialer {
     pub allowed: Arc<[String]>,
     /// For `https` URLs.
     pub tls: Tls,
+    /// How long the head of an answer may take.
+    pub answer: Duration,
 }
 
 /// Why there is no answer of the runtime.
@@ -44,6 +46,9 @@ pub enum BackendError {
     /// It is there and does not answer.
     #[error("error sending request: {0}")]
     Send(#[from] hyper::Error),
+    /// It is there, and says nothing.
+    #[error("error sending request: no answer within {0:?}")]
+    Silent(Duration),
     /// The head cannot be sent.
     #[error("error sending request: {0}")]
     Head(#[from] http::Error),
@@ -56,6 +61,7 @@ impl BackendError {
             Self::Url(error) => error.to_string(),
             Self::Dial(text) => text.clone(),
             Self::Send(error) => error.to_string(),
+            Self::Silent(limit) => format!("no answer within {limit:?}"),
             Self::Head(error) => error.to_string(),
         }
     }
@@ -91,7 +97,8 @@ impl Dialer {
         let connection = AbortOnDropHandle::new(tokio::spawn(async move {
             let _ = connection.with_upgrades().await; // whoever reads the answer is told
         }));
-        let response = sender.send_request(request).await?;
+        let answer = timeout(self.answer, sender.send_request(request)).await;
+        let response = answer.map_err(|_| BackendError::Silent(self.answer))??;
         Ok(Answered { response, connection })
     }
 

@@ -1,6 +1,6 @@
 //! Bytes both ways until either way ends (spec 04b §2.1).
 
-use std::{io, time::Duration};
+use std::{pin::pin, time::Duration};
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split},
@@ -10,10 +10,14 @@ use tokio::{
 /// A pipe's buffer at first, and when it is busy, in bytes.
 const IDLE: usize = 4 << 10;
 const BUSY: usize = 128 << 10;
+/// A busy pipe is idle again after so long without a byte.
+const CALM: Duration = Duration::from_secs(1);
 /// How long saying goodbye may take.
 const GOODBYE: Duration = Duration::from_secs(10);
 
-/// Copies until one side ends, then closes both. What was read is written before.
+/// Copies until one side ends, then closes both. What was read is written before, and what a side
+/// said before it went is heard: a runtime may tell a command's end and close while the client
+/// still writes.
 pub async fn both_ways<A, B>(a: A, b: B)
 where
     A: AsyncRead + AsyncWrite + Send,
@@ -21,25 +25,45 @@ where
 {
     let (mut from_a, mut to_a) = split(a);
     let (mut from_b, mut to_b) = split(b);
-    // How it ends is no news: whoever ends a stream just closes it.
-    tokio::select! {
-        _ = pump(&mut from_a, &mut to_b) => {}
-        _ = pump(&mut from_b, &mut to_a) => {}
+    {
+        let (mut forth, mut back) = (pin!(pump(&mut from_a, &mut to_b)), pin!(pump(&mut from_b, &mut to_a)));
+        tokio::select! {
+            ended = &mut forth => if ended == Ended::Target {
+                let _ = timeout(GOODBYE, back).await;
+            },
+            ended = &mut back => if ended == Ended::Target {
+                let _ = timeout(GOODBYE, forth).await;
+            },
+        }
     }
     let goodbye = async { tokio::join!(to_a.shutdown(), to_b.shutdown()) };
     let _ = timeout(GOODBYE, goodbye).await; // the other side may be gone
 }
 
-async fn pump<R: AsyncRead, W: AsyncWrite>(from: &mut ReadHalf<R>, to: &mut WriteHalf<W>) -> io::Result<()> {
+/// Which end of a pipe ended it. How is no news: whoever ends a stream just closes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    Source,
+    Target,
+}
+
+async fn pump<R: AsyncRead, W: AsyncWrite>(from: &mut ReadHalf<R>, to: &mut WriteHalf<W>) -> Ended {
     let mut buffer = vec![0; IDLE];
     loop {
-        let read = from.read(&mut buffer).await?;
-        let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else {
-            return to.flush().await;
+        let read = if buffer.len() == IDLE {
+            from.read(&mut buffer).await
+        } else if let Ok(read) = timeout(CALM, from.read(&mut buffer)).await {
+            read
+        } else {
+            buffer = vec![0; IDLE];
+            continue;
         };
-        to.write_all(bytes).await?;
+        let read = read.unwrap_or_default();
+        let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else { return Ended::Source };
         // A TLS session keeps what it could not send at once until it is asked to.
-        to.flush().await?;
+        if to.write_all(bytes).await.is_err() || to.flush().await.is_err() {
+            return Ended::Target;
+        }
         if read == buffer.len() && read < BUSY {
             buffer.resize(BUSY, 0);
         }
@@ -69,5 +93,21 @@ mod tests {
         assert_eq!(got, expected);
         sending.await.expect("no panic");
         copying.await.expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn the_last_words_of_who_takes_nothing_more_are_heard() {
+        // Which way is looked at first is left to chance.
+        for _ in 0..50 {
+            let (mut client, ours) = duplex(64);
+            let (theirs, mut runtime) = duplex(64);
+            client.write_all(b"too late").await.expect("taken");
+            runtime.write_all(b"exit 7").await.expect("taken");
+            drop(runtime);
+            both_ways(ours, theirs).await;
+            let mut got = String::new();
+            client.read_to_string(&mut got).await.expect("closed in order");
+            assert_eq!(got, "exit 7");
+        }
     }
 }

@@ -248,9 +248,16 @@ impl<T: AsyncRead + AsyncWrite + Send> Driver<T> {
                 () = ping(&shared, limits.ping) => Ok(()),
             }
         };
+        let mut watching = std::pin::pin!(watching);
         let ended = tokio::select! {
-            ended = &mut writing => return finish(&shared, ended),
-            ended = watching => ended,
+            ended = &mut writing => {
+                if ended.is_err() {
+                    // A peer that takes nothing more may have said how it ended before it went.
+                    let _ = timeout(FAREWELL, watching).await;
+                }
+                return finish(&shared, ended);
+            }
+            ended = &mut watching => ended,
         };
         shared.closed.cancel();
         let _ = timeout(FAREWELL, writing).await; // the peer need not hear it

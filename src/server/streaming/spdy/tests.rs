@@ -168,3 +168,23 @@ async fn a_broken_protocol_ends_the_connection() {
     let ended = server.task.await.expect("no panic");
     assert!(matches!(ended, Err(Ending::Protocol(SpdyError::Version(2)))), "{ended:?}");
 }
+
+#[tokio::test]
+async fn what_a_peer_said_before_it_went_is_heard() {
+    // Whether reading or writing finds out first is left to chance.
+    for _ in 0..50 {
+        let (ours, mut raw) = duplex(1 << 20);
+        let (connection, _incoming, driver) = session(ours, Role::Client, FREE);
+        let mut stream = connection.open(Headers::of(&[("streamType", "error")])).await.expect("there is room");
+        let mut out = BytesMut::new();
+        Encoder::default().syn_reply(1, &mut out).expect("packed");
+        frames::data_head(1, 6, false, &mut out);
+        out.extend_from_slice(b"exit 7");
+        raw.write_all(&out).await.expect("taken");
+        drop(raw);
+        let task = tokio::spawn(driver.run());
+        assert_eq!(stream.read().await, Ok(Some(Bytes::from_static(b"exit 7"))));
+        assert_eq!(stream.read().await, Err(Closed::Gone));
+        let _ = task.await.expect("no panic"); // either way may have been the first to know
+    }
+}

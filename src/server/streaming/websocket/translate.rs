@@ -19,9 +19,12 @@ use futures::{
 use hyper_util::rt::TokioIo;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, MissedTickBehavior, sleep_until, timeout},
 };
-use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::{
+    Message,
+    protocol::{CloseFrame, frame::coding::CloseCode},
+};
 
 use super::{
     accept::{Handshake, Socket},
@@ -29,7 +32,7 @@ use super::{
     status,
 };
 use crate::server::streaming::{
-    Streaming,
+    Streaming, StreamingConfig,
     caps::Permit,
     decide::V5,
     query::Wanted,
@@ -72,8 +75,7 @@ pub fn translate(streaming: &Streaming, command: Command, mut request: Request<B
     let own = streaming.clone();
     streaming.spawn(async move {
         if let Some(socket) = socket.await {
-            let idle = own.config().idle;
-            Translation::new(socket, command.wanted, idle).run(&own, &command.url, headers).await;
+            Translation::new(socket, command.wanted, own.config()).run(&own, &command.url, headers).await;
         }
         drop(permit);
     });
@@ -111,6 +113,7 @@ struct Translation {
     from_client: SplitStream<Socket>,
     wanted: Wanted,
     idle: Option<Duration>,
+    heartbeat: Duration,
     /// When the last frame went either way.
     active: watch::Sender<Instant>,
 }
@@ -124,9 +127,10 @@ enum End {
 }
 
 impl Translation {
-    fn new(socket: Socket, wanted: Wanted, idle: Option<Duration>) -> Self {
+    fn new(socket: Socket, wanted: Wanted, config: &StreamingConfig) -> Self {
         let (to_client, from_client) = socket.split();
-        Self { to_client, from_client, wanted, idle, active: watch::channel(Instant::now()).0 }
+        let (idle, heartbeat, active) = (config.idle, config.heartbeat, watch::channel(Instant::now()).0);
+        Self { to_client, from_client, wanted, idle, heartbeat, active }
     }
 
     async fn run(mut self, streaming: &Streaming, url: &str, headers: HeaderMap) {
@@ -175,9 +179,10 @@ impl Translation {
         };
         let Streams { error, stdin, stdout, stderr, resize } = streams;
         let active = self.active.clone();
+        let heard = Output { error, stdout, stderr, heartbeat: self.heartbeat };
         let silent = silent(self.idle, self.active.subscribe());
         tokio::select! {
-            said = output(&mut self.to_client, Output { error, stdout, stderr }, &active) => said,
+            said = output(&mut self.to_client, heard, &active) => said,
             () = input(&mut self.from_client, stdin, resize, &active) => End::Left,
             () = silent => End::Left,
         }
@@ -187,7 +192,9 @@ impl Translation {
     async fn last_words(mut self, status: String) {
         let words = async {
             self.to_client.send(Message::Binary(channels::message(Channel::Status, status.as_bytes()))).await?;
-            self.to_client.send(Message::Close(None)).await?;
+            // Without a code clients take it for a failure.
+            let normal = CloseFrame { code: CloseCode::Normal, reason: Default::default() };
+            self.to_client.send(Message::Close(Some(normal))).await?;
             // A client that has not read everything would lose it to a reset of the connection.
             while let Some(Ok(_)) = self.from_client.next().await {}
             self.to_client.close().await
@@ -257,18 +264,31 @@ struct Output {
     error: Stream,
     stdout: Option<Stream>,
     stderr: Option<Stream>,
+    heartbeat: Duration,
 }
 
 /// Moves what the runtime says; ends when all streams have.
+///
+/// Between its words the client is pinged: one that has gone while its input waits for a process
+/// that does not read would not be noticed otherwise.
 async fn output(to: &mut SplitSink<Socket, Message>, streams: Output, active: &watch::Sender<Instant>) -> End {
-    let Output { error, mut stdout, mut stderr } = streams;
+    let Output { error, mut stdout, mut stderr, heartbeat } = streams;
     let (mut error, mut said, mut broken) = (Some(error), BytesMut::new(), None);
+    let mut beat = tokio::time::interval(heartbeat);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    beat.reset();
     while stdout.is_some() || stderr.is_some() || error.is_some() {
         // Whichever has something; a stream that ended is asked no more.
         let (channel, read) = tokio::select! {
             read = next(&mut stdout) => (Channel::Stdout, read),
             read = next(&mut stderr) => (Channel::Stderr, read),
             read = next(&mut error) => (Channel::Status, read),
+            _ = beat.tick() => {
+                if to.send(Message::Ping(Bytes::new())).await.is_err() {
+                    return End::Left;
+                }
+                continue;
+            }
         };
         active.send_replace(Instant::now());
         match (channel, read) {

@@ -100,15 +100,15 @@ async fn carry(socket: Socket, runtime: Upgraded) {
             match unwrapped(message) {
                 Carried::Bytes(bytes) => {
                     if to_runtime.write_all(&bytes).await.is_err() || to_runtime.flush().await.is_err() {
-                        return CloseCode::Normal;
+                        return None;
                     }
                 }
                 Carried::Nothing => {}
-                Carried::End => return CloseCode::Normal,
-                Carried::Wrong => return CloseCode::Unsupported,
+                Carried::End => return Some(CloseCode::Normal),
+                Carried::Wrong => return Some(CloseCode::Unsupported),
             }
         }
-        CloseCode::Normal
+        Some(CloseCode::Normal)
     };
     let outward = async {
         let mut buffer = BytesMut::new();
@@ -123,9 +123,16 @@ async fn carry(socket: Socket, runtime: Upgraded) {
             }
         }
     };
-    let code = tokio::select! {
-        code = inward => code,
-        code = outward => code,
+    let code = {
+        let mut outward = std::pin::pin!(outward);
+        tokio::select! {
+            code = inward => match code {
+                Some(code) => code,
+                // A runtime that takes nothing more may have said something before it went.
+                None => timeout(GOODBYE, outward).await.unwrap_or(CloseCode::Normal),
+            },
+            code = &mut outward => code,
+        }
     };
     let goodbye = async {
         let frame = CloseFrame { code, reason: Default::default() };
