@@ -14,7 +14,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 use serde_json::json;
-use tokio::{process::Command, time::timeout};
+use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 
 use crate::{
     kit::{
@@ -24,16 +24,18 @@ use crate::{
     node::{Node, UNTIL_STOPPED, shell},
 };
 
-const PATIENCE: Duration = Duration::from_secs(30);
+/// No call of kubectl takes longer.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A node with its main port open, and kubectl in front of it.
-struct Cluster {
-    node: Node,
+pub struct Cluster {
+    /// The node.
+    pub node: Node,
     front: KubeFront,
 }
 
 /// `None` where a test is skipped, which it says.
-async fn cluster(test: &str) -> Option<Cluster> {
+pub async fn cluster(test: &str) -> Option<Cluster> {
     if std::process::Command::new("kubectl").arg("version").arg("--client").output().is_err() {
         println!("skipped: {test}: kubectl is not installed");
         return None;
@@ -52,6 +54,8 @@ async fn cluster(test: &str) -> Option<Cluster> {
     let fields = json!({
         "enableServer": true,
         "port": port,
+        // Everything that is ever logged of a request.
+        "logging": {"verbosity": 6},
         "tlsCertFile": server.certificate,
         "tlsPrivateKeyFile": server.key,
         "authentication": {
@@ -77,20 +81,37 @@ async fn cluster(test: &str) -> Option<Cluster> {
 }
 
 impl Cluster {
-    fn kubectl(&self, args: &[&str]) -> Command {
+    /// A call of kubectl.
+    pub fn kubectl(&self, args: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
         command.args(["--server", &self.front.url, "--namespace", "default"]).args(args);
-        command.env("KUBECONFIG", "/dev/null").env("HOME", "/nonexistent").kill_on_drop(true);
+        command.env("KUBECONFIG", "/dev/null").env("HOME", self.node.home.path()).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 
     async fn run(&self, args: &[&str]) -> Output {
-        timeout(PATIENCE, self.kubectl(args).output()).await.expect("kubectl ends").expect("it ran")
+        ended(self.kubectl(args), None).await
     }
 }
 
-fn told(output: &Output) -> (Option<i32>, String, String) {
+/// Runs a command to its end, with that on its standard input.
+pub async fn ended(mut command: Command, input: Option<&[u8]>) -> Output {
+    if input.is_some() {
+        command.stdin(Stdio::piped());
+    }
+    let mut child = command.spawn().expect("it starts");
+    if let (Some(bytes), Some(mut stdin)) = (input, child.stdin.take()) {
+        let bytes = bytes.to_owned();
+        tokio::spawn(async move {
+            let _ = stdin.write_all(&bytes).await; // a command need not read all of it
+        });
+    }
+    timeout(PATIENCE, child.wait_with_output()).await.expect("it ends").expect("it ran")
+}
+
+/// Exit code, standard output and standard error.
+pub fn told(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }

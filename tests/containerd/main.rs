@@ -9,6 +9,7 @@ mod endings;
 mod environment;
 mod failures;
 mod kubectl;
+mod kubectl_streams;
 mod logs;
 mod mixin;
 mod node;

@@ -41,7 +41,7 @@ const APPLETS: &[&str] = &[
     "sh", "ash", "cat", "echo", "sleep", "true", "false", "ls", "mkdir", "rm", "cp", "mv", "ln", "touch", "date",
     "env", "id", "head", "tail", "grep", "sed", "seq", "wc", "kill", "ps", "hostname", "httpd", "wget", "nc", "stat",
     "test", "printf", "trap", "dd", "yes", "sync", "sort", "tr", "uname", "whoami", "df", "mount", "readlink", "ip",
-    "ping",
+    "ping", "tar", "stty", "tty", "md5sum",
 ];
 
 /// Writes the archive that `ctr images import` takes.
