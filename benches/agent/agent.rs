@@ -35,6 +35,7 @@ pub struct Agent {
     dir: PathBuf,
     cgroup: String,
     read_only: u16,
+    secure: u16,
     /// From the start of the process to the first good answer of healthz.
     pub ready_after: Duration,
 }
@@ -49,6 +50,14 @@ impl Agent {
     /// # Errors
     /// It does not start, or does not become healthy; the end of its log is in the text.
     pub async fn start(target: &Target, socket: &Path) -> Result<Self> {
+        Self::start_with(target, socket, &json!({})).await
+    }
+
+    /// The same with these fields of its configuration set.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_with(target: &Target, socket: &Path, fields: &Value) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix(target.label).tempdir_in(&target.home)?.keep();
         for folder in ["pods", "root", "logs"] {
             fs::create_dir(dir.join(folder))?;
@@ -57,7 +66,10 @@ impl Agent {
         let cgroup =
             dir.file_name().map(|n| format!("bench-{}", n.to_string_lossy())).context("a folder has a name")?;
         cgroups(&cgroup, fs::create_dir);
-        let config = configuration(&dir, &cgroup, [healthz, read_only, secure]);
+        let mut config = configuration(&dir, &cgroup, [healthz, read_only, secure]);
+        for (key, value) in fields.as_object().into_iter().flatten() {
+            config[key] = value.clone();
+        }
         fs::write(dir.join("config.yaml"), serde_json::to_vec_pretty(&config)?)?;
         // Called by kubelet's name, an agent that is more than a kubelet knows what is meant.
         let program = dir.join("kubelet");
@@ -77,7 +89,7 @@ impl Agent {
             .stderr(log);
         let began = Instant::now();
         let child = command.spawn().with_context(|| format!("cannot start {}", target.binary.display()))?;
-        let mut agent = Self { child, dir, cgroup, read_only, ready_after: Duration::ZERO };
+        let mut agent = Self { child, dir, cgroup, read_only, secure, ready_after: Duration::ZERO };
         agent.until_healthy(healthz, began).await?;
         agent.ready_after = began.elapsed();
         Ok(agent)
@@ -102,6 +114,11 @@ impl Agent {
     /// Its read-only port.
     pub fn read_only(&self) -> u16 {
         self.read_only
+    }
+
+    /// Its main port.
+    pub fn secure(&self) -> u16 {
+        self.secure
     }
 
     /// Writes a pod's manifest: complete at once, by renaming. Returns when that was.

@@ -18,6 +18,8 @@ pub enum Unit {
     Times,
     /// Things.
     Count,
+    /// 10^9 bytes a second.
+    Throughput,
 }
 
 impl Unit {
@@ -30,6 +32,7 @@ impl Unit {
             Self::Percent => format!("{value:.2} %"),
             Self::Times => format!("{value:.3} ×"),
             Self::Count => format!("{value:.1}"),
+            Self::Throughput => format!("{value:.3} GB/s"),
         }
     }
 }

@@ -9,11 +9,14 @@
 //! `make bench`, or `cargo bench --bench agent -- --help`.
 
 mod agent;
+mod bytes;
 mod churn;
 mod containerd_cost;
 mod containerd_pods;
 mod events;
 mod figures;
+mod followers;
+mod handshakes;
 mod manifest;
 mod options;
 mod pages;
@@ -24,6 +27,8 @@ mod run;
 mod scripted_cost;
 mod scripted_ground;
 mod scripted_starts;
+mod secure;
+mod streams;
 
 #[path = "../../tests/kit/mod.rs"]
 mod kit;

@@ -10,13 +10,14 @@ use futures::future::LocalBoxFuture;
 
 use crate::{
     agent::Target,
-    churn, containerd_cost, containerd_pods,
+    bytes, churn, containerd_cost, containerd_pods,
     figures::{Figure, Samples},
+    followers, handshakes,
     kit::containerd::{self, Containerd},
     options::Options,
     pages,
     report::{self, Measured},
-    scripted_cost, scripted_starts,
+    scripted_cost, scripted_starts, streams,
 };
 
 /// What a measurement works with.
@@ -82,6 +83,10 @@ fn measurements() -> Vec<Measurement> {
     all.extend(scripted_cost::measurements());
     all.extend(churn::measurements());
     all.extend(pages::measurements());
+    all.extend(handshakes::measurements());
+    all.extend(streams::measurements());
+    all.extend(bytes::measurements());
+    all.extend(followers::measurements());
     all.extend(containerd_pods::measurements());
     all.extend(containerd_cost::measurements());
     all

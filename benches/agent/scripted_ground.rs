@@ -7,13 +7,18 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use berth::engine::ports::SystemClock;
+use berth::{
+    cri::{CriConfig, RuntimeClient},
+    engine::ports::SystemClock,
+    metrics::Registry,
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     agent::{Agent, Target},
     kit::scripted::{Call, ScriptedCri, server},
     manifest,
+    secure::Secure,
 };
 
 /// Patience with anything that should take milliseconds.
@@ -48,6 +53,22 @@ impl Runtime {
     /// An agent on it.
     pub async fn agent(&self, target: &Target) -> Result<Agent> {
         Agent::start(target, &self.socket).await
+    }
+
+    /// An agent on it whose main port lets somebody in.
+    pub async fn secured_agent(&self, target: &Target, secure: &Secure) -> Result<Agent> {
+        Agent::start_with(target, &self.socket, &secure.fields()).await
+    }
+
+    /// A plain client of it.
+    pub fn client(&self) -> Result<Arc<RuntimeClient>> {
+        let config = CriConfig {
+            endpoint: format!("unix://{}", self.socket.display()),
+            image_endpoint: String::new(),
+            request_timeout: PATIENCE,
+            list_streaming: false,
+        };
+        Ok(berth::cri::connect(&config, &Registry::new())?.runtime)
     }
 
     /// Waits until something holds of what the runtime saw.

@@ -1,0 +1,266 @@
+//! How many bytes a second go through an agent: forwarded ports and logs.
+//!
+//! Client, agent and runtime share the machine, so each rate comes with the agent's own processor
+//! time per 10^9 bytes: below a second, a core of its own would carry more than 1 GB/s. The
+//! runtime's side is a socket that writes (or takes) as fast as it can; what it sends is never
+//! looked at by a proxy that passes SPDY on. `raw` is the same client at that socket, without an
+//! agent and without TLS: what the machine itself gives.
+
+use std::{
+    io::Write,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use futures::{FutureExt, StreamExt};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::AbortHandle,
+    time::timeout,
+};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{Message, protocol},
+};
+
+use crate::{
+    agent::{Agent, Target},
+    figures::{Bar, Figure, Samples, Unit, median},
+    followers, manifest, process,
+    run::{Ground, Group, Measurement},
+    scripted_ground::{PATIENCE, Runtime},
+    secure::{self, Secure},
+};
+
+const FORWARD: &[Figure] = &[
+    median("down", "port-forward to the client, SPDY over TLS", Unit::Throughput, Bar::AtLeast(1.0)),
+    median("down-cpu", "agent's CPU for 1 GB of it", Unit::Seconds, Bar::AtMost(1.0)),
+    median("up", "port-forward to the pod, SPDY over TLS", Unit::Throughput, Bar::AtLeast(1.0)),
+    median("up-cpu", "agent's CPU for 1 GB of it", Unit::Seconds, Bar::AtMost(1.0)),
+    median("tunnel", "port-forward to the client, WebSocket tunnel over TLS", Unit::Throughput, Bar::Open),
+    median("tunnel-cpu", "agent's CPU for 1 GB of it", Unit::Seconds, Bar::Open),
+];
+const LOGS: &[Figure] = &[
+    median("logs", "containerLogs from page cache, over TLS", Unit::Throughput, Bar::AtLeast(1.0)),
+    median("logs-cpu", "agent's CPU for 1 GB of it", Unit::Seconds, Bar::AtMost(1.0)),
+];
+const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: portforward.k8s.io";
+const TUNNEL: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: SPDY/3.1+portforward.k8s.io";
+/// Bytes written or read at once by the ends.
+const BLOCK: usize = 128 << 10;
+/// Size of the log, and of each line's content in it.
+const LOG: usize = 256 << 20;
+const LINE: usize = 160;
+
+/// What is measured here.
+pub fn measurements() -> Vec<Measurement> {
+    vec![
+        Measurement {
+            name: "forward",
+            group: Group::Server,
+            figures: FORWARD,
+            rounds: (3, 1),
+            agent: |g, t| forward(g, t).boxed_local(),
+            raw: Some(|g| raw(g).boxed_local()),
+        },
+        Measurement {
+            name: "logs",
+            group: Group::Server,
+            figures: LOGS,
+            rounds: (3, 1),
+            agent: |g, t| logs(g, t).boxed_local(),
+            raw: None,
+        },
+    ]
+}
+
+/// A runtime's streaming server that gives or takes bytes, whatever it is asked for.
+struct Pipe {
+    url: String,
+    taken: Arc<AtomicU64>,
+    task: AbortHandle,
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Pipe {
+    async fn start(gives: bool) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let taken = Arc::new(AtomicU64::new(0));
+        let counted = taken.clone();
+        let task = tokio::spawn(async move {
+            while let Ok((tcp, _)) = listener.accept().await {
+                tokio::spawn(serve(tcp, gives, counted.clone()));
+            }
+        });
+        Ok(Self { url, taken, task: task.abort_handle() })
+    }
+}
+
+/// Answers one upgrade; ends with its connection.
+async fn serve(mut tcp: TcpStream, gives: bool, taken: Arc<AtomicU64>) -> Result<()> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        ensure!(tcp.read_buf(&mut head).await? > 0, "closed");
+    }
+    tcp.write_all(format!("HTTP/1.1 101 Switching Protocols\r\n{UPGRADE}\r\n\r\n").as_bytes()).await?;
+    let mut block = vec![0; BLOCK];
+    loop {
+        if gives {
+            tcp.write_all(&block).await?;
+        } else {
+            let read = tcp.read(&mut block).await?;
+            ensure!(read > 0, "closed");
+            taken.fetch_add(read as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Reads for a while; how many bytes.
+async fn drain(mut io: impl AsyncRead + Unpin, span: Duration) -> Result<u64> {
+    let (mut block, until, mut total) = (vec![0; BLOCK], Instant::now() + span, 0);
+    while Instant::now() < until {
+        let read = timeout(PATIENCE, io.read(&mut block)).await??;
+        ensure!(read > 0, "closed");
+        total += read as u64;
+    }
+    Ok(total)
+}
+
+/// Writes for a while.
+async fn fill(mut io: impl AsyncWrite + Unpin, span: Duration) -> Result<()> {
+    let (block, until) = (vec![0; BLOCK], Instant::now() + span);
+    while Instant::now() < until {
+        timeout(PATIENCE, io.write_all(&block)).await??;
+    }
+    Ok(())
+}
+
+/// Without an agent: what the machine gives.
+async fn raw(ground: &Ground<'_>) -> Result<Samples> {
+    let span = span(ground);
+    let mut samples = Samples::default();
+    for (key, gives) in [("down", true), ("up", false)] {
+        let pipe = Pipe::start(gives).await?;
+        let mut tcp = TcpStream::connect(pipe.url.trim_start_matches("http://")).await?;
+        secure::ask(&mut tcp, &format!("POST / HTTP/1.1\r\n{UPGRADE}"), 101).await?;
+        let begun = Instant::now();
+        let moved = if gives {
+            drain(tcp, span).await?
+        } else {
+            fill(tcp, span).await?;
+            pipe.taken.load(Ordering::Relaxed)
+        };
+        samples.add(key, rate(moved, begun.elapsed()));
+    }
+    Ok(samples)
+}
+
+fn span(ground: &Ground<'_>) -> Duration {
+    ground.options.amount(Duration::from_secs(4), Duration::from_secs(1))
+}
+
+/// 10^9 bytes a second.
+#[allow(clippy::cast_precision_loss, reason = "a rate")]
+fn rate(bytes: u64, span: Duration) -> f64 {
+    bytes as f64 / 1e9 / span.as_secs_f64()
+}
+
+/// An agent with one pod.
+async fn one_pod(runtime: &Runtime, secure: &Secure, target: &Target) -> Result<Agent> {
+    let agent = runtime.secured_agent(target, secure).await?;
+    agent.put("p", &manifest::scripted("p", 1))?;
+    agent.until_running(1, PATIENCE).await?;
+    Ok(agent)
+}
+
+async fn forward(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
+    let agent = one_pod(&runtime, &secure, target).await?;
+    let (client, span) = (secure.client(false)?, span(ground));
+    let path = format!("/portForward/default/{}", manifest::full_name("p"));
+    let mut samples = Samples::default();
+    for (key, cpu) in [("down", "down-cpu"), ("up", "up-cpu"), ("tunnel", "tunnel-cpu")] {
+        let pipe = Pipe::start(key != "up").await?;
+        runtime.cri.stream_at(&pipe.url);
+        let mut tls = secure::connect(agent.secure(), &client).await?;
+        let head = match key {
+            "tunnel" => format!("GET {path} HTTP/1.1\r\n{TUNNEL}"),
+            _ => format!("POST {path} HTTP/1.1\r\n{UPGRADE}"),
+        };
+        let first = secure::ask(&mut tls, &head, 101).await?;
+        let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
+        let moved = match key {
+            "down" => drain(tls, span).await?,
+            "up" => {
+                fill(tls, span).await?;
+                pipe.taken.load(Ordering::Relaxed)
+            }
+            _ => messages(tls, first, span).await?,
+        };
+        let (rate, spent) = (rate(moved, begun.elapsed()), process::cpu_seconds(agent.pid())? - before);
+        samples.add(key, rate);
+        samples.add(cpu, spent / (rate * begun.elapsed().as_secs_f64()));
+    }
+    Ok(samples)
+}
+
+/// Reads binary messages for a while; how many bytes were in them.
+async fn messages(io: impl AsyncRead + AsyncWrite + Unpin, first: Vec<u8>, span: Duration) -> Result<u64> {
+    let mut socket = WebSocketStream::from_partially_read(io, first, protocol::Role::Client, None).await;
+    let (until, mut total) = (Instant::now() + span, 0);
+    while Instant::now() < until {
+        match timeout(PATIENCE, socket.next()).await?.context("closed")?? {
+            Message::Binary(bytes) => total += bytes.len() as u64,
+            other => anyhow::bail!("{other:?}"),
+        }
+    }
+    Ok(total)
+}
+
+async fn logs(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
+    let agent = one_pod(&runtime, &secure, target).await?;
+    let log = followers::logs(&runtime).await?.pop().context("a log")?;
+    let line = format!("2026-01-01T00:00:00.123456789Z stdout F {}\n", "x".repeat(LINE - 1));
+    let piece = line.repeat((1 << 20) / line.len());
+    let mut file = std::fs::File::create(&log)?;
+    let pieces = ground.options.amount(LOG, LOG / 4) / piece.len();
+    for _ in 0..pieces {
+        file.write_all(piece.as_bytes())?;
+    }
+    file.sync_all()?; // nobody else shall be busy with it
+    let expected = pieces * (piece.len() / line.len()) * LINE;
+    let client = secure.client(false)?;
+    let path = format!("/containerLogs/default/{}/c0", manifest::full_name("p"));
+    let mut samples = Samples::default();
+    for _ in 0..ground.options.amount(4, 2) {
+        let mut tls = secure::connect(agent.secure(), &client).await?;
+        let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
+        let first = secure::ask(&mut tls, &format!("GET {path} HTTP/1.1\r\nConnection: close"), 200).await?;
+        let (mut block, mut total) = (vec![0; BLOCK], first.len());
+        loop {
+            let read = timeout(PATIENCE, tls.read(&mut block)).await??;
+            if read == 0 {
+                break;
+            }
+            total += read;
+        }
+        ensure!(total >= expected && total < expected + expected / 100, "{total} of {expected} bytes");
+        let (rate, spent) = (rate(expected as u64, begun.elapsed()), process::cpu_seconds(agent.pid())? - before);
+        samples.add("logs", rate);
+        samples.add("logs-cpu", spent / (rate * begun.elapsed().as_secs_f64()));
+    }
+    Ok(samples)
+}

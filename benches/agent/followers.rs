@@ -1,0 +1,130 @@
+//! What two hundred people who follow logs cost, and how soon they hear.
+
+use std::{
+    io::Write,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use berth::cri::RuntimeService;
+use futures::FutureExt;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::client::TlsStream;
+
+use crate::{
+    agent::{Agent, Target},
+    figures::{Bar, Figure, Samples, Unit, median, p99},
+    manifest, process,
+    run::{Ground, Group, Measurement},
+    scripted_ground::{PATIENCE, Runtime, ms},
+    secure::{self, Secure},
+};
+
+const FIGURES: &[Figure] = &[
+    median("rss", "RSS of 200 x logs -f, more than without", Unit::Megabytes, Bar::AtMost(10.0)),
+    p99("heard", "from a line in the log to its follower, p99 of 200", Unit::Milliseconds, Bar::AtMost(100.0)),
+    median("descriptors", "descriptors of 200 followers", Unit::Count, Bar::Open),
+    median("cpu", "CPU of 200 followers of silent logs, of one core", Unit::Percent, Bar::Open),
+];
+const PODS: usize = 20;
+const FOLLOWERS: usize = 200;
+/// Longer than the agent takes to give back what it does not need.
+const SETTLED: Duration = Duration::from_secs(16);
+
+/// What is measured here.
+pub fn measurements() -> Vec<Measurement> {
+    vec![Measurement {
+        name: "followers",
+        group: Group::Server,
+        figures: FIGURES,
+        rounds: (3, 1),
+        agent: |g, t| followers(g, t).boxed_local(),
+        raw: None,
+    }]
+}
+
+async fn followers(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
+    let agent = runtime.secured_agent(target, &secure).await?;
+    for number in 0..PODS {
+        let name = format!("p{number}");
+        agent.put(&name, &manifest::scripted(&name, 1))?;
+    }
+    agent.until_running(PODS, PATIENCE).await?;
+    let logs = logs(&runtime).await?;
+    for log in &logs {
+        write(log, "the first line")?;
+    }
+    // One and away: what is only needed once is not the followers'.
+    drop(follow(&agent, &secure, 0).await?);
+    tokio::time::sleep(SETTLED).await;
+    let (rss, descriptors) = (process::resident(agent.pid())?, process::descriptors(agent.pid())?);
+    let mut all = Vec::new();
+    for number in 0..FOLLOWERS {
+        all.push(follow(&agent, &secure, number % PODS).await?);
+    }
+    tokio::time::sleep(SETTLED).await;
+    let mut samples = Samples::default();
+    samples.add("rss", process::resident(agent.pid())? - rss);
+    #[allow(clippy::cast_precision_loss, reason = "hundreds")]
+    samples.add("descriptors", (process::descriptors(agent.pid())? - descriptors) as f64);
+    let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
+    tokio::time::sleep(ground.options.amount(Duration::from_secs(20), Duration::from_secs(5))).await;
+    let spent = process::cpu_seconds(agent.pid())? - before;
+    samples.add("cpu", 100.0 * spent / begun.elapsed().as_secs_f64());
+
+    let written = Instant::now();
+    for log in &logs {
+        write(log, "the second line")?;
+    }
+    let heard = all.into_iter().map(|stream| async move {
+        timeout(PATIENCE, until(stream, "the second line")).await??;
+        anyhow::Ok(written.elapsed())
+    });
+    for after in futures::future::try_join_all(heard).await? {
+        samples.add("heard", ms(after));
+    }
+    Ok(samples)
+}
+
+/// A follower that has read the first line.
+async fn follow(agent: &Agent, secure: &Secure, pod: usize) -> Result<TlsStream<TcpStream>> {
+    let mut stream = secure::connect(agent.secure(), &secure.client(false)?).await?;
+    let name = manifest::full_name(&format!("p{pod}"));
+    let head = format!("GET /containerLogs/default/{name}/c0?follow=true HTTP/1.1\r\nHost: node\r\n\r\n");
+    stream.write_all(head.as_bytes()).await?;
+    timeout(PATIENCE, until(stream, "the first line")).await?
+}
+
+async fn until(mut stream: TlsStream<TcpStream>, text: &str) -> Result<TlsStream<TcpStream>> {
+    let mut shown = String::new();
+    while !shown.contains(text) {
+        let mut bytes = [0; 1024];
+        let read = stream.read(&mut bytes).await?;
+        ensure!(read > 0, "closed: {shown}");
+        shown.push_str(&String::from_utf8_lossy(&bytes[..read]));
+    }
+    Ok(stream)
+}
+
+/// The logs of all containers, where the runtime says they are.
+pub async fn logs(runtime: &Runtime) -> Result<Vec<PathBuf>> {
+    let client = runtime.client()?;
+    let mut logs = Vec::new();
+    for container in client.list_containers(None).await? {
+        let path = PathBuf::from(client.container_status(&container.id).await?.log_path);
+        std::fs::create_dir_all(path.parent().context("a folder")?)?;
+        logs.push(path);
+    }
+    Ok(logs)
+}
+
+fn write(log: &PathBuf, text: &str) -> Result<()> {
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(log)?;
+    Ok(file.write_all(format!("2026-01-01T00:00:00.123456789Z stdout F {text}\n").as_bytes())?)
+}
