@@ -102,8 +102,10 @@ async fn commands(road: &Road<'_>, pod: &str) {
     let lots: Vec<u8> = (0..3_000_000_u32).flat_map(|n| n.to_le_bytes()).collect();
     let output = ended(road.kubectl(&["exec", "-i", pod, "-c", "main", "--", "cat"]), Some(&lots)).await;
     assert!(output.status.success() && output.stdout == lots, "{:?}: {} bytes", road.way, output.stdout.len());
-    // A command that does not care for its input.
-    let (code, out, err) = road.call(&["exec", "-i", pod, "-c", "main", "--", "echo", "done"], Some(&lots)).await;
+    // A command that does not care for its input. Not much of it: containerd's SPDY has one queue for
+    // all streams, and stops reading when 50 frames of one wait for a process that has ended.
+    let some = &lots[..40_000];
+    let (code, out, err) = road.call(&["exec", "-i", pod, "-c", "main", "--", "echo", "done"], Some(some)).await;
     assert_eq!((code, out.as_str()), (Some(0), "done\n"), "{:?}: {err}", road.way);
 
     let (code, _, err) = road.call(&["exec", pod, "-c", "main", "--", "nothing-of-that-name"], None).await;

@@ -152,9 +152,7 @@ impl Out {
         let room = PollSemaphore::new(Arc::new(Semaphore::new(PIECES as usize)));
         Self { sender, room, stall: Box::pin(tokio::time::sleep(STALL)), waits: false }
     }
-}
 
-impl Out {
     /// Waits until the client has been sent everything: an error behind it ends the connection,
     /// and takes with it what still waits there.
     async fn sent(&self) {

@@ -33,8 +33,6 @@ pub struct StreamingConfig {
     pub idle: Option<Duration>,
     /// Streams one caller may hold at once.
     pub most_per_caller: usize,
-    /// Logs one caller may follow at once.
-    pub most_followed: usize,
     /// How long the runtime may take to answer when a stream is met.
     pub answer: Duration,
     /// How often a client whose WebSocket ends here is asked whether it is there.
@@ -52,7 +50,6 @@ impl Default for StreamingConfig {
             terminate_web_sockets: true,
             idle: Some(Duration::from_secs(4 * 3600)),
             most_per_caller: 64,
-            most_followed: 256,
             answer: Duration::from_secs(30),
             heartbeat: Duration::from_secs(30),
             allowed_hosts: Vec::new(),
@@ -72,7 +69,6 @@ struct Inner {
     pods: Arc<dyn Streams>,
     dialer: Dialer,
     caps: Arc<Caps>,
-    follows: Arc<Caps>,
     metrics: StreamingMetrics,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -103,8 +99,8 @@ impl Streaming {
         stop: CancellationToken,
     ) -> Self {
         let dialer = Dialer { allowed: config.allowed_hosts.clone().into(), tls, answer: config.answer };
-        let (caps, follows) = (Caps::new(config.most_per_caller), Caps::new(config.most_followed));
-        Self(Arc::new(Inner { config, pods, dialer, caps, follows, metrics, tasks: TaskTracker::new(), stop }))
+        let caps = Caps::new(config.most_per_caller);
+        Self(Arc::new(Inner { config, pods, dialer, caps, metrics, tasks: TaskTracker::new(), stop }))
     }
 
     /// Open streams.
@@ -159,20 +155,6 @@ impl Streaming {
         self.0.caps.take(name).map(|permit| permit.counting(metered)).ok_or_else(|| {
             let text = format!("too many open streams: {name:?} may have {most} at once");
             busy(line(StatusCode::TOO_MANY_REQUESTS, "too-many-streams", &text))
-        })
-    }
-
-    /// The caller's right to follow one more log.
-    ///
-    /// # Errors
-    /// The answer for a caller that follows too many.
-    #[allow(clippy::result_large_err, reason = "an answer is sent at once")]
-    pub(in crate::server) fn admit_follower(&self, request: &Request<Body>) -> Result<Permit, Response> {
-        let name = request.extensions().get::<Identity>().map_or("", |identity| identity.name.as_str());
-        let most = self.0.config.most_followed;
-        self.0.follows.take(name).ok_or_else(|| {
-            let text = format!("too many followed logs: {name:?} may follow {most} at once");
-            busy(line(StatusCode::TOO_MANY_REQUESTS, "too-many-follows", &text))
         })
     }
 }
