@@ -31,14 +31,14 @@ pub struct Named {
     pub line: i64,
 }
 
-/// When and how often samples were taken, in nanoseconds.
+/// When and how often samples were taken; times in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
     /// Begin, since the epoch.
     pub at: i64,
     /// Duration.
     pub duration: i64,
-    /// Processor time between two samples.
+    /// Between two samples: processor time, or bytes.
     pub period: i64,
 }
 
@@ -59,19 +59,92 @@ pub fn mappings(maps: &str) -> Vec<Mapped> {
 
 /// A profile of processor time. `name` tells what an address is called.
 pub fn processor(stacks: &[Vec<u64>], mapped: &[Mapped], taken: Taken, name: impl Fn(u64) -> Vec<Named>) -> Profile {
-    let mut texts = Texts::default();
-    texts.at("");
-    let kind = |texts: &mut Texts, of: &str, unit: &str| ValueType { r#type: texts.at(of), unit: texts.at(unit) };
-    let mut profile = Profile {
-        sample_type: vec![kind(&mut texts, "samples", "count"), kind(&mut texts, "cpu", "nanoseconds")],
-        period_type: Some(kind(&mut texts, "cpu", "nanoseconds")),
-        period: taken.period,
-        time_nanos: taken.at,
-        duration_nanos: taken.duration,
-        ..Profile::default()
+    let mut draft = Draft::new(&[("samples", "count"), ("cpu", "nanoseconds")], mapped, name);
+    let mut counts: HashMap<Vec<u64>, i64> = HashMap::new();
+    for stack in stacks {
+        *counts.entry(draft.places(stack, |_| true)).or_default() += 1;
+    }
+    let samples = counts.into_iter().map(|(places, n)| (places, vec![n, n.saturating_mul(taken.period)]));
+    draft.finish(samples.collect(), ("cpu", "nanoseconds"), taken)
+}
+
+/// What was asked for and what is held of it, as noted of one stack.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Memory {
+    /// Addresses of instructions, innermost first.
+    pub stack: Vec<u64>,
+    /// Blocks and bytes that were asked for.
+    pub asked: (i64, i64),
+    /// Blocks and bytes that were asked for and are not freed.
+    pub held: (i64, i64),
+}
+
+/// Which of its values a profile of memory shows first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shown {
+    /// Bytes held.
+    Held,
+    /// Bytes asked for.
+    Asked,
+}
+
+/// A profile of memory, in the four values of Go's. `taken.period` is in bytes; `comment` is shown by `pprof -comments`.
+pub fn memory(
+    noted: &[Memory],
+    (mapped, taken): (&[Mapped], Taken),
+    (shown, comment): (Shown, &str),
+    name: impl Fn(u64) -> Vec<Named>,
+) -> Profile {
+    const KINDS: [(&str, &str); 4] =
+        [("alloc_objects", "count"), ("alloc_space", "bytes"), ("inuse_objects", "count"), ("inuse_space", "bytes")];
+    let mut draft = Draft::new(&KINDS, mapped, name);
+    let mut samples = Vec::new();
+    for Memory { stack, asked, held } in noted {
+        let places = draft.places(stack, |names| names.is_empty() || !names.iter().all(|n| is_allocator(&n.function)));
+        samples.push((places, vec![asked.0, asked.1, held.0, held.1]));
+    }
+    let mut profile = draft.finish(samples, ("space", "bytes"), taken);
+    let first = KINDS[if shown == Shown::Held { 3 } else { 1 }].0;
+    let mut text = |text: &str| {
+        profile.string_table.push(text.to_owned());
+        i64::try_from(profile.string_table.len() - 1).unwrap_or(0)
     };
-    for (i, piece) in mapped.iter().enumerate() {
-        profile.mapping.push(Mapping {
+    let (first, comment, drop_frames) = (text(first), text(comment), text(ALLOCATOR));
+    Profile { default_sample_type: first, comment: vec![comment], drop_frames, ..profile }
+}
+
+/// How functions on the way from a request for memory to its noting begin, for readers that name places themselves.
+const ALLOCATOR: &str = "(backtrace::|berth::sys::allocations::|<berth::sys::allocations::|__rust|__rustc|alloc::alloc::|<alloc::alloc::|alloc::raw_vec::|<alloc::raw_vec::).*";
+
+fn is_allocator(function: &str) -> bool {
+    let roots = ALLOCATOR.trim_start_matches('(').trim_end_matches(").*").split('|');
+    // Names of generic functions begin with the type they are of.
+    roots.into_iter().any(|root| function.trim_start_matches('_').starts_with(root.trim_start_matches('_')))
+}
+
+/// What a sample was scaled from: the chance that a block of `bytes / blocks` is noted, at one per `interval` bytes.
+pub fn scaled(blocks: u64, bytes: u64, interval: u64) -> (i64, i64) {
+    if blocks == 0 || bytes == 0 {
+        return (0, 0);
+    }
+    let (blocks, bytes) = (blocks as f64, bytes as f64);
+    let factor = 1.0 / (1.0 - (-(bytes / blocks) / interval as f64).exp());
+    ((blocks * factor) as i64, (bytes * factor) as i64)
+}
+
+/// A profile that is being written.
+struct Draft<'a, N> {
+    profile: Profile,
+    texts: Texts,
+    places: Places<'a, N>,
+}
+
+impl<'a, N: Fn(u64) -> Vec<Named>> Draft<'a, N> {
+    fn new(kinds: &[(&str, &str)], mapped: &'a [Mapped], name: N) -> Self {
+        let mut texts = Texts::default();
+        texts.at("");
+        let sample_type = kinds.iter().map(|kind| texts.kind(*kind)).collect();
+        let mapping = mapped.iter().enumerate().map(|(i, piece)| Mapping {
             id: i as u64 + 1,
             memory_start: piece.start,
             memory_limit: piece.limit,
@@ -79,23 +152,29 @@ pub fn processor(stacks: &[Vec<u64>], mapped: &[Mapped], taken: Taken, name: imp
             filename: texts.at(&piece.file),
             ..Mapping::default()
         });
+        let profile = Profile { sample_type, mapping: mapping.collect(), ..Profile::default() };
+        let places = Places { known: HashMap::new(), functions: HashMap::new(), mapped, name };
+        Self { profile, texts, places }
     }
-    let mut places = Places { known: HashMap::new(), functions: HashMap::new(), mapped, name };
-    let mut counts: HashMap<Vec<u64>, i64> = HashMap::new();
-    for stack in stacks {
+
+    /// The places of a stack, without the innermost ones that are not worth it.
+    fn places(&mut self, stack: &[u64], is_worth: impl Fn(&[Named]) -> bool) -> Vec<u64> {
         // What a frame returns to comes after the call that it is in.
         let call = |(depth, ip): (usize, &u64)| if depth == 0 { *ip } else { ip.saturating_sub(1) };
-        let ids = stack.iter().enumerate().map(call).map(|ip| places.id(ip, &mut profile, &mut texts)).collect();
-        *counts.entry(ids).or_default() += 1;
+        let calls = stack.iter().enumerate().map(call);
+        let worth: Vec<u64> = calls.skip_while(|ip| !is_worth(&(self.places.name)(*ip))).collect();
+        worth.into_iter().map(|ip| self.places.id(ip, &mut self.profile, &mut self.texts)).collect()
     }
-    let mut samples: Vec<Sample> = counts
-        .into_iter()
-        .map(|(location_id, n)| Sample { location_id, value: vec![n, n.saturating_mul(taken.period)], label: vec![] })
-        .collect();
-    samples.sort_by(|a, b| b.value.cmp(&a.value).then_with(|| a.location_id.cmp(&b.location_id)));
-    profile.sample = samples;
-    profile.string_table = texts.list;
-    profile
+
+    fn finish(mut self, samples: Vec<(Vec<u64>, Vec<i64>)>, period: (&str, &str), taken: Taken) -> Profile {
+        let sample = |(location_id, value)| Sample { location_id, value, label: vec![] };
+        let mut sample: Vec<Sample> = samples.into_iter().map(sample).collect();
+        sample.sort_by(|a, b| b.value.cmp(&a.value).then_with(|| a.location_id.cmp(&b.location_id)));
+        let period_type = Some(self.texts.kind(period));
+        let Taken { at: time_nanos, duration: duration_nanos, period } = taken;
+        let string_table = self.texts.list;
+        Profile { sample, period_type, period, time_nanos, duration_nanos, string_table, ..self.profile }
+    }
 }
 
 /// Locations and functions by what they are.
@@ -143,6 +222,10 @@ struct Texts {
 }
 
 impl Texts {
+    fn kind(&mut self, (kind, unit): (&str, &str)) -> ValueType {
+        ValueType { r#type: self.at(kind), unit: self.at(unit) }
+    }
+
     fn at(&mut self, text: &str) -> i64 {
         if let Some(at) = self.known.get(text) {
             return *at;
@@ -185,5 +268,49 @@ mod tests {
         let text = |at: i64| profile.string_table[usize::try_from(at).expect("in the table")].as_str();
         assert_eq!((text(0), text(profile.function[0].name), text(profile.mapping[0].filename)), ("", "leaf", "berth"));
         assert_eq!(text(profile.sample_type[1].unit), "nanoseconds");
+    }
+
+    #[test]
+    fn memory_begins_where_the_allocator_ends() {
+        let names = |address: u64| {
+            let function = match address {
+                0x10 => "backtrace::backtrace::trace_unsynchronized",
+                0x1f => "<berth::sys::allocations::Sampled as core::alloc::global::GlobalAlloc>::alloc",
+                0x2f => "__rustc::__rust_alloc",
+                0x3f => "alloc::alloc::alloc",
+                _ => "reader",
+            };
+            vec![Named { function: function.to_owned(), file: "a.rs".to_owned(), line: 1 }]
+        };
+        let noted = [Memory { stack: vec![0x10, 0x20, 0x30, 0x40, 0x50], asked: (4, 40), held: (-1, -10) }];
+        let taken = Taken { at: 1, duration: 2, period: 512 };
+        let profile = memory(&noted, (&[], taken), (Shown::Held, "so it is"), names);
+        let text = |at: i64| profile.string_table[usize::try_from(at).expect("in the table")].as_str();
+        let kinds: Vec<(&str, &str)> = profile.sample_type.iter().map(|k| (text(k.r#type), text(k.unit))).collect();
+        let wanted = [
+            ("alloc_objects", "count"),
+            ("alloc_space", "bytes"),
+            ("inuse_objects", "count"),
+            ("inuse_space", "bytes"),
+        ];
+        assert_eq!(kinds, wanted);
+        let period = profile.period_type.as_ref().map(|kind| (text(kind.r#type), text(kind.unit)));
+        assert_eq!((period, profile.period), (Some(("space", "bytes")), 512));
+        assert_eq!((text(profile.default_sample_type), text(profile.comment[0])), ("inuse_space", "so it is"));
+        assert_eq!(profile.sample[0].value, [4, 40, -1, -10]);
+        let functions: Vec<&str> = profile.function.iter().map(|function| text(function.name)).collect();
+        assert_eq!((functions.as_slice(), profile.sample[0].location_id.len()), (&["reader"][..], 1));
+    }
+
+    #[test]
+    fn few_samples_stand_for_many_small_blocks() {
+        for (blocks, bytes, wanted) in [
+            (0, 0, (0, 0)),
+            (1, 512 << 10, (1, 829_411)),
+            (2, 128, (16_385, 1_048_640)),
+            (1, 100 << 20, (1, 104_857_600)),
+        ] {
+            assert_eq!(scaled(blocks, bytes, 512 << 10), wanted, "{blocks} of {bytes}");
+        }
     }
 }

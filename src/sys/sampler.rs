@@ -62,7 +62,7 @@ impl Sampling {
             return Err(Refused::Busy);
         }
         let sampling = Self(()); // from here on, dropping it cleans up
-        static MAPPED: LazyLock<Option<usize>> = LazyLock::new(map);
+        static MAPPED: LazyLock<Option<usize>> = LazyLock::new(|| map(size_of::<Store>()));
         let store = MAPPED.ok_or(Refused::Kernel)?;
         static HANDLED: LazyLock<bool> = LazyLock::new(handle);
         // The unwinder sets itself up at its first use, which must not be in the handler.
@@ -138,12 +138,11 @@ extern "C" fn note(_signal: libc::c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-fn map() -> Option<usize> {
+/// Pages of the process's own, all zero, that are never given back; the address is exposed.
+pub(super) fn map(bytes: usize) -> Option<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at a place the kernel chooses touches nothing that exists.
-    let at = unsafe {
-        libc::mmap(std::ptr::null_mut(), size_of::<Store>(), libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-    };
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     (at != libc::MAP_FAILED).then(|| at.expose_provenance())
 }
 

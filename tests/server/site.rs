@@ -22,9 +22,9 @@ use berth::{
         self, Endpoints, Gatekeeper, Guard, Serves, Site, TlsSource, Tools,
         auth::{Identity, Via},
         ports::{
-            CheckpointError, Checkpoints, ContainerLogs, Health, LogQuery, LogRefusal, LogSource, MetricsPage,
-            NodeEntry, NodeLogError, NodeLogs, Pages, PodDirectory, ProfileError, Profiles, RunningPods, Statistics,
-            SummaryForm, Verbosity,
+            CheckpointError, Checkpoints, ContainerLogs, Health, LogQuery, LogRefusal, LogSource, MemoryView,
+            MetricsPage, NodeEntry, NodeLogError, NodeLogs, Pages, PodDirectory, ProfileError, Profiles, RunningPods,
+            Statistics, SummaryForm, Verbosity,
         },
         routes::statusz::Statusz,
         routing::Switches,
@@ -143,6 +143,14 @@ impl NodeLogs for Players {
 impl Profiles for Players {
     async fn processor(&self, _: Duration) -> Result<Bytes, ProfileError> {
         Err(ProfileError::Busy)
+    }
+
+    async fn memory(&self, _: MemoryView, _: Option<Duration>) -> Result<Bytes, ProfileError> {
+        Ok(Bytes::from_static(b"memory"))
+    }
+
+    fn threads(&self) -> String {
+        "threads: 0\n".to_owned()
     }
 
     fn command_line(&self) -> Bytes {
@@ -369,6 +377,19 @@ impl Served {
             .map(|m| m.get_counter().get_value() + m.get_gauge().get_value())
             .sum()
     }
+}
+
+/// One request as it is, to any listener; status, headers in lower case, body.
+pub async fn raw(address: SocketAddr, request: &str) -> (u16, String, String) {
+    let exchange = async {
+        let mut stream = TcpStream::connect(address).await.expect("it listens");
+        stream.write_all(request.as_bytes()).await.expect("taken");
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await; // what came counts
+        answer
+    };
+    let answer = tokio::time::timeout(PATIENCE, exchange).await.expect("an end");
+    split(&String::from_utf8_lossy(&answer))
 }
 
 fn split(answer: &str) -> (u16, String, String) {

@@ -24,6 +24,15 @@ pub enum ProfileError {
     Failed(String),
 }
 
+/// Which of its values a profile of memory shows first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MemoryView {
+    /// Bytes that are held.
+    Held,
+    /// Bytes that were asked for.
+    Asked,
+}
+
 /// Looks into this process.
 #[async_trait]
 pub trait Profiles: Send + Sync + 'static {
@@ -32,6 +41,14 @@ pub trait Profiles: Send + Sync + 'static {
     /// # Errors
     /// There is none.
     async fn processor(&self, time: Duration) -> Result<Bytes, ProfileError>;
+    /// Who asked for memory and who holds it: a gzipped pprof profile, of what was asked for within that time, or
+    /// since sampling began. It begins with the first request, because it is not free.
+    ///
+    /// # Errors
+    /// There is none.
+    async fn memory(&self, view: MemoryView, time: Option<Duration>) -> Result<Bytes, ProfileError>;
+    /// The threads of this process, for people.
+    fn threads(&self) -> String;
     /// What the process was started with, joined by NUL.
     fn command_line(&self) -> Bytes;
 }
