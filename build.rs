@@ -5,8 +5,15 @@ use std::{env, error::Error, fs, path::PathBuf};
 use protox::prost::Message;
 
 /// What the library speaks today; a contract joins the list with the room that uses it.
-const PROTOS: &[&str] =
-    &["cri-v1", "containerd-events-v1", "podresources-v1", "podresources-v1alpha1", "pods-v1alpha1", "profile"];
+const PROTOS: &[&str] = &[
+    "cri-v1",
+    "containerd-events-v1",
+    "grpc-health-v1",
+    "podresources-v1",
+    "podresources-v1alpha1",
+    "pods-v1alpha1",
+    "profile",
+];
 /// Read as a table when it is needed, not made into types.
 const TABLE: &str = "core-v1-pod";
 

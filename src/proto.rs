@@ -12,6 +12,11 @@ pub mod containerd_events {
     tonic::include_proto!("containerd.services.events.v1");
 }
 
+/// The health service of gRPC.
+pub mod health {
+    tonic::include_proto!("grpc.health.v1");
+}
+
 /// The pod-resources socket, version 1.
 pub mod pod_resources {
     tonic::include_proto!("v1");

@@ -16,6 +16,7 @@ use berth::{
     metrics::{PodResourcesMetrics, Registry},
     pod::{Pod, PodUid, api},
     proto::{
+        health::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient},
         pod_resources::{
             AllocatableResourcesRequest, GetPodResourcesRequest, ListPodResourcesRequest,
             pod_resources_lister_client::PodResourcesListerClient,
@@ -27,7 +28,12 @@ use berth::{
         ports::{Allocatable, Claim, Device, ExclusiveResources, Held, PodDirectory},
     },
 };
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
@@ -237,6 +243,71 @@ async fn a_socket_that_cannot_be_opened_is_tried_again_and_told() {
     drop(v1);
     stop.cancel();
     tokio::time::timeout(PATIENCE, serving).await.expect("it ends").expect("no panic");
+}
+
+#[tokio::test]
+async fn who_can_ask_at_all_learns_that_it_is_served() {
+    let ground = Ground::new().await;
+    let mut health = HealthClient::new(connect(ground.socket()).await);
+    for service in ["", "v1.PodResourcesLister", "v1alpha1.PodResourcesLister"] {
+        let answer = health.check(HealthCheckRequest { service: service.to_owned() }).await.expect("answered");
+        assert_eq!(answer.into_inner().status(), ServingStatus::Serving, "{service}");
+    }
+    let unknown = health.check(HealthCheckRequest { service: "v2.PodResourcesLister".to_owned() }).await;
+    assert_eq!(unknown.expect_err("nobody").code(), Code::NotFound);
+    let watch = health.watch(HealthCheckRequest::default()).await;
+    assert_eq!(watch.err().map(|status| status.code()), Some(Code::Unimplemented));
+    // It is not what the others are limited by, nor counted.
+    for _ in 0..50 {
+        health.check(HealthCheckRequest::default()).await.expect("answered");
+    }
+    assert_eq!(ground.count("requests_total"), 0);
+}
+
+#[tokio::test]
+async fn bad_input_ends_its_own_connection_only() {
+    let ground = Ground::new().await;
+    let preface: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    // A frame of a length that nobody may send, a stream that was never opened, another protocol, noise.
+    let oversized = [preface, &[0, 0, 0, 4, 0, 0, 0, 0, 0], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
+    let unopened = [preface, &[0, 0, 0, 4, 0, 0, 0, 0, 0], &[0, 0, 1, 0, 0, 0, 0, 0, 9, 7]].concat();
+    let noise: Vec<u8> = (0..100_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for bytes in [oversized, unopened, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(), noise] {
+        let mut stream = UnixStream::connect(ground.socket()).await.expect("it listens");
+        let _ = stream.write_all(&bytes).await; // it may be closed before all is taken
+        let mut answer = Vec::new();
+        let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
+        assert!(end.is_ok(), "{} bytes are left hanging", bytes.len());
+    }
+    let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
+    // More than a message may have: refused, and the next one is heard.
+    let huge = GetPodResourcesRequest { pod_name: "x".repeat(8 << 20), pod_namespace: "default".to_owned() };
+    let refused = v1.get(huge).await.expect_err("too large");
+    assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+    v1.list(ListPodResourcesRequest {}).await.expect("answered");
+}
+
+#[tokio::test]
+async fn a_thousand_connections_hold_nobody_up_and_leave_nothing() {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+    setrlimit(Resource::RLIMIT_NOFILE, hard.min(soft.max(8_192)), hard).expect("up to the hard limit");
+    let ground = Ground::new().await;
+    let open = || std::fs::read_dir("/proc/self/fd").expect("readable").count();
+    let before = open();
+    let mut idle = Vec::new();
+    for _ in 0..1_000 {
+        idle.push(UnixStream::connect(ground.socket()).await.expect("it listens"));
+    }
+    let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
+    v1.list(ListPodResourcesRequest {}).await.expect("answered");
+    drop((idle, v1));
+    // Tests beside this one open files too.
+    let closed = async {
+        while open() > before + 200 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, closed).await.expect("what is closed is let go");
 }
 
 #[tokio::test(start_paused = true)]

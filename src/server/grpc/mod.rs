@@ -5,6 +5,7 @@
 //! could not be opened. Behaviour: spec 04b §12-13.
 
 mod answers;
+mod health;
 mod limit;
 mod pod_bytes;
 mod pod_resources;

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use tonic::{Request, Response, Status, async_trait, service::Routes};
 use tracing::error;
 
-use super::{RateLimit, answers};
+use super::{RateLimit, answers, health::health};
 use crate::{
     metrics::{EndpointVersion, PodResourcesCall, PodResourcesMetrics},
     pod::Pod,
@@ -37,7 +37,10 @@ pub struct PodResourcesDeps {
     pub active_only: bool,
 }
 
-/// Both versions of the service behind one rate limit.
+/// The names that health is asked by.
+const SERVICES: &[&str] = &["v1.PodResourcesLister", "v1alpha1.PodResourcesLister"];
+
+/// Both versions of the service behind one rate limit, and their health.
 pub fn pod_resources(deps: PodResourcesDeps) -> Routes {
     let limit = RateLimit::default();
     let alpha_limit = limit.clone();
@@ -45,7 +48,7 @@ pub fn pod_resources(deps: PodResourcesDeps) -> Routes {
         alpha_limit.admit(request)
     });
     let v1 = PodResourcesListerServer::with_interceptor(V1(deps), move |request| limit.admit(request));
-    Routes::new(v1).add_service(alpha)
+    Routes::new(v1).add_service(alpha).add_service(health(SERVICES))
 }
 
 struct V1(PodResourcesDeps);
