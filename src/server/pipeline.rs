@@ -265,7 +265,7 @@ struct Told {
 impl Told {
     /// `None` where nobody would read it: most agents are asked often and log little.
     fn of(request: &Request<Body>, bucket: &str) -> Option<Self> {
-        if !tracing::enabled!(tracing::Level::DEBUG) {
+        if !tracing::enabled!(tracing::Level::DEBUG, v) {
             return None;
         }
         let header = |name: &str| {
