@@ -12,11 +12,14 @@ mod log;
 mod main_port;
 mod manifests;
 mod metrics;
+mod openapi;
 mod pods;
 mod prometheus;
 mod restarts;
 mod runtime;
 mod service_manager;
+mod sockets;
+mod tools;
 mod urls;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
