@@ -8,6 +8,7 @@
 
 use std::{
     io::Write,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,6 +17,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use berth::{
+    cri::RuntimeService,
+    logs::{LogOptions, LogReader},
+};
 use futures::{FutureExt, StreamExt};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -31,7 +36,9 @@ use tokio_tungstenite::{
 use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median},
-    followers, manifest, process,
+    followers, manifest,
+    plain::Proxy,
+    process,
     run::{Ground, Group, Measurement},
     scripted_ground::{PATIENCE, Runtime},
     secure::{self, Secure},
@@ -44,10 +51,13 @@ const FORWARD: &[Figure] = &[
     median("up-cpu", "agent's CPU for 1 GB of it", Unit::Seconds, Bar::AtMost(1.0)),
     median("tunnel", "port-forward to the client, WebSocket tunnel over TLS", Unit::Throughput, Bar::Open),
     median("tunnel-cpu", "agent's CPU for 1 GB of it", Unit::Seconds, Bar::Open),
+    median("plain-down", "the proxy in this process, without TLS, to the client", Unit::Throughput, Bar::Open),
+    median("plain-up", "the proxy in this process, without TLS, to the pod", Unit::Throughput, Bar::Open),
 ];
 const LOGS: &[Figure] = &[
     median("logs", "containerLogs from page cache, over TLS", Unit::Throughput, Bar::AtLeast(1.0)),
     median("logs-cpu", "agent's CPU for 1 GB of it", Unit::Seconds, Bar::AtMost(1.0)),
+    median("reader", "the reader of logs in this process, to nowhere", Unit::Throughput, Bar::Open),
 ];
 const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: portforward.k8s.io";
 const TUNNEL: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
@@ -149,22 +159,37 @@ async fn fill(mut io: impl AsyncWrite + Unpin, span: Duration) -> Result<()> {
 
 /// Without an agent: what the machine gives.
 async fn raw(ground: &Ground<'_>) -> Result<Samples> {
-    let span = span(ground);
     let mut samples = Samples::default();
     for (key, gives) in [("down", true), ("up", false)] {
         let pipe = Pipe::start(gives).await?;
-        let mut tcp = TcpStream::connect(pipe.url.trim_start_matches("http://")).await?;
-        secure::ask(&mut tcp, &format!("POST / HTTP/1.1\r\n{UPGRADE}"), 101).await?;
-        let begun = Instant::now();
-        let moved = if gives {
-            drain(tcp, span).await?
-        } else {
-            fill(tcp, span).await?;
-            pipe.taken.load(Ordering::Relaxed)
-        };
-        samples.add(key, rate(moved, begun.elapsed()));
+        let address = pipe.url.trim_start_matches("http://").parse()?;
+        samples.add(key, over_tcp(address, &pipe, gives, span(ground)).await?);
     }
     Ok(samples)
+}
+
+/// Through the proxy alone.
+async fn plainly(ground: &Ground<'_>, samples: &mut Samples) -> Result<()> {
+    for (key, gives) in [("plain-down", true), ("plain-up", false)] {
+        let pipe = Pipe::start(gives).await?;
+        let proxy = Proxy::start(&pipe.url).await?;
+        samples.add(key, over_tcp(proxy.address, &pipe, gives, span(ground)).await?);
+    }
+    Ok(())
+}
+
+/// 10^9 bytes a second between a client and a pipe, met at an address.
+async fn over_tcp(address: SocketAddr, pipe: &Pipe, gives: bool, span: Duration) -> Result<f64> {
+    let mut tcp = TcpStream::connect(address).await?;
+    secure::ask(&mut tcp, &format!("POST /portForward/default/web HTTP/1.1\r\n{UPGRADE}"), 101).await?;
+    let begun = Instant::now();
+    let moved = if gives {
+        drain(tcp, span).await?
+    } else {
+        fill(tcp, span).await?;
+        pipe.taken.load(Ordering::Relaxed)
+    };
+    Ok(rate(moved, begun.elapsed()))
 }
 
 fn span(ground: &Ground<'_>) -> Duration {
@@ -213,6 +238,7 @@ async fn forward(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         samples.add(key, rate);
         samples.add(cpu, spent / (rate * begun.elapsed().as_secs_f64()));
     }
+    plainly(ground, &mut samples).await?;
     Ok(samples)
 }
 
@@ -262,5 +288,11 @@ async fn logs(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         samples.add("logs", rate);
         samples.add("logs-cpu", spent / (rate * begun.elapsed().as_secs_f64()));
     }
+    let client = runtime.client()?;
+    let id = client.list_containers(None).await?.pop().context("a container")?.id.as_str().into();
+    let root = log.ancestors().nth(3).context("a folder of logs")?;
+    let begun = Instant::now();
+    LogReader::new(client, root).read(&log, &id, &LogOptions::default(), &mut tokio::io::sink()).await?;
+    samples.add("reader", rate(expected as u64, begun.elapsed()));
     Ok(samples)
 }

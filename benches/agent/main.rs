@@ -20,6 +20,7 @@ mod handshakes;
 mod manifest;
 mod options;
 mod pages;
+mod plain;
 mod process;
 mod raw;
 mod report;

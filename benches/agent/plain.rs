@@ -1,0 +1,101 @@
+//! A forwarded port without TLS, in this process: what the proxy itself carries while client,
+//! proxy and runtime share two threads. No listener of an agent serves streams like that.
+
+use std::{convert::Infallible, net::SocketAddr, sync::Arc};
+
+use anyhow::Result;
+use async_trait::async_trait;
+use axum::body::Body;
+use berth::{
+    agent::runtime_tls,
+    metrics::{Registry, StreamingMetrics},
+    pod::{ContainerId, Pod, SandboxId},
+    server::{
+        port_forward,
+        ports::streams::{Sandbox, StreamError, StreamSet, Streams},
+        routing::PodPath,
+        streaming::{Streaming, StreamingConfig},
+    },
+};
+use http::Request;
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::{net::TcpListener, task::AbortHandle};
+use tokio_util::sync::CancellationToken;
+
+use crate::kit::pods;
+
+/// One pod, whose ports are at a URL.
+struct One {
+    pod: Arc<Pod>,
+    url: String,
+}
+
+#[async_trait]
+impl Streams for One {
+    fn pod(&self, _: &str, _: &str) -> Option<Arc<Pod>> {
+        Some(self.pod.clone())
+    }
+    async fn running(&self, _: &Pod, _: &str) -> Option<ContainerId> {
+        None
+    }
+    async fn sandbox(&self, _: &Pod) -> Sandbox {
+        Sandbox::Newest("sandbox".into())
+    }
+    async fn exec(&self, _: &ContainerId, _: Vec<String>, _: StreamSet) -> Result<String, StreamError> {
+        Ok(self.url.clone())
+    }
+    async fn attach(&self, _: &ContainerId, _: StreamSet) -> Result<String, StreamError> {
+        Ok(self.url.clone())
+    }
+    async fn port_forward(&self, _: &SandboxId, _: &[u16]) -> Result<String, StreamError> {
+        Ok(self.url.clone())
+    }
+    async fn run(&self, _: &ContainerId, _: &[String]) -> Result<Vec<u8>, StreamError> {
+        Ok(Vec::new())
+    }
+}
+
+/// The endpoint, listening; ends when dropped.
+pub struct Proxy {
+    /// Where.
+    pub address: SocketAddr,
+    task: AbortHandle,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Proxy {
+    /// Before a runtime whose streams are met at `url`.
+    pub async fn start(url: &str) -> Result<Self> {
+        let pod = pods::pod("web", json!({"containers": [{"name": "c"}]}));
+        let streams = Arc::new(One { pod, url: format!("{url}/") });
+        let metrics = StreamingMetrics::new(&Registry::new());
+        let stop = CancellationToken::new();
+        let streaming = Streaming::new(StreamingConfig::default(), streams, runtime_tls(), metrics, stop);
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let task = tokio::spawn(async move {
+            while let Ok((tcp, _)) = listener.accept().await {
+                let streaming = streaming.clone();
+                tokio::spawn(async move {
+                    let service = service_fn(|request: Request<Incoming>| {
+                        let streaming = streaming.clone();
+                        async move {
+                            let path = PodPath { namespace: "default".into(), pod: "web".into(), uid: None };
+                            Ok::<_, Infallible>(port_forward(&streaming, &path, request.map(Body::new)).await)
+                        }
+                    });
+                    let http = hyper::server::conn::http1::Builder::new();
+                    let _ = http.serve_connection(TokioIo::new(tcp), service).with_upgrades().await;
+                });
+            }
+        });
+        Ok(Self { address, task: task.abort_handle() })
+    }
+}
