@@ -12,27 +12,31 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io,
-    os::unix::fs::{FileExt, MetadataExt},
-    sync::Arc,
+    os::unix::fs::MetadataExt,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
 };
 
-use inotify::WatchDescriptor;
-
 use super::{
-    cgroup_files as parse,
-    mounts::{Content, ControlFile, Mounts, Tree, container_places},
-    reading::{Cpu, CpuShare, Depth, Mark, Memory, Reading, WallNs, rate},
-    settings::{Settings, Watch, Written},
+    group::{Group, Tools},
+    mounts::{Mounts, Tree, container_places},
+    reading::{Depth, Reading, WallNs},
+    settings::{Watch, Written},
 };
 use crate::pod::PodUid;
 
-/// The longest control file that is read: the members of a group with 100,000 processes.
-const MAX_FILE: usize = 1 << 20;
 /// So long a look is good enough to be completed by a deeper one, which carries its time.
 pub const YOUNG_NS: i64 = 1_000_000_000;
-/// What a look begins with; a pair of looks closer than this says nothing about rates.
-const MIN_WINDOW_NS: i64 = 500_000_000;
+/// So many groups are worth another thread.
+const WORTH_A_THREAD: usize = 64;
+/// With every so many passes settings are read again all the same, each pass those of some groups: what is written
+/// through the mount of another cgroup namespace nobody tells.
+const AGAIN: u64 = 32;
+/// What a look begins with.
+const BUFFER: usize = 16 << 10;
 
 /// Which group.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -71,30 +75,6 @@ pub struct Seen {
     pub reading: Reading,
 }
 
-/// A file of a group.
-enum Slot {
-    Closed,
-    Open(File),
-    Absent,
-}
-
-struct Group {
-    path: Arc<str>,
-    /// A hierarchy in which it is.
-    tree: Tree,
-    made_at: i64,
-    /// What the last look saw, unless that was all there is.
-    seen: Option<(Depth, Draft)>,
-    /// Its settings as of a look so deep, unless they were written since.
-    settings: Option<(Depth, Settings)>,
-    /// Who hears of that; nobody where the kernel cannot tell.
-    watched: Vec<WatchDescriptor>,
-    slots: Vec<Slot>,
-    last: Option<Mark>,
-    rate: Option<u64>,
-    pass: u64,
-}
-
 /// Facts of the machine that stand in for files the root group does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MachineMemory {
@@ -110,14 +90,41 @@ pub struct MachineMemory {
 pub struct Reader {
     mounts: Mounts,
     names: Arc<dyn PodGroups>,
-    groups: HashMap<GroupKey, Group>,
+    groups: HashMap<GroupKey, Box<Group>>,
     watch: Watch,
     /// Whether the kernel counts what groups do with their disks: not of each, with the old hierarchies.
     counts_disks: bool,
     buffer: Vec<u8>,
-    open: usize,
+    open: AtomicUsize,
     max_open: usize,
+    processors: usize,
     pass: u64,
+    found: u64,
+}
+
+/// The machine and the time, as of one pass.
+struct Around<'a> {
+    machine: MachineMemory,
+    now: &'a (dyn Fn() -> WallNs + Sync),
+}
+
+impl<'a> Around<'a> {
+    fn tools(&self, mounts: &'a Mounts, open: &'a AtomicUsize, max_open: usize, counts_disks: bool) -> Tools<'a> {
+        Tools { mounts, machine: self.machine, now: self.now, counts_disks, open, max_open }
+    }
+}
+
+/// A group that is read apart from the others.
+struct Taken {
+    depth: Depth,
+    group: Option<(GroupKey, Box<Group>)>,
+    seen: Option<Seen>,
+}
+
+impl Taken {
+    fn read(&mut self, tools: &Tools<'_>, buffer: &mut Vec<u8>) {
+        self.seen = self.group.as_mut().and_then(|(_, group)| group.read(self.depth, tools, buffer));
+    }
 }
 
 impl Reader {
@@ -129,28 +136,82 @@ impl Reader {
             groups: HashMap::new(),
             watch: Watch::default(),
             counts_disks: true,
-            buffer: vec![0; 16 << 10],
-            open: 0,
+            buffer: vec![0; BUFFER],
+            open: AtomicUsize::new(0),
             max_open,
+            processors: thread::available_parallelism().map_or(1, usize::from),
             pass: 0,
+            found: 0,
         }
     }
 
-    /// Looks at all groups, in order; `None` for one that is not there. Pods stand before their containers. What
-    /// is not named is closed and forgotten.
-    pub fn pass(&mut self, wanted: &[Wanted], machine: MachineMemory, now: &dyn Fn() -> WallNs) -> Vec<Option<Seen>> {
+    /// Looks at all groups, in order, the root first; `None` for one that is not there. Pods stand before their
+    /// containers. What is not named is closed and forgotten.
+    pub fn pass(
+        &mut self,
+        wanted: &[Wanted],
+        machine: MachineMemory,
+        now: &(dyn Fn() -> WallNs + Sync),
+    ) -> Vec<Option<Seen>> {
         self.pass = self.pass.wrapping_add(1);
         self.forget_settings();
-        let seen = wanted.iter().map(|wanted| self.look(wanted, machine, now)).collect();
+        let around = Around { machine, now };
+        let seen = match wanted.split_first() {
+            Some((root, others)) if others.len() >= WORTH_A_THREAD && self.processors > 1 => {
+                // It tells whether disks are counted.
+                let root = self.look(root, &around);
+                std::iter::once(root).chain(self.look_at_many(others, &around)).collect()
+            }
+            _ => wanted.iter().map(|wanted| self.look(wanted, &around)).collect(),
+        };
         let pass = self.pass;
-        let gone: Vec<Group> = self.groups.extract_if(|_, group| group.pass != pass).map(|(_, group)| group).collect();
-        gone.into_iter().for_each(|group| self.drop_group(group));
+        let gone: Vec<Box<Group>> = self.groups.extract_if(|_, group| group.pass != pass).map(|gone| gone.1).collect();
+        gone.into_iter().for_each(|group| self.drop_group(*group));
         seen
+    }
+
+    /// Two threads read: most of the time goes into waiting for memory, of which a processor can do two at a time.
+    fn look_at_many(&mut self, wanted: &[Wanted], around: &Around<'_>) -> Vec<Option<Seen>> {
+        let exists: Vec<bool> = wanted.iter().map(|wanted| self.keep(wanted).is_some()).collect();
+        let mut take = |wanted: &Wanted| {
+            let group = wanted.depth.and_then(|_| self.groups.remove_entry(&wanted.key));
+            Taken { depth: wanted.depth.unwrap_or_default(), group, seen: None }
+        };
+        let mut taken: Vec<Taken> = wanted.iter().map(&mut take).collect();
+        let Self { mounts, open, max_open, counts_disks, buffer, .. } = self;
+        let tools = around.tools(mounts, open, *max_open, *counts_disks);
+        let (front, back) = taken.split_at_mut(wanted.len() / 2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut buffer = vec![0; BUFFER];
+                back.iter_mut().for_each(|taken| taken.read(&tools, &mut buffer));
+            });
+            front.iter_mut().for_each(|taken| taken.read(&tools, buffer));
+        });
+        self.groups.extend(taken.iter_mut().filter_map(|taken| taken.group.take()));
+        let again = |((wanted, exists), taken): ((&Wanted, bool), Taken)| match taken.seen {
+            // Named twice, or gone and maybe made anew.
+            None if exists => self.look(wanted, around),
+            seen => seen,
+        };
+        wanted.iter().zip(exists).zip(taken).map(again).collect()
+    }
+
+    /// Notes that a group was named, and finds it where it has to be read; `None` for one that is not there.
+    fn keep(&mut self, wanted: &Wanted) -> Option<()> {
+        if let Some(group) = self.groups.get_mut(&wanted.key) {
+            group.pass = self.pass;
+            if group.number % AGAIN == self.pass % AGAIN {
+                group.settings = None;
+            }
+            return Some(());
+        }
+        wanted.depth.and_then(|_| self.admit(&wanted.key))
     }
 
     /// Of groups whose files were written.
     fn forget_settings(&mut self) {
-        let forget = |group: &mut Group| (group.settings, group.seen) = (None, None);
+        let forget = |group: &mut Box<Group>| (group.settings, group.seen) = (None, None);
         match self.watch.written() {
             Written::Any => self.groups.values_mut().for_each(forget),
             Written::Groups(keys) => {
@@ -162,8 +223,8 @@ impl Reader {
     }
 
     fn drop_group(&mut self, group: Group) {
-        let open = group.slots.iter().filter(|slot| matches!(slot, Slot::Open(_))).count();
-        self.open = self.open.saturating_sub(open);
+        let open = self.open.get_mut();
+        *open = open.saturating_sub(group.open_files());
         self.watch.remove(group.watched);
     }
 
@@ -171,12 +232,12 @@ impl Reader {
     pub fn close(&mut self) {
         self.groups = HashMap::new();
         self.watch = Watch::default();
-        self.open = 0;
+        self.open = AtomicUsize::new(0);
     }
 
     /// How many groups are known, and how many files are open.
     pub fn size(&self) -> (usize, usize) {
-        (self.groups.len(), self.open)
+        (self.groups.len(), self.open.load(Ordering::Relaxed))
     }
 
     /// Whether the kernel tells of pressure in groups.
@@ -187,19 +248,14 @@ impl Reader {
         }
     }
 
-    fn look(&mut self, wanted: &Wanted, machine: MachineMemory, now: &dyn Fn() -> WallNs) -> Option<Seen> {
-        if let Some(group) = self.groups.get_mut(&wanted.key) {
-            group.pass = self.pass;
-        }
+    fn look(&mut self, wanted: &Wanted, around: &Around<'_>) -> Option<Seen> {
+        self.keep(wanted)?;
         let depth = wanted.depth?;
-        if !self.groups.contains_key(&wanted.key) {
-            self.admit(&wanted.key)?;
-        }
-        let seen = self.read(&wanted.key, depth, machine, now).or_else(|| {
+        let seen = self.read(&wanted.key, depth, around).or_else(|| {
             // Gone, or gone and made anew under the same name.
             self.forget(&wanted.key);
             self.admit(&wanted.key)?;
-            self.read(&wanted.key, depth, machine, now)
+            self.read(&wanted.key, depth, around)
         });
         if seen.is_none() {
             self.forget(&wanted.key);
@@ -211,9 +267,16 @@ impl Reader {
         seen
     }
 
+    fn read(&mut self, key: &GroupKey, depth: Depth, around: &Around<'_>) -> Option<Seen> {
+        let Self { mounts, groups, open, max_open, counts_disks, buffer, .. } = self;
+        groups.get_mut(key)?.read(depth, &around.tools(mounts, open, *max_open, *counts_disks), buffer)
+    }
+
     /// Finds a group and hears of writes to its files before any is read.
     fn admit(&mut self, key: &GroupKey) -> Option<()> {
-        let mut group = self.find(key)?;
+        let mut group = Box::new(self.find(key)?);
+        (group.pass, group.number) = (self.pass, self.found);
+        self.found = self.found.wrapping_add(1);
         group.watched = self.watch.add(key, self.mounts.directories_of_settings(&group.path));
         self.groups.insert(key.clone(), group);
         Some(())
@@ -221,7 +284,7 @@ impl Reader {
 
     fn forget(&mut self, key: &GroupKey) {
         if let Some(group) = self.groups.remove(key) {
-            self.drop_group(group);
+            self.drop_group(*group);
         }
     }
 
@@ -240,258 +303,16 @@ impl Reader {
         places.into_iter().find_map(|path| {
             let made_at = |tree: &Tree| self.mounts.directory(&path, *tree)?.metadata().ok().map(|made| made.ctime());
             let (made_at, tree) = trees.iter().find_map(|tree| Some((made_at(tree)?, *tree)))?;
-            let slots = self.mounts.files().iter().map(|_| Slot::Closed).collect();
-            let path = path.into();
-            let pass = self.pass;
-            let (settings, watched) = (None, Vec::new());
-            Some(Group { path, tree, made_at, seen: None, settings, watched, slots, last: None, rate: None, pass })
+            Some(Group::new(path.into(), tree, made_at, self.mounts.files().len()))
         })
-    }
-
-    /// Reads the files of a group; `None` where neither processor nor memory could be read.
-    fn read(&mut self, key: &GroupKey, depth: Depth, machine: MachineMemory, now: &dyn Fn() -> WallNs) -> Option<Seen> {
-        let Self { mounts, groups, buffer, open, max_open, counts_disks, .. } = self;
-        let group = groups.get_mut(key)?;
-        let at = now();
-        let is_of_use =
-            |(seen, draft): &(Depth, Draft)| *seen < depth && (0..=YOUNG_NS).contains(&at.saturating_sub(draft.at));
-        let (read, mut draft) = match group.seen.take().filter(is_of_use) {
-            Some((depth, draft)) => (Some(depth), draft),
-            None => (None, Draft { at, ..Draft::default() }),
-        };
-        let known = group.settings.map(|(known, settings)| {
-            draft.settings = settings;
-            known
-        });
-        let (is_root, is_watched) = (&*group.path == "/", !group.watched.is_empty());
-        let is_wanted = |file: &ControlFile| {
-            file.depth <= depth
-                && read.is_none_or(|read| file.depth > read)
-                && !(file.is_setting && known.is_some_and(|known| file.depth <= known))
-                && (*counts_disks || is_root || file.tree != Tree::Blkio || file.content == Content::IoPressure)
-        };
-        for (file, slot) in mounts.files().iter().zip(&mut group.slots).filter(|(file, _)| is_wanted(file)) {
-            if file.content == Content::Throttling && draft.settings.quota.is_none() {
-                continue;
-            }
-            let read = match slot {
-                Slot::Absent => continue,
-                Slot::Open(handle) => read_all(handle, buffer, file.content),
-                Slot::Closed => {
-                    let Some(path) = mounts.place(&group.path, file) else { continue };
-                    let handle = match File::open(path) {
-                        Ok(handle) => handle,
-                        Err(error) => {
-                            // What a kernel does not have does not come while the group lives.
-                            if error.kind() == io::ErrorKind::NotFound {
-                                *slot = Slot::Absent;
-                            }
-                            continue;
-                        }
-                    };
-                    let read = read_all(&handle, buffer, file.content);
-                    if *open < *max_open && read.is_ok() && !(file.is_setting && is_watched) {
-                        *slot = Slot::Open(handle);
-                        *open += 1;
-                    }
-                    read
-                }
-            };
-            if let Some(text) = read.ok().and_then(|length| buffer.get(..length)) {
-                draft.take(file.content, text);
-            }
-        }
-        let (cpu, memory) = (draft.cpu(), draft.memory(mounts.is_unified(), is_root.then_some(machine)));
-        if cpu.is_none() && memory.is_none() {
-            return None;
-        }
-        let cpu = cpu.map(|cpu| Cpu { rate: group.rate_at(draft.at, cpu.times.usage_ns), ..cpu });
-        group.settings = is_watched.then(|| (known.map_or(depth, |known| known.max(depth)), draft.settings));
-        group.seen = (depth < Depth::Full).then(|| (depth, draft.clone()));
-        Some(Seen { path: group.path.clone(), reading: draft.finish(cpu, memory, group.made_at, depth) })
-    }
-}
-
-impl Group {
-    fn rate_at(&mut self, at: WallNs, usage_ns: u64) -> Option<u64> {
-        let mark = Mark { at, usage_ns };
-        let too_soon = self.last.is_some_and(|last| (0..MIN_WINDOW_NS).contains(&at.saturating_sub(last.at)));
-        if !(too_soon && self.last.is_some_and(|last| last.usage_ns <= usage_ns)) {
-            self.rate = self.last.and_then(|last| rate(last, mark));
-            self.last = Some(mark);
-        }
-        self.rate
-    }
-}
-
-/// Reads a file from its beginning; returns how much of the buffer holds it.
-fn read_all(file: &File, buffer: &mut Vec<u8>, content: Content) -> io::Result<usize> {
-    let mut length = 0;
-    loop {
-        let Some(room) = buffer.get_mut(length..).filter(|room| !room.is_empty()) else {
-            if buffer.len() >= MAX_FILE {
-                return Ok(length);
-            }
-            buffer.resize(buffer.len() * 2, 0);
-            continue;
-        };
-        let offset = u64::try_from(length).unwrap_or(u64::MAX);
-        let free = room.len();
-        let read = match file.read_at(room, offset) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            other => other?,
-        };
-        length += read.min(free);
-        // Only lists come in pieces: everything else is written by the kernel at once.
-        if read == 0 || (read < free && content != Content::Processes) {
-            return Ok(length);
-        }
-    }
-}
-
-/// What the files said so far.
-#[derive(Clone, Default)]
-struct Draft {
-    at: WallNs,
-    settings: Settings,
-    unified_cpu: Option<(parse::CpuTimes, parse::Throttling)>,
-    cpu_usage: Option<u64>,
-    cpu_split: (u64, u64),
-    throttling: parse::Throttling,
-    memory_usage: Option<u64>,
-    memory_stat: Option<parse::MemoryStat>,
-    swap_usage: Option<u64>,
-    peak: u64,
-    oom_kills: u64,
-    failures: u64,
-    kernel: u64,
-    pressure: super::reading::Pressures,
-    processes: Option<(u32, Option<u32>)>,
-    threads: Option<u64>,
-    devices: Vec<parse::DeviceIo>,
-    blkio_bytes: Vec<u8>,
-}
-
-impl Draft {
-    fn take(&mut self, content: Content, text: &[u8]) {
-        let number = || parse::number(text);
-        match content {
-            Content::CpuStat => self.unified_cpu = parse::cpu_stat(text),
-            Content::CpuUsage => self.cpu_usage = number(),
-            Content::CpuSplit => self.cpu_split = parse::cpuacct_stat(text),
-            Content::Throttling => self.throttling = parse::cpu_stat_v1(text),
-            Content::CpuMax => self.settings.cpu_max = parse::cpu_max(text),
-            Content::CpuWeight => self.settings.shares = number().map(parse::shares_of_weight),
-            Content::CpuShares => self.settings.shares = number(),
-            Content::CpuQuota => self.settings.quota = parse::signed(text).and_then(|quota| u64::try_from(quota).ok()),
-            Content::CpuPeriod => self.settings.period = number(),
-            Content::MemoryUsage => self.memory_usage = number(),
-            Content::MemoryStat => self.memory_stat = Some(parse::memory_stat(text)),
-            Content::OldMemoryStat => self.memory_stat = Some(parse::memory_stat_v1(text)),
-            Content::MemoryLimit => self.settings.memory_limit = number(),
-            Content::SwapUsage => self.swap_usage = number(),
-            Content::SwapLimit => self.settings.swap_limit = number(),
-            Content::MemoryAndSwapLimit => self.settings.memory_and_swap_limit = number(),
-            Content::MemoryReserved => self.settings.reserved = number().unwrap_or_default(),
-            Content::MemoryPeak => self.peak = number().unwrap_or_default(),
-            Content::MemoryEvents => self.oom_kills = parse::oom_kills(text).unwrap_or_default(),
-            Content::MemoryFailures => self.failures = number().unwrap_or_default(),
-            Content::MemoryKernel => self.kernel = number().unwrap_or_default(),
-            Content::CpuPressure => self.pressure.cpu = parse::pressure(text),
-            Content::MemoryPressure => self.pressure.memory = parse::pressure(text),
-            Content::IoPressure => self.pressure.io = parse::pressure(text),
-            Content::Processes => {
-                let mut members = parse::processes(text);
-                let first = members.next();
-                let others = u32::try_from(members.count()).unwrap_or(u32::MAX);
-                self.processes = Some((others.saturating_add(u32::from(first.is_some())), first));
-            }
-            Content::Threads => self.threads = number(),
-            Content::ThreadsMax => {
-                self.settings.threads_max = number().filter(|max| *max != u64::MAX).unwrap_or_default()
-            }
-            Content::IoStat => self.devices = parse::io_stat(text),
-            Content::BlkioBytes => self.blkio_bytes = text.to_vec(),
-            Content::BlkioCounts => self.devices = parse::blkio(&self.blkio_bytes, text),
-        }
-    }
-
-    fn cpu(&self) -> Option<Cpu> {
-        if let Some((times, held)) = self.unified_cpu {
-            return Some(Cpu { times, rate: None, held });
-        }
-        let (user_ns, system_ns) = self.cpu_split;
-        let times = parse::CpuTimes { usage_ns: self.cpu_usage?, user_ns, system_ns };
-        Some(Cpu { times, rate: None, held: self.throttling })
-    }
-
-    fn memory(&self, unified: bool, root: Option<MachineMemory>) -> Option<Memory> {
-        let stat = self.memory_stat;
-        let root_usage = || stat.filter(|_| unified && root.is_some()).map(|stat| stat.anon.saturating_add(stat.file));
-        let usage = self.memory_usage.or_else(root_usage)?;
-        let stat = stat.unwrap_or_default();
-        let mut memory = Memory {
-            usage,
-            peak: self.peak,
-            stat,
-            swap: if unified { self.swap_usage.unwrap_or_default() } else { stat.swap },
-            failures: self.failures,
-            kernel: self.kernel,
-            limit: self.settings.memory_limit.unwrap_or(u64::MAX),
-            swap_limit: self.swap_limit(unified),
-            reserved: self.settings.reserved,
-            shown_swap_limit: if unified { self.settings.swap_limit } else { self.settings.memory_and_swap_limit }
-                .unwrap_or_default(),
-            oom_kills: self.oom_kills,
-        };
-        if let Some(machine) = root {
-            memory.limit = machine.total;
-            memory.swap_limit = Some(machine.swap_total);
-            memory.shown_swap_limit = machine.swap_total;
-            if unified {
-                memory.swap = machine.swap_total.saturating_sub(machine.swap_free);
-            }
-        }
-        Some(memory)
-    }
-
-    /// The old hierarchy limits memory and swap together.
-    fn swap_limit(&self, unified: bool) -> Option<u64> {
-        let limit = if unified {
-            self.settings.swap_limit?
-        } else {
-            let both = self.settings.memory_and_swap_limit.filter(|both| *both <= parse::UNLIMITED)?;
-            both.saturating_sub(self.settings.memory_limit.filter(|limit| *limit <= parse::UNLIMITED)?)
-        };
-        (limit <= parse::UNLIMITED).then_some(limit)
-    }
-
-    fn finish(self, cpu: Option<Cpu>, memory: Option<Memory>, made_at: i64, depth: Depth) -> Reading {
-        let (quota, period) = match self.settings.cpu_max {
-            Some((quota, period)) => (quota, period),
-            None => (self.settings.quota, self.settings.period.unwrap_or_default()),
-        };
-        let share = CpuShare { shares: self.settings.shares.unwrap_or_default(), quota, period };
-        Reading {
-            at: self.at,
-            made_at,
-            cpu,
-            share: (depth == Depth::Full && (self.settings.shares.is_some() || period != 0)).then_some(share),
-            memory,
-            pressure: self.pressure,
-            devices: self.devices,
-            processes: self.processes.map(|(count, _)| count),
-            first_process: self.processes.and_then(|(_, first)| first),
-            threads: self.threads.map(|threads| (threads, self.settings.threads_max)),
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, fs, path::Path};
+    use std::{fs, path::Path, sync::atomic::AtomicI64};
 
-    use super::*;
+    use super::{super::reading::CpuShare, *};
 
     struct Below(&'static str);
 
@@ -553,8 +374,8 @@ mod tests {
             wanted(GroupKey::Container(uid.clone(), "c1".into()), Depth::Core),
             wanted(GroupKey::Container(uid.clone(), "c2".into()), Depth::Core),
         ];
-        let clock = Cell::new(1_000_000_000);
-        let seen = reader.pass(&all, MACHINE, &|| clock.get());
+        let clock = AtomicI64::new(1_000_000_000);
+        let seen = reader.pass(&all, MACHINE, &|| clock.load(Ordering::Relaxed));
         let pod = seen[0].as_ref().expect("there");
         assert_eq!(&*pod.path, "/kubepods/podu");
         let reading = &pod.reading;
@@ -571,8 +392,8 @@ mod tests {
 
         // The second look tells rates, from files that stayed open.
         fs::write(root.path().join("kubepods/podu/cpu.stat"), "usage_usec 1500000\n").expect("written");
-        clock.set(2_000_000_000);
-        let seen = reader.pass(&all[..1], MACHINE, &|| clock.get());
+        clock.store(2_000_000_000, Ordering::Relaxed);
+        let seen = reader.pass(&all[..1], MACHINE, &|| clock.load(Ordering::Relaxed));
         let rate = seen[0].as_ref().and_then(|pod| pod.reading.cpu).and_then(|cpu| cpu.rate);
         assert_eq!(rate, Some(500_000_000));
         assert_eq!(reader.size(), (1, 7), "what is not named is closed");
@@ -609,6 +430,37 @@ mod tests {
         assert_eq!(look(Depth::Core, 2000), (2000, 7, None, None), "what is complete is not added to");
         assert_eq!(look(Depth::Core, 2001), (2001, 7, None, None), "as deep is as new");
         assert_eq!(look(Depth::Full, 3002), (3002, 7, Some(1), Some(4)), "too old");
+    }
+
+    #[test]
+    fn many_groups_are_read_as_few_are() {
+        let root = tempfile::tempdir().expect("a directory");
+        for n in 0..2 * WORTH_A_THREAD {
+            lay(root.path(), &format!("/g{n}"), &[("cpu.stat", &format!("usage_usec {n}\n"))]);
+        }
+        let mut wanted: Vec<Wanted> = (0..2 * WORTH_A_THREAD).map(|n| at(&format!("/g{n}"), Depth::Core)).collect();
+        wanted.extend([at("/absent", Depth::Core), at("/g7", Depth::Core)]);
+        let usages = |reader: &mut Reader| -> Vec<Option<u64>> {
+            let seen = reader.pass(&wanted, MACHINE, &|| 1);
+            let usage = |seen: &Option<Seen>| Some(seen.as_ref()?.reading.cpu?.times.usage_ns / 1000);
+            seen.iter().map(usage).collect()
+        };
+        let mut expected: Vec<Option<u64>> = (0..2 * WORTH_A_THREAD).map(|n| u64::try_from(n).ok()).collect();
+        expected.extend([None, Some(7)]);
+        let mounts = || Mounts::Unified(root.path().to_owned());
+        let mut bounded = reader(mounts(), 100);
+        bounded.processors = 2;
+        assert_eq!(usages(&mut bounded), expected);
+        assert_eq!(bounded.size(), (2 * WORTH_A_THREAD, 100), "no more files are open than may be");
+
+        let mut forgetful = reader(mounts(), 0);
+        forgetful.processors = 2;
+        assert_eq!(usages(&mut forgetful), expected);
+        fs::remove_dir_all(root.path().join("g3")).expect("removed");
+        fs::remove_dir_all(root.path().join("g100")).expect("removed");
+        lay(root.path(), "/g100", &[("cpu.stat", "usage_usec 1000\n")]);
+        (expected[3], expected[100]) = (None, Some(1000));
+        assert_eq!(usages(&mut forgetful), expected, "gone, and made anew");
     }
 
     #[test]
