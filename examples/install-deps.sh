@@ -11,6 +11,7 @@ missing() {
     for pair in $needed; do
         command -v "${pair%%:*}" >/dev/null 2>&1 || printf '%s\n' "${pair#*:}"
     done
+    [ -x /lib/systemd/systemd-journal-remote ] || echo systemd-journal-remote
     python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     [ -x /usr/lib/cni/bridge ] || echo containernetworking-plugins
 }

@@ -1,6 +1,7 @@
 //! Endpoints behind the router, on the real machine: its log directory, its journal, this process.
 
 mod dashboards;
+mod journal;
 mod node_logs;
 mod openapi;
 mod profiles;
