@@ -240,7 +240,7 @@ impl Health for AgentHealth {
     fn check(&self, name: &str) -> Option<String> {
         match name {
             "syncloop" => self.heartbeat.check(self.sync_frequency).map(str::to_owned),
-            "log" => (self.log.since_flush() > LOG_LIMIT).then(|| "log file not flushed for 2 minutes".to_owned()),
+            "log" => (self.log.since_flush() >= LOG_LIMIT).then(|| "logging blocked".to_owned()),
             _ => None,
         }
     }

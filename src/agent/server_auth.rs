@@ -208,9 +208,12 @@ fn local_user() -> String {
 
 fn tls_settings(loaded: &Loaded, certificates: &Certificates) -> TlsSettings {
     let config = &loaded.config;
+    // What we make ourselves we also renew, and that is to be seen.
+    let is_given = !config.tls_cert_file.is_empty() && !config.tls_private_key_file.is_empty();
     TlsSettings {
         cert_file: certificates.serving.certificate.clone(),
         key_file: certificates.serving.key.clone(),
+        keeps_pair: is_given && !loaded.gates.enabled("ReloadKubeletServerCertificateFile"),
         client_ca_file: certificates.client_ca.clone(),
         min_version: config.tls_min_version.clone(),
         cipher_suites: config.tls_cipher_suites.clone(),

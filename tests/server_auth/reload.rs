@@ -54,6 +54,25 @@ async fn a_new_pair_is_served_and_a_bad_one_is_not() {
 }
 
 #[tokio::test]
+async fn a_pair_may_be_kept_for_ever() {
+    // Gate ReloadKubeletServerCertificateFile off; the bundle is followed all the same.
+    let (first, second) = (authority("first"), authority("second"));
+    let server =
+        Server::start(&serving(&first), Some(&first.own().certificate), |settings| settings.keeps_pair = true).await;
+    let roots = server.tls.client_roots();
+    let before = named(&roots);
+    PairFiles::of(server.folder.path(), "serving").write(&serving(&second)).expect("written");
+    replace(&server.path("ca.crt"), &second.own().certificate);
+    let changed = async {
+        while named(&roots) == before {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(SOON, changed).await.expect("the new bundle counts soon");
+    Client::new(&first).connect(&server).await.expect("the first pair is served");
+}
+
+#[tokio::test]
 async fn a_new_bundle_counts_without_a_restart() {
     // AC-04-20; certificates mounted into a pod change by turning a link to another directory.
     let (ours, theirs) = (authority("ours"), authority("theirs"));

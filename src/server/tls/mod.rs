@@ -59,6 +59,8 @@ pub struct TlsSettings {
     pub cert_file: PathBuf,
     /// Its key, PEM.
     pub key_file: PathBuf,
+    /// Whether the pair that was read first is served for ever (gate `ReloadKubeletServerCertificateFile` off).
+    pub keeps_pair: bool,
     /// The authorities whose clients are believed, PEM; `None`: no certificate is asked for.
     pub client_ca_file: Option<PathBuf>,
     /// `VersionTLS10` to `VersionTLS13`; empty is 1.2.
@@ -187,7 +189,8 @@ impl Tls {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut complaints = Vec::new();
         let (mut is_new, mut cas) = (false, self.0.client_roots.load_full());
-        match new_key(read.serving, &state) {
+        let serving = if self.0.settings.keeps_pair { Ok(state.used.serving.clone()) } else { read.serving };
+        match new_key(serving, &state) {
             Ok(Some((pair, key))) => {
                 (state.used.serving, state.key) = (pair, Arc::new(key));
                 is_new = true;
