@@ -70,7 +70,7 @@ pub async fn connection(
     serves: Serves,
     stop: &CancellationToken,
 ) {
-    let (account, address) = (Account::open(protocol), peer.address);
+    let (account, address) = (Account::open(), peer.address);
     let counting = account.clone();
     let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
         let (serves, peer, mut asked) = (serves.clone(), peer.clone(), counting.asked());
@@ -134,9 +134,6 @@ fn builder(protocol: Protocol) -> auto::Builder<TokioExecutor> {
 /// What a client has going on one connection.
 struct Account {
     state: Mutex<State>,
-    /// How long a connection may be without a request. With HTTP/1 hyper sees to [`IDLE_LIMIT`] and
-    /// an answer may still be on its way; with HTTP/2 nobody else looks.
-    idle: Duration,
     /// Cancelled once too many requests were given up.
     excess: CancellationToken,
 }
@@ -152,11 +149,10 @@ struct State {
 }
 
 impl Account {
-    fn open(protocol: Protocol) -> Arc<Self> {
-        let idle = if protocol == Protocol::Two { IDLE_LIMIT } else { STALL_LIMIT };
+    fn open() -> Arc<Self> {
         let now = Instant::now();
         let state = State { next: 0, open: 0, quiet_since: now, waiting: HashMap::new(), forgiven: now };
-        Arc::new(Self { state: Mutex::new(state), idle, excess: CancellationToken::new() })
+        Arc::new(Self { state: Mutex::new(state), excess: CancellationToken::new() })
     }
 
     fn asked(self: &Arc<Self>) -> Asked {
@@ -191,7 +187,7 @@ impl Account {
     fn due(&self) -> Instant {
         let state = self.state();
         match state.waiting.values().min() {
-            _ if state.open == 0 => state.quiet_since + self.idle,
+            _ if state.open == 0 => state.quiet_since + IDLE_LIMIT,
             Some(oldest) => *oldest + STALL_LIMIT,
             None => Instant::now() + STALL_LIMIT,
         }
