@@ -268,7 +268,7 @@ impl Filter {
     }
 
     fn wants(&self, time: Stamp<'_>, stream: Stream) -> bool {
-        self.streams_want(stream) && self.since.is_none_or(|since| time.nanos >= since)
+        self.streams_want(stream) && self.since.is_none_or(|since| time.nanos() >= since)
     }
 
     fn streams_want(&self, stream: Stream) -> bool {

@@ -40,8 +40,8 @@ pub enum LineError {
 /// A time as the log spells it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stamp<'a> {
-    /// Nanoseconds since the epoch.
-    pub nanos: i128,
+    /// Whole seconds since the epoch.
+    since_epoch: i64,
     whole: &'a str,
     fraction: &'a str,
     zone: &'a str,
@@ -209,8 +209,13 @@ impl<'a> Stamp<'a> {
             None => ("", rest),
         };
         let offset = offset(zone)?;
-        let nanos = i128::from(second.since_epoch - offset) * 1_000_000_000 + i128::from(nine_digits(fraction));
-        Some(Self { nanos, whole, fraction, zone: if offset == 0 { "Z" } else { zone } })
+        let zone = if offset == 0 { "Z" } else { zone };
+        Some(Self { since_epoch: second.since_epoch - offset, whole, fraction, zone })
+    }
+
+    /// Nanoseconds since the epoch.
+    pub fn nanos(&self) -> i128 {
+        i128::from(self.since_epoch) * 1_000_000_000 + i128::from(nine_digits(self.fraction))
     }
 
     /// Writes it with nine decimals, the zone as it was.
@@ -314,7 +319,7 @@ mod tests {
 
     #[test]
     fn times_are_ordered_across_zones() {
-        let nanos = |text| Stamp::parse(text).expect("a time").nanos;
+        let nanos = |text| Stamp::parse(text).expect("a time").nanos();
         assert_eq!(nanos("1970-01-01T00:00:00.000000001Z"), 1);
         assert_eq!(nanos("2016-10-06T02:17:09+02:00"), nanos("2016-10-06T00:17:09Z"));
         assert_eq!(nanos("2000-03-01T00:00:00Z"), 951_868_800_000_000_000);

@@ -255,7 +255,7 @@ fn check_stamp(stamp: Stamp<'_>) {
     let mut out = Vec::new();
     stamp.write(&mut out);
     let written = String::from_utf8(out).expect("times are text");
-    assert_eq!(Stamp::parse(&written).map(|s| s.nanos), Some(stamp.nanos), "{written}");
+    assert_eq!(Stamp::parse(&written).map(|s| s.nanos()), Some(stamp.nanos()), "{written}");
     assert!(written.len() <= 40);
 }
 
