@@ -39,6 +39,12 @@ impl Draft {
         Self { at, ..Self::default() }
     }
 
+    /// Whether nothing has run in the group and its memory is what it was, as far as both tell.
+    pub fn has_clocks_of(&self, other: &Self) -> bool {
+        let clocks = |draft: &Self| Some((draft.cpu()?.times.usage_ns, draft.memory_usage?));
+        clocks(self).is_some_and(|now| clocks(other) == Some(now))
+    }
+
     /// Takes what stands in a file.
     pub fn take(&mut self, content: Content, text: &[u8]) {
         let number = || parse::number(text);

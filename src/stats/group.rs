@@ -1,4 +1,8 @@
 //! One group: its open files, and what the last looks saw.
+//!
+//! Of a group in which nothing ran and whose memory is what it was, nearly everything is what it
+//! was: such a group is read whole once a minute ([`IDLE_NS`]), and in between only its two clocks
+//! of processor and memory, and what the kernel counts for it without its doing.
 
 use std::{
     fs::File,
@@ -24,6 +28,9 @@ use super::{
 const MAX_FILE: usize = 1 << 20;
 /// A pair of looks closer than this says nothing about rates.
 const MIN_WINDOW_NS: i64 = 500_000_000;
+
+/// How long a group in which nothing runs is taken for what it was; in nanoseconds.
+const IDLE_NS: i64 = 60_000_000_000;
 
 /// What reading takes beside the group.
 pub struct Tools<'a> {
@@ -56,6 +63,12 @@ enum Slot {
     Absent,
 }
 
+/// A look at everything down to some depth.
+struct Whole {
+    depth: Depth,
+    draft: Draft,
+}
+
 /// A group.
 pub struct Group {
     /// Its path.
@@ -67,6 +80,7 @@ pub struct Group {
     pub seen: Option<(Depth, Draft)>,
     /// Its settings as of a look so deep, unless they were written since.
     pub settings: Option<(Depth, Settings)>,
+    whole: Option<Whole>,
     /// Who hears of that; nobody where the kernel cannot tell.
     pub watched: Vec<WatchDescriptor>,
     slots: Vec<Slot>,
@@ -87,6 +101,7 @@ impl Group {
             made_at,
             seen: None,
             settings: None,
+            whole: None,
             watched: Vec::new(),
             slots: (0..files).map(|_| Slot::Closed).collect(),
             last: None,
@@ -121,43 +136,32 @@ impl Group {
                 && !(file.is_setting && known.is_some_and(|known| file.depth <= known))
                 && (tools.counts_disks || is_root || file.tree != Tree::Blkio || file.content == Content::IoPressure)
         };
-        for (file, slot) in mounts.files().iter().zip(&mut self.slots).filter(|(file, _)| is_wanted(file)) {
-            if file.content == Content::Throttling && draft.settings.quota.is_none() {
-                continue;
-            }
-            let read = match slot {
-                Slot::Absent => continue,
-                Slot::Open(handle) => read_all(handle, buffer, file.content),
-                Slot::Closed => {
-                    let Some(path) = mounts.place(&path, file) else { continue };
-                    let handle = match File::open(path) {
-                        Ok(handle) => handle,
-                        Err(error) => {
-                            // What a kernel does not have does not come while the group lives.
-                            if error.kind() == io::ErrorKind::NotFound {
-                                *slot = Slot::Absent;
-                            }
-                            continue;
-                        }
-                    };
-                    let read = read_all(&handle, buffer, file.content);
-                    if read.is_ok() && !(file.is_setting && is_watched) && tools.may_open() {
-                        *slot = Slot::Open(handle);
-                    }
-                    read
-                }
-            };
-            if let Some(text) = read.ok().and_then(|length| buffer.get(..length)) {
-                draft.take(file.content, text);
-            }
+        let settled = read.is_none() && !is_root && known.is_some_and(|known| known >= depth);
+        let whole = self.whole.take_if(|whole| whole.depth < depth || at.saturating_sub(whole.draft.at) > IDLE_NS);
+        drop(whole);
+        let before = self.whole.as_ref().filter(|whole| settled && whole.draft.at <= at);
+        let mut files = Files { path: &path, slots: &mut self.slots, tools, buffer, is_watched };
+        files.read(&mut draft, |file| is_wanted(file) && file.content.is_clock());
+        let idle = before.filter(|whole| draft.has_clocks_of(&whole.draft)).map(|whole| whole.draft.clone());
+        let is_idle = idle.is_some();
+        if let Some(idle) = idle {
+            let settings = draft.settings;
+            draft = idle;
+            (draft.at, draft.settings) = (at, settings);
         }
+        files.read(&mut draft, |file| {
+            is_wanted(file) && !file.content.is_clock() && (!is_idle || file.content.changes_alone())
+        });
         let (cpu, memory) = (draft.cpu(), draft.memory(mounts.is_unified(), is_root.then_some(tools.machine)));
         if cpu.is_none() && memory.is_none() {
             return None;
         }
         let cpu = cpu.map(|cpu| Cpu { rate: self.rate_at(draft.at, cpu.times.usage_ns), ..cpu });
         self.settings = is_watched.then(|| (known.map_or(depth, |known| known.max(depth)), draft.settings));
-        self.seen = (depth < Depth::Full).then(|| (depth, draft.clone()));
+        if !is_idle {
+            self.seen = (depth < Depth::Full).then(|| (depth, draft.clone()));
+            self.whole = (!is_root && is_watched).then(|| Whole { depth, draft: draft.clone() });
+        }
         Some(Seen { path, reading: draft.finish(cpu, memory, self.made_at, depth) })
     }
 
@@ -169,6 +173,52 @@ impl Group {
             self.last = Some(mark);
         }
         self.rate
+    }
+}
+
+/// The files of a group, and what it takes to read them.
+struct Files<'a> {
+    path: &'a str,
+    slots: &'a mut [Slot],
+    tools: &'a Tools<'a>,
+    buffer: &'a mut Vec<u8>,
+    is_watched: bool,
+}
+
+impl Files<'_> {
+    /// Reads those that are wanted.
+    fn read(&mut self, draft: &mut Draft, is_wanted: impl Fn(&ControlFile) -> bool) {
+        let Self { path, slots, tools, buffer, is_watched } = self;
+        for (file, slot) in tools.mounts.files().iter().zip(slots.iter_mut()).filter(|(file, _)| is_wanted(file)) {
+            if file.content == Content::Throttling && draft.settings.quota.is_none() {
+                continue;
+            }
+            let read = match slot {
+                Slot::Absent => continue,
+                Slot::Open(handle) => read_all(handle, buffer, file.content),
+                Slot::Closed => {
+                    let Some(path) = tools.mounts.place(path, file) else { continue };
+                    let handle = match File::open(path) {
+                        Ok(handle) => handle,
+                        Err(error) => {
+                            // What a kernel does not have does not come while the group lives.
+                            if error.kind() == io::ErrorKind::NotFound {
+                                *slot = Slot::Absent;
+                            }
+                            continue;
+                        }
+                    };
+                    let read = read_all(&handle, buffer, file.content);
+                    if read.is_ok() && !(file.is_setting && *is_watched) && tools.may_open() {
+                        *slot = Slot::Open(handle);
+                    }
+                    read
+                }
+            };
+            if let Some(text) = read.ok().and_then(|length| buffer.get(..length)) {
+                draft.take(file.content, text);
+            }
+        }
     }
 }
 

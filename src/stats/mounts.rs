@@ -164,6 +164,20 @@ pub enum Content {
     BlkioCounts,
 }
 
+impl Content {
+    /// Whether it moves with whatever runs in the group.
+    pub fn is_clock(self) -> bool {
+        matches!(self, Self::CpuStat | Self::CpuUsage | Self::MemoryUsage)
+    }
+
+    /// Whether it moves though nothing runs in the group: while something waits, and when the kernel writes back
+    /// later what was written before.
+    pub fn changes_alone(self) -> bool {
+        let is_pressure = matches!(self, Self::CpuPressure | Self::MemoryPressure | Self::IoPressure);
+        is_pressure || matches!(self, Self::IoStat | Self::BlkioBytes | Self::BlkioCounts)
+    }
+}
+
 /// A file of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ControlFile {

@@ -433,6 +433,41 @@ mod tests {
     }
 
     #[test]
+    fn an_idle_group_is_read_whole_once_a_minute() {
+        let root = tempfile::tempdir().expect("a directory");
+        lay(root.path(), "/a", &[]);
+        let file = |name: &str, text: &str| {
+            // Elsewhere: what the kernel counts is not written by anybody.
+            lay(root.path(), "/kernel", &[(name, text)]);
+            let _ = std::os::unix::fs::symlink(root.path().join("kernel").join(name), root.path().join("a").join(name)); // once
+        };
+        file("cpu.stat", "usage_usec 5\n");
+        file("memory.current", "10\n");
+        file("memory.peak", "20\n");
+        file("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n");
+        let mut reader = reader(Mounts::Unified(root.path().to_owned()), 10);
+        let mut look = |depth, second: i64| {
+            let seen = reader.pass(&[at("/a", depth)], MACHINE, &|| second * 1_000_000_000);
+            let reading = seen[0].as_ref().expect("there").reading.clone();
+            let stalled = reading.pressure.memory.map(|pressure| pressure.some.total);
+            (reading.at / 1_000_000_000, reading.memory.map(|memory| memory.peak), stalled)
+        };
+        assert_eq!(look(Depth::Full, 100), (100, Some(20), Some(5)));
+        file("memory.peak", "30\n");
+        file("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=6\n");
+        assert_eq!(look(Depth::Full, 115), (115, Some(20), Some(6)), "nothing ran, but something waited");
+        file("cpu.stat", "usage_usec 6\n");
+        assert_eq!(look(Depth::Full, 130), (130, Some(30), Some(6)), "something ran");
+        file("memory.peak", "40\n");
+        assert_eq!(look(Depth::Full, 189).1, Some(30));
+        assert_eq!(look(Depth::Full, 191).1, Some(40), "a minute is over");
+        file("memory.peak", "50\n");
+        file("memory.current", "11\n");
+        assert_eq!(look(Depth::Full, 195).1, Some(50), "its memory is another");
+        assert_eq!(look(Depth::Core, 200).0, 200);
+    }
+
+    #[test]
     fn many_groups_are_read_as_few_are() {
         let root = tempfile::tempdir().expect("a directory");
         for n in 0..2 * WORTH_A_THREAD {
