@@ -62,7 +62,7 @@ pub fn processor(stacks: &[Vec<u64>], mapped: &[Mapped], taken: Taken, name: imp
     let mut draft = Draft::new(&[("samples", "count"), ("cpu", "nanoseconds")], mapped, name);
     let mut counts: HashMap<Vec<u64>, i64> = HashMap::new();
     for stack in stacks {
-        *counts.entry(draft.places(stack, |_| true)).or_default() += 1;
+        *counts.entry(draft.places(stack, 0)).or_default() += 1;
     }
     let samples = counts.into_iter().map(|(places, n)| (places, vec![n, n.saturating_mul(taken.period)]));
     draft.finish(samples.collect(), ("cpu", "nanoseconds"), taken)
@@ -100,7 +100,7 @@ pub fn memory(
     let mut draft = Draft::new(&KINDS, mapped, name);
     let mut samples = Vec::new();
     for Memory { stack, asked, held } in noted {
-        let places = draft.places(stack, |names| names.is_empty() || !names.iter().all(|n| is_allocator(&n.function)));
+        let places = draft.places(stack, OWN);
         samples.push((places, vec![asked.0, asked.1, held.0, held.1]));
     }
     let mut profile = draft.finish(samples, ("space", "bytes"), taken);
@@ -112,6 +112,9 @@ pub fn memory(
     let (first, comment, drop_frames) = (text(first), text(comment), text(ALLOCATOR));
     Profile { default_sample_type: first, comment: vec![comment], drop_frames, ..profile }
 }
+
+/// Innermost frames among which the allocator's own may be.
+const OWN: usize = 16;
 
 /// How functions on the way from a request for memory to its noting begin, for readers that name places themselves.
 const ALLOCATOR: &str = "(backtrace::|berth::sys::allocations::|<berth::sys::allocations::|__rust|__rustc|alloc::alloc::|<alloc::alloc::|alloc::raw_vec::|<alloc::raw_vec::).*";
@@ -157,13 +160,15 @@ impl<'a, N: Fn(u64) -> Vec<Named>> Draft<'a, N> {
         Self { profile, texts, places }
     }
 
-    /// The places of a stack, without the innermost ones that are not worth it.
-    fn places(&mut self, stack: &[u64], is_worth: impl Fn(&[Named]) -> bool) -> Vec<u64> {
+    /// The places of a stack, less the allocator's among the `own` innermost ones, and what these have called.
+    fn places(&mut self, stack: &[u64], own: usize) -> Vec<u64> {
         // What a frame returns to comes after the call that it is in.
         let call = |(depth, ip): (usize, &u64)| if depth == 0 { *ip } else { ip.saturating_sub(1) };
-        let calls = stack.iter().enumerate().map(call);
-        let worth: Vec<u64> = calls.skip_while(|ip| !is_worth(&(self.places.name)(*ip))).collect();
-        worth.into_iter().map(|ip| self.places.id(ip, &mut self.profile, &mut self.texts)).collect()
+        let calls: Vec<u64> = stack.iter().enumerate().map(call).collect();
+        // Of calls that were inlined the outermost one says whose place it is.
+        let is_own = |ip: &u64| (self.places.name)(*ip).last().is_some_and(|named| is_allocator(&named.function));
+        let skipped = calls.iter().take(own).rposition(is_own).map_or(0, |last| last + 1);
+        calls.into_iter().skip(skipped).map(|ip| self.places.id(ip, &mut self.profile, &mut self.texts)).collect()
     }
 
     fn finish(mut self, samples: Vec<(Vec<u64>, Vec<i64>)>, period: (&str, &str), taken: Taken) -> Profile {

@@ -177,7 +177,8 @@ fn names(address: u64) -> Vec<Named> {
     backtrace::resolve(std::ptr::without_provenance_mut(address), |symbol| {
         if let Some(name) = symbol.name() {
             found.push(Named {
-                function: name.to_string(),
+                // Without the hash that tells builds apart.
+                function: format!("{name:#}"),
                 file: symbol.filename().map(|path| path.display().to_string()).unwrap_or_default(),
                 line: i64::from(symbol.lineno().unwrap_or(0)),
             });
