@@ -1,6 +1,6 @@
 //! `/exec`, `/attach`, `/portForward`, `/run`: byte pipes into containers and pods (spec 04b part I).
 //!
-//!   request ─► endpoint: who, which pod, which container ─► the runtime's one-time URL ─► [`splice`]
+//!   request ─► endpoint: who, which pod, which container ─► the runtime's one-time URL ─► `splice`
 //!                                                                  │ WebSocket v5 ─► translated to SPDY
 //!                                                                  └ WebSocket tunnel ─► its SPDY, unwrapped
 //!
