@@ -214,7 +214,7 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
                 checkpoints: Arc::new(checkpoints(loaded, base, parts)),
             },
         ),
-        streams: Some(streams(loaded, base, parts)),
+        streams: streams(loaded, base, parts),
     }
 }
 
@@ -237,7 +237,13 @@ fn streams(loaded: &Loaded, base: &Base, parts: &Parts) -> Streaming {
     };
     let runtime = RuntimeStreams::new(parts.engine.pods.clone(), parts.observer.clone(), parts.cri.clone());
     let metrics = StreamingMetrics::new(&base.registry);
-    Streaming::new(settings, Arc::new(runtime), runtime_tls(), metrics, base.stop.child_token())
+    let streams = Streaming::new(settings, Arc::new(runtime), runtime_tls(), metrics, base.stop.child_token());
+    let (stop, open) = (base.stop.child_token(), streams.clone());
+    base.tasks.spawn(async move {
+        stop.cancelled().await;
+        open.closed().await;
+    });
+    streams
 }
 
 /// Waits until the first status of every pod is there: nobody shall see pods that run as pending

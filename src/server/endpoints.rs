@@ -48,8 +48,8 @@ pub struct Endpoints {
     pub configz: Bytes,
     /// For people with a problem.
     pub tools: Tools,
-    /// Streams into containers; `None` where a listener has none.
-    pub streams: Option<Streaming>,
+    /// Streams into containers.
+    pub streams: Streaming,
 }
 
 /// The parts behind the endpoints for people with a problem.
@@ -122,12 +122,10 @@ impl Endpoints {
                 container_logs::read(&self.logs, self.split_streams, asked).await
             }
             Endpoint::Summary => stats_summary::serve(&*self.statistics, request).await,
-            Endpoint::Run(_) | Endpoint::Exec(_) | Endpoint::Attach(_) | Endpoint::PortForward(_) => {
-                match &self.streams {
-                    Some(streams) => stream(streams, endpoint, request).await,
-                    None => not_built(),
-                }
-            }
+            Endpoint::Run(path) => run(&self.streams, &path, request).await,
+            Endpoint::Exec(path) => exec(&self.streams, &path, request).await,
+            Endpoint::Attach(path) => attach(&self.streams, &path, request).await,
+            Endpoint::PortForward(path) => port_forward(&self.streams, &path, request).await,
             Endpoint::Checkpoint(path) => {
                 let (pods, checkpoints) = (&*self.tools.pods, &*self.tools.checkpoints);
                 let query = request.uri().query().unwrap_or_default().to_owned();
@@ -143,24 +141,10 @@ impl Endpoints {
     }
 }
 
-async fn stream(streams: &Streaming, endpoint: Endpoint, request: Request<Body>) -> Response {
-    match endpoint {
-        Endpoint::Run(path) => run(streams, &path, request).await,
-        Endpoint::Exec(path) => exec(streams, &path, request).await,
-        Endpoint::Attach(path) => attach(streams, &path, request).await,
-        Endpoint::PortForward(path) => port_forward(streams, &path, request).await,
-        _ => not_built(),
-    }
-}
-
 fn json(body: Bytes) -> Response {
     ([(header::CONTENT_TYPE, "application/json"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")], body).into_response()
 }
 
 fn json_document(body: Bytes) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
-}
-
-fn not_built() -> Response {
-    text::plain_error(StatusCode::NOT_IMPLEMENTED, "not built yet")
 }

@@ -16,11 +16,13 @@ use axum::{
 };
 use berth::{
     agent::certificates::{Authority, PairFiles, Validity},
-    metrics::{Registry, ServerMetrics, SliMetrics, exposition::Format},
-    pod::{Pod, PodUid, api},
+    agent::runtime_tls,
+    metrics::{Registry, ServerMetrics, SliMetrics, StreamingMetrics, exposition::Format},
+    pod::{ContainerId, Pod, PodUid, SandboxId, api},
     server::{
         self, Endpoints, Gatekeeper, Guard, Serves, Site, TlsSource, Tools,
         auth::{Identity, Via},
+        ports::streams::{Sandbox, StreamError, StreamSet, Streams},
         ports::{
             CheckpointError, Checkpoints, ContainerLogs, Health, LogQuery, LogRefusal, LogSource, MemoryView,
             MetricsPage, NodeEntry, NodeLogError, NodeLogs, Pages, PodDirectory, ProfileError, Profiles, RunningPods,
@@ -28,6 +30,7 @@ use berth::{
         },
         routes::statusz::Statusz,
         routing::Switches,
+        streaming::{Streaming, StreamingConfig},
         tls::{Tls, TlsSettings},
     },
 };
@@ -179,6 +182,38 @@ impl Checkpoints for Players {
     }
 }
 
+/// Of no pod.
+#[async_trait]
+impl Streams for Players {
+    fn pod(&self, _: &str, _: &str) -> Option<Arc<Pod>> {
+        None
+    }
+
+    async fn running(&self, _: &Pod, _: &str) -> Option<ContainerId> {
+        None
+    }
+
+    async fn sandbox(&self, _: &Pod) -> Sandbox {
+        Sandbox::NotRunning
+    }
+
+    async fn exec(&self, _: &ContainerId, _: Vec<String>, _: StreamSet) -> Result<String, StreamError> {
+        Err(StreamError::Other("nothing runs".to_owned()))
+    }
+
+    async fn attach(&self, _: &ContainerId, _: StreamSet) -> Result<String, StreamError> {
+        Err(StreamError::Other("nothing runs".to_owned()))
+    }
+
+    async fn port_forward(&self, _: &SandboxId, _: &[u16]) -> Result<String, StreamError> {
+        Err(StreamError::Other("nothing runs".to_owned()))
+    }
+
+    async fn run(&self, _: &ContainerId, _: &[String]) -> Result<Vec<u8>, StreamError> {
+        Err(StreamError::Other("nothing runs".to_owned()))
+    }
+}
+
 struct Reading<'a>(&'a AtomicUsize);
 
 impl Drop for Reading<'_> {
@@ -314,7 +349,13 @@ impl Served {
                     pods: players.clone(),
                     checkpoints: players.clone(),
                 },
-                streams: None,
+                streams: Streaming::new(
+                    StreamingConfig::default(),
+                    players.clone(),
+                    runtime_tls(),
+                    StreamingMetrics::new(&registry),
+                    CancellationToken::new(),
+                ),
             }),
             metrics: ServerMetrics::new(&registry),
         };

@@ -504,8 +504,25 @@ async fn a_caller_may_hold_so_many_streams() {
 }
 
 #[tokio::test]
-async fn streams_end_with_the_agent() {
+async fn streams_finish_while_the_agent_ends() {
     let world = World::new().await;
+    let target = format!("{EXEC}?input=1&output=1&command=cat");
+    let (_, mut socket) = world.rig.web_socket(&target, "v5.channel.k8s.io").await;
+    assert_eq!(next(&mut socket).await, [1], "it is connected");
+    world.rig.stop.cancel();
+    for message in [&b"\0foo"[..], &[255, 0]] {
+        socket.send(Message::Binary(Bytes::copy_from_slice(message))).await.expect("sent");
+    }
+    assert_eq!(next(&mut socket).await, b"\x01foo");
+    assert_eq!(next(&mut socket).await, b"\x03{\"metadata\":{},\"status\":\"Success\"}");
+    drop(socket);
+    timeout(LIMIT, world.rig.streaming.closed()).await.expect("in time");
+}
+
+#[tokio::test]
+async fn streams_end_with_the_agent() {
+    let config = StreamingConfig { grace: Duration::from_millis(50), ..StreamingConfig::default() };
+    let world = World::with(config, false).await;
     let client = world.rig.spdy(&format!("{EXEC}?output=1&command=sleep"), &["v4.channel.k8s.io"]).await;
     let mut error = client.stream("error").await;
     assert_eq!(world.rig.streaming.open(), 1);

@@ -35,6 +35,8 @@ pub struct StreamingConfig {
     pub most_per_caller: usize,
     /// How long the runtime may take to answer when a stream is met.
     pub answer: Duration,
+    /// How long open streams may go on once the agent ends.
+    pub grace: Duration,
     /// How often a client whose WebSocket ends here is asked whether it is there.
     pub heartbeat: Duration,
     /// Hosts beyond this machine to which the runtime may send us.
@@ -51,6 +53,7 @@ impl Default for StreamingConfig {
             idle: Some(Duration::from_secs(4 * 3600)),
             most_per_caller: 64,
             answer: Duration::from_secs(30),
+            grace: Duration::from_secs(5),
             heartbeat: Duration::from_secs(30),
             allowed_hosts: Vec::new(),
             proxies: ["kube-apiserver-kubelet-client", "kube-apiserver", "system:kube-apiserver", "system:apiserver"]
@@ -74,23 +77,8 @@ struct Inner {
     stop: CancellationToken,
 }
 
-/// When a stream has to end, though neither side wants it to.
-#[derive(Clone)]
-pub struct Stop(CancellationToken);
-
-impl Stop {
-    /// Does the work, unless it has to stop first.
-    pub async fn unless(&self, work: impl Future<Output = ()>) {
-        tokio::select! {
-            biased;
-            () = self.0.cancelled() => {}
-            () = work => {}
-        }
-    }
-}
-
 impl Streaming {
-    /// Streams end when `stop` is cancelled; [`Self::closed`] waits until they have.
+    /// Streams have [`StreamingConfig::grace`] to end once `stop` is cancelled; [`Self::closed`] waits until they have.
     pub fn new(
         config: StreamingConfig,
         pods: Arc<dyn Streams>,
@@ -132,8 +120,18 @@ impl Streaming {
 
     /// Lets a stream run beside the request it came with.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let stop = Stop(self.0.stop.clone());
-        self.0.tasks.spawn(async move { stop.unless(work).await });
+        let (stop, grace) = (self.0.stop.clone(), self.0.config.grace);
+        let over = async move {
+            stop.cancelled().await;
+            tokio::time::sleep(grace).await;
+        };
+        self.0.tasks.spawn(async move {
+            tokio::select! {
+                biased;
+                () = over => {}
+                () = work => {}
+            }
+        });
     }
 
     /// The caller's right to one more stream.
