@@ -60,7 +60,7 @@ impl Caller {
         let limit = limit.of(self.timeout);
         let mut request = Request::new(message);
         if let Some(limit) = limit {
-            request.set_timeout(limit);
+            request.set_timeout(limit.min(LONGEST_TOLD));
         }
         let sent = send(request);
         self.bounded(operation, limit, async { Ok(sent.await?.into_inner()) }).await
@@ -95,6 +95,10 @@ impl Caller {
     }
 }
 
+/// The longest deadline that is told: gRPC has eight digits for it, and whoever asks for more (a
+/// grace period may be any number of seconds) is told this one.
+const LONGEST_TOLD: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// How much earlier another clock may see the deadline pass.
 const SLACK: Duration = Duration::from_millis(10);
 
@@ -124,6 +128,20 @@ mod tests {
         let answer = caller.call(RuntimeOperation::RunPodSandbox, Limit::Twice, (), |_| never()).await;
         assert_eq!(answer, Err(CriError::TimedOut { op: "run_podsandbox", limit: Duration::from_secs(4) }));
         assert_eq!(began.elapsed().as_secs(), 4);
+    }
+
+    #[tokio::test]
+    async fn a_deadline_of_any_length_can_be_told() {
+        let registry = Registry::new();
+        let caller = Caller { timeout: Duration::from_secs(2), metrics: Arc::new(RuntimeOperations::new(&registry)) };
+        let told = |request: Request<()>| async move {
+            Ok(Response::new(request.metadata().get("grpc-timeout").and_then(|told| told.to_str().ok()?.parse().ok())))
+        };
+        for (seconds, expected) in [(3, "5000000u"), (i64::MAX.unsigned_abs(), "5256000M")] {
+            let limit = Limit::Plus(Duration::from_secs(seconds));
+            let answer: CriResult<Option<String>> = caller.call(RuntimeOperation::StopContainer, limit, (), told).await;
+            assert_eq!(answer, Ok(Some(expected.to_owned())));
+        }
     }
 
     #[tokio::test(start_paused = true)]
