@@ -50,8 +50,11 @@ pub fn keep_admin(directory: &Path, user: &str, now: Timestamp) -> Result<Admin,
 
 fn stored(files: &PairFiles, now: Timestamp) -> Option<Authority> {
     let (Some(certificate), Some(key)) = files.read() else { return None };
-    let young = Seen::read(&certificate).is_some_and(|seen| !seen.is_old(now));
-    young.then(|| Authority::load(Issued { certificate, key }).ok()).flatten()
+    let is_young = Seen::read(&certificate).is_some_and(|seen| !seen.is_old(now));
+    // The two do not fit where a crash came between writing one and the other: what the key signs
+    // nobody would believe.
+    let is_whole = is_young && fits(&certificate, &key);
+    is_whole.then(|| Authority::load(Issued { certificate, key }).ok()).flatten()
 }
 
 /// Whether the certificate lets its holder in, for some time to come.
@@ -105,5 +108,13 @@ mod tests {
         fs::write(&admin.client.certificate, "garbage").expect("written");
         keep(351);
         assert!(read(&admin.client).contains("BEGIN CERTIFICATE"));
+
+        let other = Authority::create("x", Validity::days(at(351), CA_DAYS)).expect("an authority");
+        fs::write(&admin.authority.key, &other.own().key).expect("written");
+        fs::remove_file(&admin.client.certificate).expect("removed");
+        keep(352);
+        let cas = ClientCas::from_pem(read(&admin.authority).as_bytes()).expect("a bundle");
+        let der = CertificateDer::from_pem_slice(read(&admin.client).as_bytes()).expect("a certificate");
+        assert!(matches!(identify(&[der], &cas, at(352)), Ok(Some(_))), "the authority's key was that of another");
     }
 }
