@@ -2,7 +2,8 @@
 //!
 //! The reference deletes none and writes as many as it is asked for; that fills the disk
 //! (CVE-2025-0426). Here a container is checkpointed once at a time and two of a node, and before each
-//! one what is old goes, and the oldest until the rest fits. Behaviour: spec 04 §5.5, §10.
+//! one what is old goes, and the oldest until the rest fits. A checkpoint that was begun is a task of
+//! its own: a runtime goes on writing whether or not somebody waits for it. Behaviour: spec 04 §5.5, §10.
 
 use std::{
     collections::BTreeSet,
@@ -15,6 +16,7 @@ use std::{
 
 use async_trait::async_trait;
 use jiff::{Timestamp, tz::TimeZone};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
 use crate::{
@@ -45,6 +47,10 @@ pub struct CheckpointDeps {
     pub root: PathBuf,
     /// `runtimeRequestTimeout`
     pub request_timeout: Duration,
+    /// Where checkpoints are spawned.
+    pub tasks: TaskTracker,
+    /// Ends them.
+    pub stop: CancellationToken,
 }
 
 /// Writes checkpoints.
@@ -95,14 +101,22 @@ impl Checkpoints for RuntimeCheckpoints {
         let Ok(wished) = u64::try_from(timeout.unwrap_or(0)) else {
             return Err(failed("CheckpointContainer requires the timeout value to be > 0".to_owned()));
         };
-        let _turn = Turn::take(&self.busy, pod.uid(), container).ok_or(CheckpointError::Busy)?;
+        let turn = Turn::take(&self.busy, pod.uid(), container).ok_or(CheckpointError::Busy)?;
         let id =
             self.running(pod.uid(), container).ok_or_else(|| failed(format!("container {container} not found")))?;
         let path = self.place(pod, container).await.map_err(|error| failed(error.to_string()))?;
         let timeout = Duration::from_secs(wished).max(self.deps.request_timeout).max(LEAST_TIMEOUT);
         let shown = path.display().to_string();
-        let written = self.deps.cri.checkpoint_container(id.as_str(), &shown, timeout).await;
-        written.map_err(|error| failed(error.to_string()))?;
+        let (cri, stop, location) = (self.deps.cri.clone(), self.deps.stop.clone(), shown.clone());
+        let writing = self.deps.tasks.spawn(async move {
+            let _turn = turn;
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => Err("the agent ends".to_owned()),
+                written = cri.checkpoint_container(id.as_str(), &location, timeout) => written.map_err(|e| e.to_string()),
+            }
+        });
+        writing.await.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
         info!(pod = %pod.object_name(), containerName = container, path = shown, "Checkpointed container");
         Ok(shown)
     }

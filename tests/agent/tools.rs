@@ -86,7 +86,14 @@ async fn checkpoints_are_few_and_do_not_stay_for_ever() {
     let (first, second, ()) = tokio::join!(admin.post(&b), admin.post(&c), third);
     assert_eq!((first.status, second.status), (200, 200), "{first:?} {second:?}");
     assert!(!archive.exists(), "it is too old");
-    assert_eq!(std::fs::read_dir(&folder).expect("there").count(), 2);
+    let written = || std::fs::read_dir(&folder).expect("there").count();
+    assert_eq!(written(), 2);
+
+    // The runtime goes on for a caller who has gone: the next one has to wait all the same.
+    ground.cri.fault("checkpoint_container", "", Fault::Delay(Duration::from_secs(4)), Some(1));
+    assert_eq!(admin.ask(&path("a"), &["-X", "POST", "--max-time", "1"]).await.status, 0, "it goes");
+    assert_eq!(admin.post(&path("a")).await.status, 429);
+    agent.until("it is written", async || written() == 3).await;
 
     let refused = "CheckpointContainer is not supported".to_owned();
     ground.cri.fault("checkpoint_container", "", Fault::Error(tonic::Code::Unimplemented, refused), None);
