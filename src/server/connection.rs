@@ -2,12 +2,14 @@
 //!
 //! hyper bounds heads and header lists and counts streams. Here ends what it lets live: a
 //! connection on which nothing is asked (a client of HTTP/2 may say nothing at all, or answer pings
-//! for ever), one whose client takes nothing of an answer, and one whose requests are given up
-//! faster than anybody changes his mind (CVE-2023-44487). Spec 04 §2, §10, §11.
+//! for ever), one whose client takes nothing of its answers, and one whose requests are given up
+//! faster than anybody changes his mind (CVE-2023-44487). What a request carries has to come in
+//! time, too. Spec 04 §2, §10, §11.
 
 use std::{
     collections::HashMap,
     convert::Infallible,
+    io,
     pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
@@ -27,7 +29,7 @@ use hyper_util::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, Sleep, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
@@ -37,9 +39,14 @@ use super::{Serves, pipeline::Peer};
 
 /// Longest wait for the head of a request; also ends idle connections (spec 04 §2).
 const IDLE_LIMIT: Duration = Duration::from_secs(90);
-/// How long a client may take nothing of an answer. The reference cuts every answer after four
-/// hours instead (spec 04 §11).
+/// How long the body of a request may take: forms and numbers, all of them short.
+const BODY_LIMIT: Duration = Duration::from_secs(90);
+/// How long a client may take nothing of all it has asked for. The reference cuts every answer
+/// after four hours instead (spec 04 §11).
 const STALL_LIMIT: Duration = Duration::from_secs(300);
+/// How long it may take nothing of one answer while others go on: an API server asks over one
+/// connection for many people, and none shall lose a log because another has paused a pager.
+const LONG_STALL_LIMIT: Duration = Duration::from_secs(4 * 3600);
 /// Largest request head, HTTP/1.
 const HEAD_BYTES: usize = 1 << 20;
 /// Largest list of headers, HTTP/2.
@@ -76,7 +83,7 @@ pub async fn connection(
         let (serves, peer, mut asked) = (serves.clone(), peer.clone(), counting.asked());
         let has_body = request.method() != Method::HEAD;
         async move {
-            let mut request = request.map(Body::new);
+            let mut request = request.map(|body| Body::new(Awaited { body, until: None }));
             request.extensions_mut().insert(peer);
             let response = match serves {
                 Serves::Site(site) => site.answer(request).await,
@@ -186,11 +193,13 @@ impl Account {
 
     fn due(&self) -> Instant {
         let state = self.state();
-        match state.waiting.values().min() {
-            _ if state.open == 0 => state.quiet_since + IDLE_LIMIT,
-            Some(oldest) => *oldest + STALL_LIMIT,
-            None => Instant::now() + STALL_LIMIT,
+        if state.open == 0 {
+            return state.quiet_since + IDLE_LIMIT;
         }
+        let (first, last) = (state.waiting.values().min(), state.waiting.values().max());
+        let of_one = first.map_or_else(Instant::now, |first| *first) + LONG_STALL_LIMIT;
+        let of_all = last.filter(|_| state.waiting.len() == state.open).map(|last| *last + STALL_LIMIT);
+        of_all.map_or(of_one, |of_all| of_all.min(of_one))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -229,6 +238,39 @@ impl Drop for Asked {
     }
 }
 
+/// The body of a request. A wait for it has an end, whoever waits.
+struct Awaited {
+    body: hyper::body::Incoming,
+    /// The end of the wait, once there is one.
+    until: Option<Pin<Box<Sleep>>>,
+}
+
+impl HttpBody for Awaited {
+    type Data = Bytes;
+    type Error = axum::BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        let until = self.until.get_or_insert_with(|| Box::pin(sleep(BODY_LIMIT)));
+        ready!(until.as_mut().poll(context));
+        let text = format!("the body did not come within {BODY_LIMIT:?}");
+        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, text).into())))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// The body of an answer.
 struct Held {
     body: Body,
@@ -264,5 +306,30 @@ impl HttpBody for Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.asked.is_over |= self.body.is_end_stream();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_in_one_answer_is_not_the_end_of_the_others() {
+        let (account, began) = (Account::open(), Instant::now());
+        let due = || account.due().duration_since(began).as_secs();
+        assert_eq!(due(), 90, "nothing is asked");
+        let (mut paged, mut followed) = (account.asked(), account.asked());
+        paged.waits_for_client();
+        assert_eq!(due(), 4 * 3600, "the other one is still made");
+        tokio::time::advance(Duration::from_secs(200)).await;
+        followed.waits_for_client();
+        assert_eq!(due(), 500, "nothing is taken of either");
+        followed.waits_for_us();
+        assert_eq!(due(), 4 * 3600, "something was");
+        tokio::time::advance(Duration::from_secs(4 * 3600)).await;
+        followed.waits_for_client();
+        assert_eq!(due(), 4 * 3600, "but not for ever");
+        drop((paged, followed));
+        assert_eq!(due(), 4 * 3600 + 200 + 90);
     }
 }

@@ -19,6 +19,7 @@ use crate::site::{PATIENCE, Served};
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
+const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
@@ -287,8 +288,8 @@ async fn who_says_nothing_is_let_go() {
     let begun = Instant::now();
     idle.send(&frame(SETTINGS, 1, 0, &[])).await.expect("taken");
     while let Some(f) = idle.frame().await {
-        if f.kind == 6 && f.flags == 0 {
-            idle.send(&frame(6, 1, 0, &f.payload)).await.expect("taken");
+        if f.kind == PING && f.flags == 0 {
+            idle.send(&frame(PING, 1, 0, &f.payload)).await.expect("taken");
         }
     }
     assert!((85..110).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
@@ -302,9 +303,27 @@ async fn who_takes_nothing_is_let_go() {
     let begun = Instant::now();
     client.send(&ask(1, "/metrics")).await.expect("taken");
     while let Some(f) = client.frame().await {
-        if f.kind == 6 && f.flags == 0 {
-            client.send(&frame(6, 1, 0, &f.payload)).await.expect("taken");
+        if f.kind == PING && f.flags == 0 {
+            client.send(&frame(PING, 1, 0, &f.payload)).await.expect("taken");
         }
     }
     assert!((295..400).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_takes_nothing_of_one_answer_keeps_the_others() {
+    // An API server asks over one connection for many people: one of them has paused a pager.
+    let served = Served::secured(&[("*", "*")]).await;
+    let mut client = Hostile::new(&served, &[(4, 0)]).await;
+    client.send(&ask(1, "/metrics")).await.expect("taken");
+    client.send(&ask(3, "/containerLogs/n/p/silent?follow=1")).await.expect("taken");
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(1000) {
+        let next = client.frame().await.expect("the connection lives");
+        assert_ne!(next.kind, GOAWAY, "after {:?}", begun.elapsed());
+        if next.kind == PING && next.flags == 0 {
+            client.send(&frame(PING, 1, 0, &next.payload)).await.expect("taken");
+        }
+    }
+    assert_eq!(served.players.readers.load(Ordering::SeqCst), 1);
 }

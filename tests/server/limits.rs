@@ -1,5 +1,8 @@
 //! What a hostile client can and cannot do to a listener.
 
+use std::time::Duration;
+
+use berth::server::routing::Switches;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::site::{PATIENCE, Served};
@@ -50,7 +53,7 @@ async fn who_is_slow_is_let_go() {
         let (mut reading, mut writing) = stream.split();
         let drip = async {
             while drips && writing.write_all(b"y").await.is_ok() {
-                tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+                tokio::time::sleep(Duration::from_secs(5)).await;
             }
             std::future::pending::<()>().await;
         };
@@ -71,6 +74,33 @@ async fn who_is_slow_is_let_go() {
         "{:?}",
         begun.elapsed()
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    // On the read-only port anybody may say that a form follows.
+    let served = Served::start(Switches::READ_ONLY, None, false).await;
+    for drips in [false, true] {
+        let (mut stream, begun) = (served.connect().await, tokio::time::Instant::now());
+        let head = "POST /stats/summary HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\
+                    Content-Type: application/x-www-form-urlencoded\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.expect("taken");
+        let (mut reading, mut writing) = stream.split();
+        let drip = async {
+            while drips && writing.write_all(b"y").await.is_ok() {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let mut answer = Vec::new();
+        tokio::select! {
+            _ = reading.read_to_end(&mut answer) => {}
+            () = drip => {}
+        }
+        let answer = String::from_utf8_lossy(&answer);
+        assert!((85..100).contains(&begun.elapsed().as_secs()), "{drips} {:?}", begun.elapsed());
+        assert!(answer.starts_with("HTTP/1.1 500") && answer.contains("the body did not come within 90s"), "{answer}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

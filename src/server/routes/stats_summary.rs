@@ -5,12 +5,14 @@ use axum::{
     http::{HeaderMap, Method, Request, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use http_body_util::LengthLimitError;
 
 use super::text::PLAIN;
 use crate::server::ports::{Statistics, SummaryForm};
 
-/// The longest form that is read, as in the reference.
-const MAX_FORM: usize = 10 << 20;
+/// The longest form that is read. The reference reads 10 MiB; on the read-only port that would be
+/// anybody's share of our memory, for one parameter.
+const MAX_FORM: usize = 64 << 10;
 /// The parameter that asks for the short form.
 const SHORT: &str = "only_cpu_and_memory";
 
@@ -36,11 +38,16 @@ async fn form(request: Request<Body>) -> Result<SummaryForm, String> {
     let (parts, body) = request.into_parts();
     let mut values = Vec::new();
     if matches!(parts.method, Method::POST | Method::PUT | Method::PATCH) && is_form(&parts.headers)? {
-        let body = to_bytes(body, MAX_FORM).await.map_err(|_| "http: POST too large".to_owned())?;
+        let body = to_bytes(body, MAX_FORM).await.map_err(unread)?;
         values = values_of(&String::from_utf8_lossy(&body))?;
     }
     values.extend(values_of(parts.uri.query().unwrap_or_default())?);
     Ok(if values == ["true"] { SummaryForm::Short } else { SummaryForm::Full })
+}
+
+fn unread(error: axum::Error) -> String {
+    let cause = error.into_inner();
+    if cause.is::<LengthLimitError>() { "http: POST too large".to_owned() } else { cause.to_string() }
 }
 
 /// Whether the body is a form; without a content type it is none.
