@@ -13,6 +13,7 @@ use std::{
 };
 
 use futures::FutureExt;
+use rustix::net::sockopt;
 use rustls::pki_types::CertificateDer;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -29,6 +30,10 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// Connections at a time: all, and those of one address (of IPv6: of one network, which is what
 /// one machine has to itself).
 const CONNECTIONS: (usize, usize) = (4096, 2048);
+/// How long a peer may be silent before the kernel asks whether it is there and between such
+/// questions, and how many may stay without an answer, as in Go: who lost power in the middle of
+/// a silent stream would hold it for ever.
+const KEEPALIVE: (Duration, u32) = (Duration::from_secs(15), 9);
 /// Pause between tries to open the healthz port.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -89,7 +94,7 @@ pub async fn serve(listening: Listening, serves: Serves, tls: Option<TlsSource>,
             debug!(srcIP = %address.ip(), "Too many connections; this one is closed");
             continue;
         };
-        let _ = stream.set_nodelay(true); // slower answers are answers
+        prepare(&stream);
         let (serves, acceptor, stop) = (serves.clone(), tls.as_ref().map(|source| source()), cancel.clone());
         tasks.spawn(async move {
             match acceptor {
@@ -102,6 +107,15 @@ pub async fn serve(listening: Listening, serves: Serves, tls: Option<TlsSource>,
     drop(listening); // nobody waits in a queue that is not served any more
     tasks.close();
     tasks.wait().await;
+}
+
+/// Best effort: without it answers are slower, and who went without a word is missed later.
+fn prepare(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE.0)
+        .and_then(|()| sockopt::set_tcp_keepintvl(stream, KEEPALIVE.0))
+        .and_then(|()| sockopt::set_tcp_keepcnt(stream, KEEPALIVE.1))
+        .and_then(|()| sockopt::set_socket_keepalive(stream, true));
 }
 
 async fn plain(stream: TcpStream, address: SocketAddr, serves: Serves, stop: &CancellationToken) {

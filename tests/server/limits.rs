@@ -103,6 +103,35 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     }
 }
 
+#[tokio::test]
+async fn who_loses_power_is_missed() {
+    // The kernel asks after a silent peer: nobody else would notice that a silent stream has no client any more.
+    let served = Served::guarded(&[("*", "*")]).await;
+    let mut stream = served.connect().await;
+    let request = "GET /containerLogs/n/p/silent?follow=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.expect("taken");
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).await.expect("a head");
+    let port = |address: std::io::Result<std::net::SocketAddr>| format!(":{:04X}", address.expect("bound").port());
+    let (client, server) = (port(stream.local_addr()), port(stream.peer_addr()));
+    // sl local_address rem_address st tx_queue:rx_queue timer:when …; timer 2 is the one of keep-alive.
+    let asks = || {
+        let table = std::fs::read_to_string("/proc/net/tcp").expect("readable");
+        table.lines().any(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let is = |place: usize, end: &str| fields.get(place).is_some_and(|field| field.ends_with(end));
+            is(1, &server) && is(2, &client) && fields.get(5).is_some_and(|timer| timer.starts_with("02:"))
+        })
+    };
+    // Until the head is acknowledged the timer is another one.
+    let soon = async {
+        while !asks() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, soon).await.expect("the kernel asks after the client");
+}
+
 #[tokio::test(start_paused = true)]
 async fn half_a_handshake_is_let_go() {
     let served = Served::secured(&[("*", "*")]).await;
