@@ -175,8 +175,7 @@ impl Site {
 
 /// 307, with the little page Go's `http.Redirect` writes for a GET.
 fn redirect(location: &str, method: &str) -> Response {
-    let escaped = location.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&#34;");
-    let page = format!("<a href=\"{escaped}\">Temporary Redirect</a>.\n\n");
+    let page = format!("<a href=\"{}\">Temporary Redirect</a>.\n\n", text::escaped(location));
     let html = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
     let mut response = match method {
         "GET" => (StatusCode::TEMPORARY_REDIRECT, html, page).into_response(),

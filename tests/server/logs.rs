@@ -35,6 +35,7 @@ async fn names_in_paths_are_names() {
     let served = Served::guarded(&[("*", "*")]).await;
     for (target, status, body) in [
         ("n/../../etc/c", 307, "<a href=\"/etc/c\">Temporary Redirect</a>.\n\n"),
+        ("n/../../it's/c", 307, "<a href=\"/it&#39;s/c\">Temporary Redirect</a>.\n\n"),
         ("n/%2e%2e/c", 404, "pod \"..\" does not exist"),
         ("n/..%2f..%2fetc/c", 404, "404: Page Not Found"),
         ("n/a%2fb/c", 404, "404: Page Not Found"),

@@ -4,8 +4,10 @@
 use base64::Engine;
 use http::{
     HeaderMap, HeaderValue,
-    header::{AUTHORIZATION, CONNECTION, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
+    header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL},
 };
+
+use crate::server::streaming::decide::is_web_socket;
 
 /// What the subprotocol with the token begins with.
 const PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
@@ -53,7 +55,7 @@ pub fn forget_header(headers: &mut HeaderMap) {
 /// # Errors
 /// Why it cannot be accepted.
 pub fn of_protocols(headers: &HeaderMap) -> Result<Option<Offered>, ProtocolError> {
-    if !asks_for_web_socket(headers) {
+    if !is_web_socket(headers) {
         return Ok(None);
     }
     let mut token = None;
@@ -87,12 +89,6 @@ pub fn forget_protocol(headers: &mut HeaderMap, offered: &Offered) {
         Ok(rest) => headers.insert(SEC_WEBSOCKET_PROTOCOL, rest),
         Err(_) => headers.remove(SEC_WEBSOCKET_PROTOCOL), // never: it came as a header
     };
-}
-
-fn asks_for_web_socket(headers: &HeaderMap) -> bool {
-    let upgrade = headers.get(UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"));
-    let has_word = |value: &HeaderValue| value.to_str().is_ok_and(|v| v.to_ascii_lowercase().contains("upgrade"));
-    upgrade && headers.get_all(CONNECTION).iter().any(has_word)
 }
 
 #[cfg(test)]

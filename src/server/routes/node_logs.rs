@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::{
     log_query::{NodeLogQuery, candidates},
     serve_content,
-    text::plain_error,
+    text::{escaped, plain_error},
 };
 use crate::server::ports::{NodeDirectory, NodeEntry, NodeLogError, NodeLogs};
 
@@ -142,10 +142,6 @@ fn encoded(name: &str) -> String {
         }
     }
     url
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&#34;").replace('\'', "&#39;")
 }
 
 /// What services wrote, as it is found.

@@ -28,6 +28,11 @@ pub fn router_error(status: StatusCode, body: &str) -> Response {
     (status, [(header::CONTENT_TYPE, PLAIN)], body.to_owned()).into_response()
 }
 
+/// A text inside a page, as Go's `http` writes it.
+pub fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&#34;").replace('\'', "&#39;")
+}
+
 /// The clean form of a path with `//`, `/./` or `/../`; `None` where it is clean already.
 pub fn cleaned(path: &str) -> Option<String> {
     let mut kept: Vec<&str> = Vec::new();
