@@ -4,7 +4,8 @@
 //! connection on which nothing is asked (a client of HTTP/2 may say nothing at all, or answer pings
 //! for ever), one whose client takes nothing of its answers, and one whose requests are given up
 //! faster than anybody changes his mind (CVE-2023-44487). What a request carries has to come in
-//! time, too. Spec 04 §2, §10, §11.
+//! time, too. hyper is done with an answer when it is in a buffer; a client that still takes of it
+//! is not idle. Spec 04 §2, §10, §11.
 
 use std::{
     collections::HashMap,
@@ -18,17 +19,15 @@ use std::{
 
 use axum::{
     body::{Body, HttpBody},
-    http::{Method, Request},
+    http::{HeaderValue, Method, Request, Response, header::CONTENT_LENGTH},
 };
 use bytes::Bytes;
 use futures::FutureExt;
 use http_body::{Frame, SizeHint};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
-};
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -37,7 +36,7 @@ use tracing::debug;
 
 use super::{Serves, pipeline::Peer};
 
-/// Longest wait for the head of a request; also ends idle connections (spec 04 §2).
+/// Longest wait for the head of a request, silence included (spec 04 §2).
 const IDLE_LIMIT: Duration = Duration::from_secs(90);
 /// How long the body of a request may take: forms and numbers, all of them short.
 const BODY_LIMIT: Duration = Duration::from_secs(90);
@@ -53,6 +52,8 @@ const HEAD_BYTES: usize = 1 << 20;
 const HEADER_LIST: u32 = 64 << 10;
 /// Streams of one HTTP/2 connection at a time.
 const STREAMS: u32 = 100;
+/// Most that is handed to HTTP/2 at once, which takes it all and forgets for whom it waits.
+const PIECE: usize = 64 << 10;
 /// How often a silent HTTP/2 client is asked whether it is there, and how long it may take to say so.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(30));
 /// Requests that may be given up at once after a pause, and the time after which one more may.
@@ -81,7 +82,7 @@ pub async fn connection(
     let counting = account.clone();
     let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
         let (serves, peer, mut asked) = (serves.clone(), peer.clone(), counting.asked());
-        let has_body = request.method() != Method::HEAD;
+        let is_head = request.method() == Method::HEAD;
         async move {
             let mut request = request.map(|body| Body::new(Awaited { body, until: None }));
             request.extensions_mut().insert(peer);
@@ -89,30 +90,40 @@ pub async fn connection(
                 Serves::Site(site) => site.answer(request).await,
                 Serves::Router(router) => router.oneshot(request).await?,
             };
+            if is_head {
+                asked.is_over = true;
+                drop(asked);
+                return Ok::<_, Infallible>(head_only(response));
+            }
             asked.waits_for_client();
-            asked.is_over = !has_body;
-            Ok::<_, Infallible>(response.map(|body| Body::new(Held { body, asked })))
+            let most = if protocol == Protocol::Two { PIECE } else { usize::MAX };
+            Ok(response.map(|body| Body::new(Held { body, asked, most, rest: Bytes::new() })))
         }
         .boxed()
     });
-    let builder = builder(protocol);
-    let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = account.excess.cancelled() => {
-            return debug!(srcIP = %address, "Requests are given up too fast; the connection is closed");
-        }
-        () = first_of(stop.cancelled(), account.outstayed()) => {
-            connection.as_mut().graceful_shutdown();
-            match timeout(SHUTDOWN_LIMIT, connection).await {
-                Ok(ended) => ended,
-                Err(_) => return, // who is slower is cut off
-            }
-        }
+    let io = TokioIo::new(Watched { stream, account: account.clone(), is_stuck: false });
+    let ended = match protocol {
+        Protocol::One => drive(http1().serve_connection(io, service).with_upgrades(), &account, stop).await,
+        Protocol::Two => drive(http2().serve_connection(io, service), &account, stop).await,
     };
-    if let Err(error) = ended {
-        debug!(srcIP = %address, err = error, "HTTP connection ended");
+    match ended {
+        Some(Ok(())) => {}
+        Some(Err(error)) => debug!(srcIP = %address, err = %error, "HTTP connection ended"),
+        None => {
+            debug!(srcIP = %address, "The connection is closed: nothing is taken, or requests are given up too fast")
+        }
     }
+}
+
+/// Drives a connection to its end; `None` where it was cut off.
+async fn drive<C: Graceful>(connection: C, account: &Account, stop: &CancellationToken) -> Option<hyper::Result<()>> {
+    let mut connection = pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => return Some(ended),
+        () = account.excess.cancelled() => return None,
+        () = first_of(stop.cancelled(), account.outstayed()) => connection.as_mut().end_soon(),
+    }
+    timeout(SHUTDOWN_LIMIT, connection).await.ok() // who is slower is cut off
 }
 
 async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
@@ -122,20 +133,62 @@ async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>
     }
 }
 
-fn builder(protocol: Protocol) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_LIMIT).max_buf_size(HEAD_BYTES);
+/// A connection that can be asked to finish what it has begun.
+trait Graceful: Future<Output = hyper::Result<()>> {
+    fn end_soon(self: Pin<&mut Self>);
+}
+
+impl<I, S> Graceful for http1::UpgradeableConnection<I, S>
+where
+    Self: Future<Output = hyper::Result<()>>,
+    I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+    S: hyper::service::HttpService<hyper::body::Incoming, ResBody = Body>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    fn end_soon(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+impl<I, S> Graceful for http2::Connection<I, S, TokioExecutor>
+where
+    Self: Future<Output = hyper::Result<()>>,
+    I: hyper::rt::Read + hyper::rt::Write + Unpin,
+    S: hyper::service::HttpService<hyper::body::Incoming, ResBody = Body>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    TokioExecutor: hyper::rt::bounds::Http2ServerConnExec<S::Future, Body>,
+{
+    fn end_soon(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+/// Without a timeout of its own: that one would begin before the answer is with the client.
+fn http1() -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder.header_read_timeout(None).max_buf_size(HEAD_BYTES);
     builder
-        .http2()
+}
+
+fn http2() -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .max_header_list_size(HEADER_LIST)
         .keep_alive_interval(PING.0)
         .keep_alive_timeout(PING.1);
-    match protocol {
-        Protocol::One => builder.http1_only(),
-        Protocol::Two => builder.http2_only(),
+    builder
+}
+
+/// What a HEAD is answered with: over HTTP/2 hyper would send the body, which ends the stream with an error.
+fn head_only(response: Response<Body>) -> Response<Body> {
+    let length = response.body().size_hint().exact();
+    let (mut parts, _) = response.into_parts();
+    if let Some(length) = length {
+        parts.headers.entry(CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));
     }
+    Response::from_parts(parts, Body::empty())
 }
 
 /// What a client has going on one connection.
@@ -149,6 +202,8 @@ struct State {
     next: u64,
     open: usize,
     quiet_since: Instant,
+    /// Since when what is written waits for the client to take of it.
+    stuck: Option<Instant>,
     /// Answers of which the client has to take something, since when.
     waiting: HashMap<u64, Instant>,
     /// When as many requests may be given up at once as ever.
@@ -158,7 +213,7 @@ struct State {
 impl Account {
     fn open() -> Arc<Self> {
         let now = Instant::now();
-        let state = State { next: 0, open: 0, quiet_since: now, waiting: HashMap::new(), forgiven: now };
+        let state = State { next: 0, open: 0, quiet_since: now, stuck: None, waiting: HashMap::new(), forgiven: now };
         Arc::new(Self { state: Mutex::new(state), excess: CancellationToken::new() })
     }
 
@@ -194,12 +249,22 @@ impl Account {
     fn due(&self) -> Instant {
         let state = self.state();
         if state.open == 0 {
-            return state.quiet_since + IDLE_LIMIT;
+            return state.stuck.map_or(state.quiet_since + IDLE_LIMIT, |since| since + STALL_LIMIT);
         }
         let (first, last) = (state.waiting.values().min(), state.waiting.values().max());
         let of_one = first.map_or_else(Instant::now, |first| *first) + LONG_STALL_LIMIT;
         let of_all = last.filter(|_| state.waiting.len() == state.open).map(|last| *last + STALL_LIMIT);
         of_all.map_or(of_one, |of_all| of_all.min(of_one))
+    }
+
+    fn stuck(&self) {
+        self.state().stuck.get_or_insert_with(Instant::now);
+    }
+
+    fn moved(&self) {
+        let mut state = self.state();
+        state.stuck = None;
+        state.quiet_since = Instant::now();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -275,6 +340,25 @@ impl HttpBody for Awaited {
 struct Held {
     body: Body,
     asked: Asked,
+    /// Most bytes of a frame.
+    most: usize,
+    /// What is left of a frame that was larger.
+    rest: Bytes,
+}
+
+impl Held {
+    /// As much of a frame as may be handed out; the rest is kept.
+    fn cut(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
+        match frame.into_data() {
+            Ok(mut data) => {
+                if data.len() > self.most {
+                    self.rest = data.split_off(self.most);
+                }
+                Frame::data(data)
+            }
+            Err(trailers) => trailers,
+        }
+    }
 }
 
 impl HttpBody for Held {
@@ -286,26 +370,91 @@ impl HttpBody for Held {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         self.asked.waits_for_us();
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let rest = std::mem::take(&mut self.rest);
+        let frame = match rest.is_empty() {
+            true => ready!(Pin::new(&mut self.body).poll_frame(context)),
+            false => Some(Ok(Frame::data(rest))),
+        };
+        let frame = frame.map(|frame| frame.map(|frame| self.cut(frame)));
         if matches!(frame, Some(Ok(_))) {
             self.asked.waits_for_client(); // the last piece too: it is kept until there is a window for it
         }
-        self.asked.is_over = !matches!(frame, Some(Ok(_))) || self.body.is_end_stream();
+        self.asked.is_over = !matches!(frame, Some(Ok(_))) || self.is_end_stream();
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (hint, rest) = (self.body.size_hint(), u64::try_from(self.rest.len()).unwrap_or_default());
+        let mut whole = SizeHint::new();
+        whole.set_lower(hint.lower().saturating_add(rest));
+        if let Some(upper) = hint.upper() {
+            whole.set_upper(upper.saturating_add(rest));
+        }
+        whole
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.asked.is_over |= self.body.is_end_stream();
+        self.asked.is_over |= self.is_end_stream();
+    }
+}
+
+/// A stream that tells when the client takes nothing of what is written.
+struct Watched<S> {
+    stream: S,
+    account: Arc<Account>,
+    is_stuck: bool,
+}
+
+impl<S> Watched<S> {
+    fn seen<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        match (&written, self.is_stuck) {
+            (Poll::Pending, false) => self.account.stuck(),
+            (Poll::Ready(_), true) => self.account.moved(),
+            (Poll::Pending, true) | (Poll::Ready(_), false) => {}
+        }
+        self.is_stuck = written.is_pending();
+        written
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, from);
+        self.seen(written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        from: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, from);
+        self.seen(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let written = Pin::new(&mut self.stream).poll_flush(context);
+        self.seen(written)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

@@ -15,7 +15,10 @@ use std::{
 use futures::FutureExt;
 use rustix::net::sockopt;
 use rustls::pki_types::CertificateDer;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpListener, TcpStream},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, error};
 
@@ -133,8 +136,9 @@ async fn secured(
 ) {
     let stream = tokio::select! {
         () = stop.cancelled() => return,
-        shaken = tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)) => match shaken {
-            Ok(Ok(stream)) => stream,
+        shaken = tokio::time::timeout(HANDSHAKE_LIMIT, shake_hands(stream, acceptor)) => match shaken {
+            Ok(Ok(Some(stream))) => stream,
+            Ok(Ok(None)) => return debug!(srcIP = %address, "A client speaks HTTP where TLS is spoken"),
             Ok(Err(error)) => return debug!(srcIP = %address, err = %error, "TLS handshake failed"),
             Err(_) => return debug!(srcIP = %address, "TLS handshake took too long"),
         }
@@ -144,6 +148,28 @@ async fn secured(
         session.peer_certificates().unwrap_or_default().iter().map(|c| c.clone().into_owned()).collect();
     let protocol = if session.alpn_protocol() == Some(b"h2") { Protocol::Two } else { Protocol::One };
     connection(stream, protocol, Peer { address, certificates }, serves, stop).await;
+}
+
+/// What a client is told that has forgotten the `s` of `https`, as the reference says it.
+const NOT_TLS: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+
+/// `None` where the client speaks HTTP without TLS; it has been told.
+async fn shake_hands(
+    mut stream: TcpStream,
+    acceptor: &tokio_rustls::TlsAcceptor,
+) -> io::Result<Option<tokio_rustls::server::TlsStream<TcpStream>>> {
+    let mut head = [0; 5];
+    let seen = stream.peek(&mut head).await?;
+    if seen == head.len() && matches!(&head, b"GET /" | b"HEAD " | b"POST " | b"PUT /" | b"OPTIO" | b"DELET" | b"PATCH")
+    {
+        // What is read is not answered with a reset, which would take the words with it.
+        let mut asked = [0; 4096];
+        let _ = stream.try_read(&mut asked);
+        stream.write_all(NOT_TLS).await?;
+        stream.shutdown().await?;
+        return Ok(None);
+    }
+    acceptor.accept(stream).await.map(Some)
 }
 
 /// Like [`serve`], binding again every 5 s where the port cannot be had: the healthz port is

@@ -174,6 +174,9 @@ pub fn outer(path: &str, query: Option<&str>, switches: &Switches, checks: &[&st
         Some(query) => Outer::Redirect(format!("{path}?{query}")),
         None => Outer::Redirect(path.to_owned()),
     };
+    if !path.starts_with('/') {
+        return Outer::Unknown; // `*`, or the authority of a CONNECT
+    }
     if let Some(clean) = cleaned(path) {
         return redirect(&clean);
     }
@@ -378,6 +381,8 @@ mod tests {
         // AC-04-2, AC-04-3
         for (path, query, wanted) in [
             ("/", None, Outer::Unknown),
+            ("*", None, Outer::Unknown),
+            ("", None, Outer::Unknown),
             ("/nope", None, Outer::Unknown),
             ("/healthz/", None, Outer::Unknown),
             ("/metrics/", None, Outer::Unknown),

@@ -1,4 +1,4 @@
-//! What a hostile client of HTTP/2 can do: frames written by hand, over TLS.
+//! What clients of HTTP/2 can do, hostile and slow ones: frames written by hand, over TLS.
 
 use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
@@ -16,11 +16,13 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::site::{PATIENCE, Served};
 
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
@@ -326,4 +328,56 @@ async fn who_takes_nothing_of_one_answer_keeps_the_others() {
         }
     }
     assert_eq!(served.players.readers.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_reads_slowly_gets_the_whole_page() {
+    const WINDOW: usize = 65_535;
+    let served = Served::secured(&[("*", "*")]).await;
+    let page = 20 * WINDOW;
+    served.players.page_bytes.store(page, Ordering::SeqCst);
+    let mut client = Hostile::new(&served, &[]).await;
+    let begun = Instant::now();
+    client.send(&ask(1, "/metrics/cadvisor")).await.expect("taken");
+    let (mut read, mut taken) = (0, 0);
+    while let Some(f) = client.frame().await {
+        match f.kind {
+            6 if f.flags == 0 => client.send(&frame(6, 1, 0, &f.payload)).await.expect("taken"),
+            DATA => {
+                (read, taken) = (read + f.payload.len(), taken + f.payload.len());
+                if f.flags & END_STREAM != 0 {
+                    break;
+                }
+            }
+            _ => {}
+        }
+        if taken == WINDOW {
+            taken = 0;
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            let more = u32::try_from(WINDOW).expect("short").to_be_bytes();
+            let both = [frame(WINDOW_UPDATE, 0, 1, &more), frame(WINDOW_UPDATE, 0, 0, &more)].concat();
+            client.send(&both).await.expect("taken");
+        }
+    }
+    assert_eq!(read, page, "{:?}", begun.elapsed());
+    assert!(begun.elapsed().as_secs() > 300, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_head_has_no_body() {
+    let served = Served::secured(&[("*", "*")]).await;
+    let mut client = Hostile::new(&served, &[]).await;
+    for (stream, path) in [(1, "/healthz"), (3, "/pods"), (5, "/nope"), (7, "/stats")] {
+        let mut head = get(path);
+        head.splice(..1, [&[0x02, 4][..], b"HEAD"].concat());
+        client.send(&frame(HEADERS, END_STREAM | END_HEADERS, stream, &head)).await.expect("taken");
+        let answer = loop {
+            let f = timeout(PATIENCE, client.frame()).await.expect("in time").expect("an answer");
+            if f.stream == stream {
+                break f;
+            }
+        };
+        assert_eq!((answer.kind, answer.flags & END_STREAM), (HEADERS, END_STREAM), "{path} {answer:?}");
+    }
+    is_well(&served).await;
 }

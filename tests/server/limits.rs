@@ -1,9 +1,12 @@
 //! What a hostile client can and cannot do to a listener.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use berth::server::routing::Switches;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::Instant,
+};
 
 use crate::site::{PATIENCE, Served};
 
@@ -103,6 +106,35 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_reads_slowly_gets_the_whole_page() {
+    // The answer is all in buffers when the first byte is read; reading it takes longer than silence may.
+    let served = Served::guarded(&[("*", "*")]).await;
+    served.players.page_bytes.store(32 << 20, Ordering::SeqCst);
+    let (mut stream, begun) = (served.connect().await, Instant::now());
+    let ask = b"GET /metrics/cadvisor HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer good\r\n\r\n";
+    stream.write_all(ask).await.expect("taken");
+    let (mut read, mut piece) = (0, vec![0; 1 << 20]);
+    loop {
+        match stream.read(&mut piece).await.expect("no reset") {
+            0 => break,
+            bytes => read += bytes,
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    assert!(read > 32 << 20, "{read} bytes in {:?}", begun.elapsed());
+    assert!(begun.elapsed().as_secs() > 150, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn http_without_tls_is_told_so() {
+    let served = Served::secured(&[("*", "*")]).await;
+    let told = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+    for method in ["GET", "HEAD", "POST", "PUT", "OPTIONS", "DELETE", "PATCH"] {
+        assert_eq!(served.raw(&format!("{method} /pods HTTP/1.1\r\nHost: x\r\n\r\n")).await, told, "{method}");
+    }
+}
+
 #[tokio::test]
 async fn who_loses_power_is_missed() {
     // The kernel asks after a silent peer: nobody else would notice that a silent stream has no client any more.
@@ -130,6 +162,13 @@ async fn who_loses_power_is_missed() {
         }
     };
     tokio::time::timeout(PATIENCE, soon).await.expect("the kernel asks after the client");
+}
+
+#[tokio::test]
+async fn http_2_is_spoken_over_tls_only() {
+    let served = Served::guarded(&[("*", "*")]).await;
+    let answer = served.raw("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer:?}");
 }
 
 #[tokio::test(start_paused = true)]
