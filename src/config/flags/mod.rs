@@ -86,6 +86,8 @@ pub struct KubeletFlags {
     pub strict_config: bool,
     /// Policy file for callers of a node without an API server; empty is none.
     pub standalone_authorization: String,
+    /// Hosts beyond this machine to which the runtime may send streams.
+    pub streaming_allowed_hosts: Vec<String>,
     /// Whether opening a stream with a GET needs the right to create it too.
     pub streaming_requires_create: bool,
     /// Whether a yes about metrics and health holds on for a minute while the API server is gone.
@@ -132,6 +134,7 @@ impl Default for KubeletFlags {
             machine_id_file: "/etc/machine-id,/var/lib/dbus/machine-id".to_owned(),
             strict_config: false,
             standalone_authorization: String::new(),
+            streaming_allowed_hosts: Vec::new(),
             streaming_requires_create: true,
             stale_authorization: false,
             address_is_given: false,

@@ -413,6 +413,11 @@ pub const FLAGS: &[Flag] = &[
         "Policy file: who besides group system:masters may call a node without an API server",
     ),
     plain(
+        "streaming-allowed-hosts",
+        Texts(|s| &mut s.flags.streaming_allowed_hosts),
+        "Hosts beyond this machine to which the runtime may send streams",
+    ),
+    plain(
         "streaming-requires-create",
         Bool(|s| &mut s.flags.streaming_requires_create),
         "Ask for the verb create too where a GET opens a stream; false is what kubelet does",

@@ -46,7 +46,9 @@ pub enum UrlError {
     #[error("the runtime's streaming URL has the unsupported scheme {0:?}")]
     Scheme(String),
     /// Somebody else's machine.
-    #[error("the runtime's streaming URL leads to {0:?}, which is neither this machine nor an allowed host")]
+    #[error(
+        "the runtime's streaming URL leads to {0:?}, which is neither this machine nor one of --streaming-allowed-hosts"
+    )]
     Foreign(String),
 }
 
@@ -123,7 +125,9 @@ mod tests {
             Err(error) => error.to_string(),
         };
         let foreign = |name: &str| {
-            format!("the runtime's streaming URL leads to {name:?}, which is neither this machine nor an allowed host")
+            format!(
+                "the runtime's streaming URL leads to {name:?}, which is neither this machine nor one of --streaming-allowed-hosts"
+            )
         };
         let malformed = |url: &str| format!("the runtime's streaming URL {url:?} cannot be understood");
         let rows = [
