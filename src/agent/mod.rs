@@ -24,6 +24,7 @@ mod server_tools;
 mod settings;
 mod standalone;
 pub mod state_file;
+mod try_this;
 mod watchdog;
 
 pub use life::run;

@@ -90,7 +90,7 @@ pub(super) async fn start(
     }
     // Last: who is told that all is well may ask the other port.
     if let Some(port) = port(config.healthz_port) {
-        let address: IpAddr = config.healthz_bind_address.parse().map_err(wrong)?;
+        let address = listen_address("healthzBindAddress", &config.healthz_bind_address)?;
         let router = Serves::Router(server::healthz_router(health.clone()));
         base.tasks.spawn(server::serve_persistently(address, port, router, base.stop.child_token()));
     }
@@ -100,13 +100,17 @@ pub(super) async fn start(
 /// Everybody who reaches this port reads what pods are made of: it opens to other machines only
 /// where somebody says so (spec 04 §10).
 fn read_only_address(loaded: &Loaded) -> Result<IpAddr, BuildError> {
-    let configured: IpAddr = loaded.config.address.parse().map_err(wrong)?;
+    let configured = listen_address("address", &loaded.config.address)?;
     if loaded.flags.address_is_given {
         return Ok(configured);
     }
     let loopback = if configured.is_ipv4() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
     warn!(address = %loopback, "Read-only port is for this machine only, since `address` is not set");
     Ok(loopback)
+}
+
+fn listen_address(field: &str, text: &str) -> Result<IpAddr, BuildError> {
+    text.parse().map_err(|_| BuildError(format!("{field}: {text:?} is not an IP address")))
 }
 
 /// The main port: TLS, and nobody gets in unasked.
@@ -128,7 +132,7 @@ async fn start_main(
         endpoints,
         metrics,
     };
-    let address: IpAddr = config.address.parse().map_err(wrong)?;
+    let address = listen_address("address", &config.address)?;
     let port = u16::try_from(config.port).map_err(wrong)?;
     let listening = server::bind(address, port)
         .await
@@ -235,6 +239,7 @@ fn streams(loaded: &Loaded, base: &Base, parts: &Parts) -> Streaming {
     let settings = StreamingConfig {
         terminate_web_sockets: loaded.gates.enabled("ExtendWebSocketsToKubelet"),
         idle: Some(idle).filter(|idle| !idle.is_zero()),
+        allowed_hosts: loaded.flags.streaming_allowed_hosts.clone(),
         ..StreamingConfig::default()
     };
     let runtime = RuntimeStreams::new(parts.engine.pods.clone(), parts.observer.clone(), parts.cri.clone());

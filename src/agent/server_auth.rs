@@ -17,7 +17,8 @@ use tracing::info;
 
 use super::{
     build::BuildError,
-    certificates::{Admin, PairFiles, Seen, Serving, keep_admin},
+    certificates::{Admin, PairFiles, Serving, keep_admin},
+    try_this::{Call, try_this},
 };
 use crate::{
     config::Loaded,
@@ -97,7 +98,10 @@ pub(super) async fn open(deps: AuthDeps<'_>) -> Result<ServerAuth, BuildError> {
         now: Arc::new(move || clock.now()),
     });
     let authorizer = authorizer(&deps, reviews)?;
-    let try_this = certificates.admin.as_ref().map(|admin| try_this(loaded, &certificates.serving, admin));
+    let try_this = certificates.admin.as_ref().map(|admin| {
+        let call = Call { address: &loaded.config.address, port: loaded.config.port, now: deps.clock.now() };
+        try_this(&call, &certificates.serving, admin)
+    });
     Ok(ServerAuth { authenticator, authorizer, tls, try_this })
 }
 
@@ -178,9 +182,17 @@ async fn certificates(deps: &AuthDeps<'_>) -> Result<Certificates, BuildError> {
 /// The configured pair, else one we make and renew.
 async fn serving(deps: &AuthDeps<'_>, directory: &Path) -> Result<PairFiles, BuildError> {
     let config = &deps.loaded.config;
-    if !config.tls_cert_file.is_empty() && !config.tls_private_key_file.is_empty() {
-        let (certificate, key) = (&config.tls_cert_file, &config.tls_private_key_file);
-        return Ok(PairFiles { certificate: PathBuf::from(certificate), key: PathBuf::from(key) });
+    let (certificate, key) = (&config.tls_cert_file, &config.tls_private_key_file);
+    let half = |missing: &str| {
+        BuildError(format!("tlsCertFile and tlsPrivateKeyFile must be given together: {missing} is empty"))
+    };
+    match (certificate.is_empty(), key.is_empty()) {
+        (false, false) => {
+            return Ok(PairFiles { certificate: PathBuf::from(certificate), key: PathBuf::from(key) });
+        }
+        (true, false) => return Err(half("tlsCertFile")),
+        (false, true) => return Err(half("tlsPrivateKeyFile")),
+        (true, true) => {}
     }
     let also = if deps.loaded.flags.is_its_own_authority() { local_names(&config.address) } else { Vec::new() };
     let serving = Serving::new(directory, deps.node, also);
@@ -219,26 +231,6 @@ fn tls_settings(loaded: &Loaded, certificates: &Certificates) -> TlsSettings {
         cipher_suites: config.tls_cipher_suites.clone(),
         curves: config.tls_curve_preferences.clone(),
     }
-}
-
-/// A command with which the local user sees that it works.
-fn try_this(loaded: &Loaded, serving: &PairFiles, admin: &Admin) -> String {
-    let (config, port) = (&loaded.config, loaded.config.port);
-    let address = config.address.parse::<IpAddr>().ok().filter(|address| !address.is_unspecified());
-    let address = address.unwrap_or(IpAddr::from([127, 0, 0, 1]));
-    let seen = serving.read().0.as_deref().and_then(Seen::read);
-    let name = seen.as_ref().filter(|seen| !seen.is_for(&address.to_string())).and_then(Seen::any_name);
-    let shown = if address.is_ipv6() { format!("[{address}]") } else { address.to_string() };
-    let (detour, host) = match name {
-        Some(name) => (format!("--resolve {name}:{port}:{shown} "), name.to_owned()),
-        None => (String::new(), shown),
-    };
-    format!(
-        "curl --cacert {} --cert {} --key {} {detour}https://{host}:{port}/pods",
-        serving.certificate.display(),
-        admin.client.certificate.display(),
-        admin.client.key.display()
-    )
 }
 
 /// Reviews by the API server.

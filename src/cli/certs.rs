@@ -53,7 +53,9 @@ pub(super) fn run(command: &Command) -> ExitCode {
 
 /// Writes all files; what they are for is the answer.
 fn init(wanted: &Init, now: Timestamp) -> Result<String> {
-    let files = ["ca", "server", "admin"].map(|name| PairFiles::of(&wanted.dir, name));
+    // What is shown goes into a configuration file, which may lie elsewhere.
+    let dir = std::path::absolute(&wanted.dir).with_context(|| wanted.dir.display().to_string())?;
+    let files = ["ca", "server", "admin"].map(|name| PairFiles::of(&dir, name));
     let present = files.iter().flat_map(|pair| [&pair.certificate, &pair.key]).find(|path| path.exists());
     if let Some(path) = present.filter(|_| !wanted.force) {
         bail!("{} exists; --force replaces it", path.display());
@@ -67,7 +69,9 @@ fn init(wanted: &Init, now: Timestamp) -> Result<String> {
     for (pair, issued) in files.iter().zip([authority.own(), &server, &admin]) {
         pair.write(issued)?;
     }
-    Ok(told(&wanted.dir, &names))
+    // This machine's own name need not resolve.
+    let reach = wanted.hosts.first().map_or("127.0.0.1", String::as_str);
+    Ok(told(&dir, &names, reach))
 }
 
 fn machine_name() -> Result<String> {
@@ -89,9 +93,8 @@ fn with_local(mut hosts: Vec<String>) -> Vec<String> {
     hosts
 }
 
-fn told(dir: &Path, names: &[String]) -> String {
+fn told(dir: &Path, names: &[String], reach: &str) -> String {
     let dir = dir.display();
-    let reach = names.first().map_or("localhost", String::as_str);
     let reach = match reach.parse::<IpAddr>() {
         Ok(IpAddr::V6(address)) => format!("[{address}]"),
         _ => reach.to_owned(),

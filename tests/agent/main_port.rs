@@ -46,6 +46,15 @@ async fn what_is_wrong_with_the_door_is_told_before_the_runtime_is_waited_for() 
     let home = || ground.home().with(port.fields());
     let manager = "failed to initialize file based certificate manager: open /nonexistent/x: ";
     refuses(home().with(json!({"tlsCertFile": "/nonexistent/x"})), manager).await;
+    let other = PairFiles::of(&port.path(""), "other");
+    let issued = port.authority.serving("other", &[], MainPort::valid()).expect("issued");
+    other.write(&issued).expect("written");
+    let (serving, key) = (port.path("serving.crt"), other.key.display().to_string());
+    let manager = "failed to initialize file based certificate manager: tls: private key does not match public key";
+    let mismatch = format!("{manager} (certificate {}, key {key})", serving.display());
+    refuses(home().with(json!({"tlsPrivateKeyFile": key})), &mismatch).await;
+    let together = "tlsCertFile and tlsPrivateKeyFile must be given together: tlsPrivateKeyFile is empty";
+    refuses(home().with(json!({"tlsPrivateKeyFile": ""})), together).await;
     let ca = json!({"authentication": {"webhook": {"enabled": false}, "x509": {"clientCAFile": "/nonexistent/ca"}}});
     refuses(home().with(ca), "unable to load client CA file /nonexistent/ca: open /nonexistent/ca: ").await;
     let missing = "invalid kubeconfig: stat /nonexistent/k: no such file or directory";
@@ -74,6 +83,7 @@ async fn ports_that_are_taken() {
     refuses(ground.home().with(json!({"readOnlyPort": number})), &busy("the read-only port")).await;
     let port = MainPort::new();
     refuses(ground.home().with(port.fields()).with(json!({"port": number})), &busy("port")).await;
+    refuses(ground.home().with(json!({"address": "1.2.3"})), "address: \"1.2.3\" is not an IP address").await;
     // The healthz port is never fatal, and comes when it can.
     let home = ground.home().with(json!({"healthzPort": number}));
     let agent = home.spawn();
@@ -335,4 +345,31 @@ async fn logs_are_read_from_the_pods_own_directory_only() {
     fs::create_dir(directory).expect("made");
     write("back");
     assert_eq!(port.curl_with(&kate, path).await.body, "back\n");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_are_met_here_or_where_the_operator_says() {
+    if skips("streams_are_met_here_or_where_the_operator_says") {
+        return;
+    }
+    let foreign = "the runtime's streaming URL leads to \"streams.invalid\", which is neither this machine nor one of";
+    for (flag, leads_away) in
+        [("--streaming-allowed-hosts=", true), ("--streaming-allowed-hosts=a,streams.invalid", false)]
+    {
+        let (ground, port) = (Ground::new().await, MainPort::new());
+        ground.cri.stream_at("http://streams.invalid:1");
+        let home = ground.home().with(port.fields()).flag(flag);
+        home.put_pod(&crate::kit::process::manifest("one"));
+        let agent = home.start().await;
+        port.open().await;
+        agent.until_ready("one").await;
+        let kate = port.client("kate", &[]);
+        let (certificate, key) = (kate.certificate.display().to_string(), kate.key.display().to_string());
+        let upgrade = ["--http1.1", "-XPOST", "-H", "Connection: Upgrade", "-H", "Upgrade: SPDY/3.1"];
+        let options = [&upgrade[..], &["--cert", &certificate, "--key", &key]].concat();
+        let answer = port.curl("/exec/default/one-test-node/main?command=id&output=1", &options).await;
+        assert_eq!(answer.status, 500, "{flag}: {answer:?}");
+        assert!(answer.body.starts_with("error dialing backend: "), "{flag}: {answer:?}");
+        assert_eq!(answer.body.contains(foreign), leads_away, "{flag}: {answer:?}");
+    }
 }

@@ -2,11 +2,13 @@
 
 use std::net::IpAddr;
 
+use base64::Engine;
 use jiff::Timestamp;
 use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     sign::CertifiedKey,
 };
+use sha2::{Digest, Sha256};
 use x509_parser::{
     extensions::GeneralName,
     prelude::{FromDer, X509Certificate, X509Name},
@@ -24,6 +26,10 @@ pub struct Seen {
     pub(super) hosts: Vec<String>,
     /// Unix seconds: first and last.
     pub(super) valid: (i64, i64),
+    /// Whether a server may use it.
+    pub(super) serves: bool,
+    /// SHA-256 of the public key with its algorithm, in base64: what clients pin.
+    pub(super) pin: String,
 }
 
 impl Seen {
@@ -37,11 +43,25 @@ impl Seen {
         let alternatives = certificate.subject_alternative_name().ok().flatten();
         let hosts = alternatives.iter().flat_map(|list| &list.value.general_names).filter_map(host).collect();
         let validity = certificate.validity();
+        let usage = certificate.extended_key_usage().ok().flatten();
         Some(Self {
             names: (name(certificate.subject()), name(certificate.issuer())),
             hosts,
             valid: (validity.not_before.timestamp(), validity.not_after.timestamp()),
+            serves: usage.is_none_or(|usage| usage.value.server_auth || usage.value.any),
+            pin: base64::engine::general_purpose::STANDARD.encode(Sha256::digest(certificate.public_key().raw)),
         })
+    }
+
+    /// Whether somebody who trusts it and calls a name it is for accepts it at that time.
+    pub fn is_accepted(&self, now: Timestamp) -> bool {
+        let (first, last) = self.valid;
+        self.serves && (first..=last).contains(&now.as_second())
+    }
+
+    /// SHA-256 of the public key with its algorithm, in base64.
+    pub fn pin(&self) -> &str {
+        &self.pin
     }
 
     /// Whether the agent made it, ours or the reference: by the form of its names.

@@ -29,6 +29,14 @@ pub enum CertificateError {
     /// One of two files is missing.
     #[error("error reading {0}, certificate and key must be supplied as a pair")]
     HalfAPair(String),
+    /// What is there cannot be read, so that nobody knows whether it is good.
+    #[error("cannot read {path}: {cause}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        cause: io::Error,
+    },
     /// It cannot be made.
     #[error(transparent)]
     Make(#[from] MakeError),
@@ -66,6 +74,19 @@ impl PairFiles {
     pub fn read(&self) -> (Option<String>, Option<String>) {
         let read = |path: &Path| std::fs::read_to_string(path).ok();
         (read(&self.certificate), read(&self.key))
+    }
+
+    /// What they hold; `None` for what is not there.
+    ///
+    /// # Errors
+    /// Something is there and cannot be read.
+    pub fn read_or_tell(&self) -> Result<(Option<String>, Option<String>), CertificateError> {
+        let read = |path: &Path| match std::fs::read(path) {
+            Ok(content) => Ok(Some(String::from_utf8_lossy(&content).into_owned())),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(CertificateError::Read { path: path.display().to_string(), cause }),
+        };
+        Ok((read(&self.certificate)?, read(&self.key)?))
     }
 
     /// Writes both, the key first: a certificate without a key must never be found.

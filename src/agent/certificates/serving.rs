@@ -57,9 +57,9 @@ impl Serving {
     /// A pair somebody has put there is left alone, however old. Blocking.
     ///
     /// # Errors
-    /// Half a pair; or it cannot be made or written.
+    /// Half a pair; or it cannot be read, made or written.
     pub fn ensure(&self, now: Timestamp) -> Result<(), CertificateError> {
-        let (certificate, key) = self.files.read();
+        let (certificate, key) = self.files.read_or_tell()?;
         match self.due(certificate.as_deref(), key.as_deref(), now) {
             Due::Nothing => Ok(()),
             Due::Refuse(CertificateErrorKind::NoCertificate) => {
@@ -186,5 +186,16 @@ mod tests {
             let expected = format!("error reading {}, certificate and key must be supplied as a pair", path.display());
             assert_eq!(serving.ensure(at(0)).expect_err("half a pair").to_string(), expected);
         }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_called_missing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let serving = Serving::new(folder.path(), "node-1", Vec::new());
+        serving.ensure(at(0)).expect("made");
+        std::fs::remove_file(&serving.files.key).expect("removed");
+        std::fs::create_dir(&serving.files.key).expect("made"); // root may read any file, but no directory
+        let told = serving.ensure(at(0)).expect_err("a directory").to_string();
+        assert!(told.starts_with(&format!("cannot read {}: ", serving.files.key.display())), "{told}");
     }
 }

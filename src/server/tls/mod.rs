@@ -129,7 +129,7 @@ impl Tls {
             serving: read.serving.map_err(TlsError::Serving)?,
             client_ca: read.client_ca.map_err(|cause| client_ca_error(&settings, cause))?,
         };
-        let key = Arc::new(files::certified_key(&used.serving).map_err(TlsError::Serving)?);
+        let key = usable(&settings, &used.serving).map_err(TlsError::Serving)?;
         let cas = match &used.client_ca {
             Some(pem) => {
                 let wrong = |e: super::auth::BundleError| client_ca_error(&settings, e.to_string());
@@ -190,9 +190,9 @@ impl Tls {
         let mut complaints = Vec::new();
         let (mut is_new, mut cas) = (false, self.0.client_roots.load_full());
         let serving = if self.0.settings.keeps_pair { Ok(state.used.serving.clone()) } else { read.serving };
-        match new_key(serving, &state) {
+        match new_key(&self.0.settings, serving, &state) {
             Ok(Some((pair, key))) => {
-                (state.used.serving, state.key) = (pair, Arc::new(key));
+                (state.used.serving, state.key) = (pair, key);
                 is_new = true;
                 info!(file = %self.0.settings.cert_file.display(), "Loaded a new serving certificate");
             }
@@ -233,12 +233,22 @@ fn client_ca_error(settings: &TlsSettings, cause: String) -> TlsError {
 
 type Read<T> = Result<T, String>;
 
-fn new_key(read: Read<files::Pair>, state: &State) -> Read<Option<(files::Pair, CertifiedKey)>> {
+fn new_key(
+    settings: &TlsSettings,
+    read: Read<files::Pair>,
+    state: &State,
+) -> Read<Option<(files::Pair, Arc<CertifiedKey>)>> {
     let pair = read?;
     if pair == state.used.serving {
         return Ok(None);
     }
-    files::certified_key(&pair).map(|key| Some((pair, key)))
+    usable(settings, &pair).map(|key| Some((pair, key)))
+}
+
+/// The key to serve with, or what is wrong with which files.
+fn usable(settings: &TlsSettings, pair: &files::Pair) -> Read<Arc<CertifiedKey>> {
+    let (certificate, key) = (settings.cert_file.display(), settings.key_file.display());
+    files::certified_key(pair).map(Arc::new).map_err(|cause| format!("{cause} (certificate {certificate}, key {key})"))
 }
 
 fn new_roots(read: Read<Option<Vec<u8>>>, state: &State) -> Read<Option<(Vec<u8>, ClientCas)>> {
