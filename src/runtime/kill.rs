@@ -117,7 +117,7 @@ struct LiveGrace {
 
 impl LiveGrace {
     fn new(facts: &StopFacts, cause: Cause, given: Override) -> Self {
-        let own = || facts.period(cause);
+        let own = || Grace::of(facts.period(cause)).0;
         let (period, given) = match given {
             Override::None => (own(), None),
             Override::Fixed(grace) => (grace.0, None),
@@ -316,4 +316,21 @@ fn at(event: Event, facts: &StopFacts) -> Event {
 fn outcome(action: ActionKind, target: &str, reason: &str, result: CriResult<()>) -> ActionOutcome {
     let failure = result.err().map(|e| StartFailure { reason: reason.to_owned(), message: e.to_string() });
     ActionOutcome { action, target: target.into(), failure }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_grace_without_end_has_one() {
+        // As far as Go's nanoseconds reach, in which runtimes count.
+        let most = Duration::from_nanos(i64::MAX.unsigned_abs());
+        let facts = StopFacts { termination: Some(i64::MAX), ..StopFacts::default() };
+        let live = Override::Live(watch::channel(Some(Grace::from_secs(i64::MAX))).1);
+        for given in [Override::None, live] {
+            let told = LiveGrace::new(&facts, Cause::Unspecified, given).for_runtime();
+            assert!(told > most / 10 && told < most, "{told:?}");
+        }
+    }
 }

@@ -115,10 +115,19 @@ impl SyncOutcome {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Grace(pub Duration);
 
+/// The longest grace period: a hundred years. A definition may name any number of seconds, of which
+/// no clock has the end, and from 292 years on runtimes count backwards.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 impl Grace {
+    /// That long, but no longer than a hundred years.
+    pub fn of(period: Duration) -> Self {
+        Self(period.min(LONGEST))
+    }
+
     /// From whole seconds; negative counts as 0.
     pub fn from_secs(seconds: i64) -> Self {
-        Self(Duration::from_secs(seconds.max(0).unsigned_abs()))
+        Self::of(Duration::from_secs(seconds.max(0).unsigned_abs()))
     }
 }
 
