@@ -92,8 +92,6 @@ async fn sessions_are_resumed_until_files_change() {
         }
     };
     tokio::time::timeout(std::time::Duration::from_secs(20), changed).await.expect("the bundle counts");
-    // The bundle is told first and what is offered right after it.
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     assert_eq!(client.connect(&server).await.expect("connected"), rustls::HandshakeKind::Full);
     while let Ok(seen) = server.seen.try_recv() {
         assert!(seen.chain.len() <= 1);

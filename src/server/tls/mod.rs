@@ -203,7 +203,6 @@ impl Tls {
             Ok(Some((pem, roots))) => {
                 state.used.client_ca = Some(pem);
                 cas = Some(Arc::new(roots));
-                self.0.client_roots.store(cas.clone());
                 is_new = true;
                 info!("Loaded a new client CA bundle");
             }
@@ -216,6 +215,8 @@ impl Tls {
                 Err(cause) => complaints.push(cause.to_string()),
             }
         }
+        // Last: who sees that others are believed is offered what goes with it.
+        self.0.client_roots.store(cas);
         let complaint = (!complaints.is_empty()).then(|| complaints.join("; "));
         if complaint != state.complaint
             && let Some(cause) = &complaint
