@@ -126,6 +126,7 @@ fill examples/cni.conflist >"$dir/cni/10-berth.conflist"
 cp examples/standalone.yaml "$dir/standalone.yaml"
 cat >>"$dir/standalone.yaml" <<TEXT
 podLogsDir: logs
+containerRuntimeEndpoint: "unix://$socket"
 # The demo's images are nowhere to be pulled from: they stay, however full the disk is.
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
@@ -151,8 +152,7 @@ ctr images import "$dir/images.tar" >/dev/null
 
 say "starting berth (log: $dir/berth.log)"
 setsid "$target/release/berth" run --config "$dir/standalone.yaml" --root-dir "$dir/kubelet" \
-    --cert-dir "$dir/pki" \
-    --container-runtime-endpoint "unix://$socket" --hostname-override "$(uname -n)" >"$dir/berth.log" 2>&1 9>&- &
+    --cert-dir "$dir/pki" --hostname-override "$(uname -n)" >"$dir/berth.log" 2>&1 9>&- &
 agent=$!
 
 wanted=$(find "$dir/pods" -name '*.yaml' | wc -l)
@@ -170,6 +170,8 @@ done
 
 # How the local administrator gets in where nobody else does.
 admin=$(sed -n 's/.*"Try this" command="\(.*\)".*/\1/p' "$dir/berth.log" | tail -n 1)
+url=${admin##* }
+logs="${admin% *} -N '${url%/pods}/containerLogs/default/clock-$(uname -n)/clock?follow=1'"
 say "$running pods are Running. Try, in another terminal:"
 cat <<TEXT
   curl http://127.0.0.1:8080/                        # the demo pod "web" answers
@@ -177,9 +179,10 @@ cat <<TEXT
   curl http://127.0.0.1:10255/metrics | grep kubelet_running
   curl http://127.0.0.1:10248/healthz                # is the agent alive?
   $admin
-  rm $dir/pods/clock.yaml    # watch the pod go
-  cp examples/pods/clock.yaml $dir/pods/    # and come back
-  tail -f $dir/berth.log
+  $logs    # what a pod writes
+  rm '$dir/pods/clock.yaml'    # watch the pod go
+  cp examples/pods/clock.yaml '$dir/pods/'    # and come back
+  tail -f '$dir/berth.log'
 Ctrl-C stops everything.
 TEXT
 trap 'exit 0' INT TERM HUP
