@@ -25,6 +25,8 @@ pub struct Mapped {
 pub struct Named {
     /// Function.
     pub function: String,
+    /// The function as the linker knows it: from a name that is told twice `pprof` cuts what is in angle brackets.
+    pub symbol: String,
     /// Source file, empty where unknown.
     pub file: String,
     /// Line, 0 where unknown.
@@ -117,7 +119,8 @@ pub fn memory(
 const OWN: usize = 16;
 
 /// How functions on the way from a request for memory to its noting begin, for readers that name places themselves.
-const ALLOCATOR: &str = "(backtrace::|berth::sys::allocations::|<berth::sys::allocations::|__rust|__rustc|alloc::alloc::|<alloc::alloc::|alloc::raw_vec::|<alloc::raw_vec::).*";
+/// They drop what such a function calls, too: nothing that stands below a thread (`__rust_try`) may match.
+const ALLOCATOR: &str = "(backtrace::|berth::sys::allocations::|<berth::sys::allocations::|__rust_alloc|__rust_realloc|__rust_dealloc|__rustc::|alloc::alloc::|<alloc::alloc::|alloc::raw_vec::|<alloc::raw_vec::).*";
 
 fn is_allocator(function: &str) -> bool {
     let roots = ALLOCATOR.trim_start_matches('(').trim_end_matches(").*").split('|');
@@ -211,8 +214,9 @@ impl<N: Fn(u64) -> Vec<Named>> Places<'_, N> {
     fn line(&mut self, named: Named, profile: &mut Profile, texts: &mut Texts) -> Line {
         let next = self.functions.len() as u64 + 1;
         let (name, filename) = (texts.at(&named.function), texts.at(&named.file));
+        let system_name = texts.at(&named.symbol);
         let function_id = *self.functions.entry((named.function, named.file)).or_insert_with(|| {
-            profile.function.push(Function { id: next, name, system_name: name, filename, start_line: 0 });
+            profile.function.push(Function { id: next, name, system_name, filename, start_line: 0 });
             next
         });
         Line { function_id, line: named.line }
@@ -260,7 +264,12 @@ mod tests {
         let mapped = [Mapped { start: 0x100, limit: 0x200, offset: 0, file: "berth".to_owned() }];
         let taken = Taken { at: 1, duration: 2, period: 10 };
         let name = |address: u64| match address {
-            0x110 => vec![Named { function: "leaf".to_owned(), file: "a.rs".to_owned(), line: 7 }],
+            0x110 => vec![Named {
+                function: "<T>::leaf".to_owned(),
+                symbol: "_R4leaf".to_owned(),
+                file: "a.rs".to_owned(),
+                line: 7,
+            }],
             _ => vec![],
         };
         let profile = processor(&[vec![0x110, 0x121], vec![0x110, 0x121], vec![0x300]], &mapped, taken, name);
@@ -271,7 +280,9 @@ mod tests {
             profile.location.iter().map(|l| (l.mapping_id, l.address, l.line.len())).collect();
         assert_eq!(places, [(1, 0x110, 1), (1, 0x120, 0), (0, 0x300, 0)], "a caller's address is within its call");
         let text = |at: i64| profile.string_table[usize::try_from(at).expect("in the table")].as_str();
-        assert_eq!((text(0), text(profile.function[0].name), text(profile.mapping[0].filename)), ("", "leaf", "berth"));
+        assert_eq!((text(0), text(profile.mapping[0].filename)), ("", "berth"));
+        let function = &profile.function[0];
+        assert_eq!((text(function.name), text(function.system_name)), ("<T>::leaf", "_R4leaf"));
         assert_eq!(text(profile.sample_type[1].unit), "nanoseconds");
     }
 
@@ -285,7 +296,7 @@ mod tests {
                 0x3f => "alloc::alloc::alloc",
                 _ => "reader",
             };
-            vec![Named { function: function.to_owned(), file: "a.rs".to_owned(), line: 1 }]
+            vec![Named { function: function.to_owned(), symbol: String::new(), file: "a.rs".to_owned(), line: 1 }]
         };
         let noted = [Memory { stack: vec![0x10, 0x20, 0x30, 0x40, 0x50], asked: (4, 40), held: (-1, -10) }];
         let taken = Taken { at: 1, duration: 2, period: 512 };
@@ -305,6 +316,22 @@ mod tests {
         assert_eq!(profile.sample[0].value, [4, 40, -1, -10]);
         let functions: Vec<&str> = profile.function.iter().map(|function| text(function.name)).collect();
         assert_eq!((functions.as_slice(), profile.sample[0].location_id.len()), (&["reader"][..], 1));
+    }
+
+    #[test]
+    fn only_the_allocators_functions_are_its_own() {
+        for (function, is_own) in [
+            ("__rust_alloc_zeroed", true),
+            ("__rustc::__rust_realloc", true),
+            ("alloc::raw_vec::RawVec<T,A>::grow_one", true),
+            ("<alloc::alloc::Global as core::alloc::Allocator>::allocate", true),
+            ("__rust_try", false),
+            ("rustls::msgs::deframer::Deframer::read", false),
+            ("rustix::fs::openat", false),
+            ("std::sys::backtrace::__rust_begin_short_backtrace", false),
+        ] {
+            assert_eq!(is_allocator(function), is_own, "{function}");
+        }
     }
 
     #[test]

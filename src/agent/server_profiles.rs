@@ -173,12 +173,15 @@ fn zipped(profile: &Profile) -> io::Result<Bytes> {
 /// What an address is called, as far as the program was not stripped.
 fn names(address: u64) -> Vec<Named> {
     let mut found = Vec::new();
-    let Ok(address) = usize::try_from(address) else { return found };
+    // The crate takes every address for one that is returned to, and looks before it: at the function
+    // before, where a sample was taken on the first instruction of one.
+    let Ok(address) = usize::try_from(address.saturating_add(1)) else { return found };
     backtrace::resolve(std::ptr::without_provenance_mut(address), |symbol| {
         if let Some(name) = symbol.name() {
             found.push(Named {
                 // Without the hash that tells builds apart.
                 function: format!("{name:#}"),
+                symbol: String::from_utf8_lossy(name.as_bytes()).into_owned(),
                 file: symbol.filename().map(|path| path.display().to_string()).unwrap_or_default(),
                 line: i64::from(symbol.lineno().unwrap_or(0)),
             });
@@ -203,6 +206,20 @@ mod tests {
         let told = since(&record(&[(3, 1), (2, 0)]), &record(&[(5, 4), (2, 0), (1, 0)]));
         let blocks: Vec<(i64, i64)> = told.iter().map(|memory| (memory.asked.0, memory.held.0)).collect();
         assert_eq!(blocks, [(2, -1), (1, 1)]);
+    }
+
+    #[test]
+    fn the_first_instruction_belongs_to_its_function() {
+        #[inline(never)]
+        fn first_of_all(of: u64) -> u64 {
+            std::hint::black_box(of) + 1
+        }
+        assert_eq!(first_of_all(1), 2);
+        let pointer: fn(u64) -> u64 = first_of_all;
+        let named = names(pointer as usize as u64);
+        let outermost = named.last().expect("a test is not stripped");
+        assert!(outermost.function.ends_with("::first_of_all"), "{named:?}");
+        assert!(outermost.symbol.starts_with('_') && outermost.symbol.contains("first_of_all"), "{named:?}");
     }
 
     #[test]
