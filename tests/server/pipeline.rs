@@ -198,3 +198,32 @@ async fn a_handler_that_panics_takes_nobody_down() {
     assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
     assert_eq!(served.metric("kubelet_http_panics_total", &[]), 1.0);
 }
+
+#[tokio::test]
+async fn odd_targets_are_nobodys_way_in() {
+    // What a stranger is told, and what somebody who may do everything.
+    let served = Served::guarded(&[("*", "*")]).await;
+    for (line, stranger, master) in [
+        ("OPTIONS *", 404, 404),
+        ("CONNECT x:80", 404, 404),
+        ("CONNECT /pods", 401, 405),
+        ("TRACE /pods", 401, 405),
+        ("GET http://x", 404, 404),
+        ("GET http://x/pods", 401, 200),
+        ("GET http://x//pods", 307, 307),
+        ("GET //x/pods", 307, 307),
+        ("GET /pods;x", 404, 404),
+        ("GET /pods#x", 401, 200),
+        ("GET /pods%00", 404, 404),
+        ("GET /%2fpods", 404, 404),
+        ("GET /pods/%2e%2e/exec/n/p/c", 401, 404),
+        ("GET /metrics/%2e%2e/exec/n/p/c", 404, 404),
+        ("GET /healthz%2f..%2fpods", 404, 404),
+    ] {
+        let (method, target) = line.split_once(' ').expect("two words");
+        let (as_stranger, head, _) = served.ask_as_stranger(method, target).await;
+        let as_master = served.ask(method, target, "").await.0;
+        assert_eq!((as_stranger, as_master), (stranger, master), "{line}");
+        assert!(!head.contains("location: //") && !head.contains("location: http"), "{line}: {head}");
+    }
+}
