@@ -19,6 +19,7 @@
 //! | [`engine`] | who drives pods: sync loop, workers, admission, allocation, ports |
 //! | [`cri`] | one door to any runtime |
 //! | [`runtime`] | from plan to CRI calls |
+//! | [`embedded`] | our own runtime, behind the same door |
 //! | [`images`] | presence and permission of images |
 //! | [`pleg`] | what really runs |
 //! | [`kube`] | the API server: client, reviews |
@@ -38,6 +39,7 @@ pub mod agent;
 pub mod cli;
 pub mod config;
 pub mod cri;
+pub mod embedded;
 pub mod engine;
 pub mod images;
 pub mod kube;
