@@ -35,7 +35,7 @@ pub enum Request {
         /// To that process or to all of them.
         scope: Scope,
     },
-    /// Tells the size of a terminal, in columns and rows.
+    /// Tells the size of a container's terminal, in columns and rows. (That of another process is the daemon's own.)
     Resize {
         /// Whose.
         of: Target,
@@ -59,7 +59,7 @@ pub enum Request {
     Acknowledge(u64),
     /// Forgets a container that has ended.
     Forget(String),
-    /// Ends, once nothing runs.
+    /// Ends, once no container runs; the pod's process 1 is killed.
     Shutdown,
 }
 
@@ -70,6 +70,8 @@ pub enum Target {
     Container(String),
     /// One that was started later: its container and its own id.
     Exec(String, String),
+    /// The pod's process 1, where it shares its processes.
+    Init,
 }
 
 /// How far a signal goes.
@@ -187,8 +189,11 @@ pub struct Exit {
     pub is_signal: bool,
     /// Wall time, nanoseconds since the epoch.
     pub at_ns: i64,
-    /// Whether the kernel killed something of it for want of memory within the last ten seconds.
+    /// Whether it ended because the kernel killed something of it for want of memory: code 137, a kill within the last
+    /// ten seconds, and no kill of ours.
     pub is_oom: bool,
+    /// Processes the kernel killed in it for want of memory during its life.
+    pub oom_kills: u64,
     /// Lines of its log that could not be written.
     pub lost_lines: u64,
 }
