@@ -5,3 +5,4 @@
 
 pub mod launch;
 pub mod shim;
+pub mod store;
