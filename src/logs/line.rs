@@ -42,9 +42,10 @@ pub enum LineError {
 pub struct Stamp<'a> {
     /// Whole seconds since the epoch.
     since_epoch: i64,
-    whole: &'a str,
-    fraction: &'a str,
-    zone: &'a str,
+    /// ASCII, as the two below.
+    whole: &'a [u8],
+    fraction: &'a [u8],
+    zone: &'a [u8],
 }
 
 /// The head of a CRI line.
@@ -113,7 +114,7 @@ fn plain_head<'a>(bytes: &'a [u8], second: &mut Second) -> Option<Header<'a>> {
         b"stderr P " => (Stream::Stderr, true),
         _ => return None,
     };
-    let time = Stamp::parse_near(std::str::from_utf8(bytes.get(..end)?).ok()?, second)?;
+    let time = Stamp::parse_near(bytes.get(..end)?, second)?;
     Some(Header { time, stream, is_partial, content: end + 1 + REST })
 }
 
@@ -125,7 +126,7 @@ fn any_head<'a>(bytes: &'a [u8], second: &mut Second) -> Head<'a> {
     let is_final = line_end.is_some() || line.len() >= LONGEST_HEAD;
     let missing = |error| if is_final { Head::Malformed(error) } else { Head::Incomplete };
     let Some((time, rest)) = split(line) else { return missing(LineError::NoTime) };
-    let Some(time) = std::str::from_utf8(time).ok().and_then(|time| Stamp::parse_near(time, second)) else {
+    let Some(time) = Stamp::parse_near(time, second) else {
         return Head::Malformed(LineError::BadTime);
     };
     let Some((stream, rest)) = split(rest) else { return missing(LineError::NoStream) };
@@ -187,29 +188,26 @@ pub fn docker(line: &[u8]) -> Result<DockerLine, LineError> {
 impl<'a> Stamp<'a> {
     /// Reads an RFC 3339 time with any number of decimals.
     pub fn parse(text: &'a str) -> Option<Self> {
-        Self::parse_near(text, &mut Second::default())
+        Self::parse_near(text.as_bytes(), &mut Second::default())
     }
 
-    fn parse_near(text: &'a str, second: &mut Second) -> Option<Self> {
-        let whole = text.get(..19)?;
-        if whole.as_bytes() != second.text {
-            let since_epoch = seconds(whole)?;
-            *second = Second { text: whole.as_bytes().try_into().ok()?, since_epoch };
+    fn parse_near(text: &'a [u8], second: &mut Second) -> Option<Self> {
+        let (whole, rest) = text.split_first_chunk::<19>()?;
+        if *whole != second.text {
+            *second = Second { text: *whole, since_epoch: seconds(whole)? };
         }
-        let rest = text.get(19..)?;
-        let (fraction, zone) = match rest.strip_prefix('.') {
-            Some(rest) => {
-                let end = rest.bytes().position(|b| !b.is_ascii_digit()).unwrap_or(rest.len());
-                let (fraction, zone) = (rest.get(..end)?, rest.get(end..)?);
-                if fraction.is_empty() {
+        let (fraction, zone) = match rest.split_first() {
+            Some((b'.', rest)) => {
+                let end = rest.iter().position(|b| !b.is_ascii_digit()).unwrap_or(rest.len());
+                if end == 0 {
                     return None;
                 }
-                (fraction, zone)
+                rest.split_at(end)
             }
-            None => ("", rest),
+            _ => (&[][..], rest),
         };
         let offset = offset(zone)?;
-        let zone = if offset == 0 { "Z" } else { zone };
+        let zone = if offset == 0 { b"Z".as_slice() } else { zone };
         Some(Self { since_epoch: second.since_epoch - offset, whole, fraction, zone })
     }
 
@@ -220,19 +218,17 @@ impl<'a> Stamp<'a> {
 
     /// Writes it with nine decimals, the zone as it was.
     pub fn write(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self.whole.as_bytes());
+        out.extend_from_slice(self.whole);
         out.push(b'.');
-        let digits = self.fraction.bytes().chain(std::iter::repeat(b'0'));
-        out.extend(digits.take(9));
-        out.extend_from_slice(self.zone.as_bytes());
+        out.extend(self.fraction.iter().copied().chain(std::iter::repeat(b'0')).take(9));
+        out.extend_from_slice(self.zone);
     }
 }
 
 /// Seconds since the epoch of `2016-10-06T00:17:09`, taken for UTC.
-fn seconds(whole: &str) -> Option<i64> {
-    let bytes = whole.as_bytes();
+fn seconds(whole: &[u8; 19]) -> Option<i64> {
     let marks = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
-    if marks.iter().any(|(at, mark)| bytes.get(*at) != Some(mark)) {
+    if marks.iter().any(|(at, mark)| whole.get(*at) != Some(mark)) {
         return None;
     }
     let number = |from: usize, to: usize| digits(whole.get(from..to)?);
@@ -243,25 +239,30 @@ fn seconds(whole: &str) -> Option<i64> {
     (is_time && is_date).then(|| days_from_civil(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
-fn digits(text: &str) -> Option<i64> {
-    text.bytes().try_fold(0_i64, |n, b| b.is_ascii_digit().then(|| n * 10 + i64::from(b - b'0')))
+fn digits(text: &[u8]) -> Option<i64> {
+    text.iter().try_fold(0_i64, |n, b| b.is_ascii_digit().then(|| n * 10 + i64::from(b - b'0')))
 }
 
-fn nine_digits(fraction: &str) -> i64 {
-    fraction.bytes().chain(std::iter::repeat(b'0')).take(9).fold(0, |n, b| n * 10 + i64::from(b.wrapping_sub(b'0')))
+fn nine_digits(fraction: &[u8]) -> i64 {
+    fraction
+        .iter()
+        .copied()
+        .chain(std::iter::repeat(b'0'))
+        .take(9)
+        .fold(0, |n, b| n * 10 + i64::from(b.wrapping_sub(b'0')))
 }
 
 /// Seconds east of UTC.
-fn offset(zone: &str) -> Option<i64> {
-    if zone == "Z" {
+fn offset(zone: &[u8]) -> Option<i64> {
+    if zone == b"Z" {
         return Some(0);
     }
-    let sign = match zone.as_bytes().first()? {
+    let sign = match zone.first()? {
         b'+' => 1,
         b'-' => -1,
         _ => return None,
     };
-    if zone.len() != 6 || zone.as_bytes().get(3) != Some(&b':') {
+    if zone.len() != 6 || zone.get(3) != Some(&b':') {
         return None;
     }
     let (hours, minutes) = (digits(zone.get(1..3)?)?, digits(zone.get(4..6)?)?);

@@ -17,12 +17,12 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http_body::Frame;
 use jiff::Timestamp;
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    task::JoinHandle,
 };
 use tokio_util::sync::PollSemaphore;
 
@@ -97,37 +97,26 @@ fn refuse(status: StatusCode, body: &str, code: &'static str) -> Response {
 fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery, permit: Option<Permit>) -> Response {
     let (sender, receiver) = mpsc::unbounded_channel();
     let mut out = Out::new(sender.clone());
-    let task = tokio::spawn(async move {
-        let gone = sender.clone();
-        let read = logs.read(&instance, &query, &mut out);
-        let read = tokio::select! {
-            // A follower whose log is silent would not notice that nobody listens.
-            () = gone.closed() => return,
-            read = read => read,
-        };
-        if let Err(why) = read {
+    let reading = async move {
+        if let Err(why) = logs.read(&instance, &query, &mut out).await {
             // The status is sent already: the text goes where people look for it, and the missing
             // end of the body tells programs that this is not all.
             let _ = out.write_all(why.as_bytes()).await;
             out.sent().await;
             let _ = sender.send(Err(io::Error::other(why))); // or nobody listens any more
         }
-    });
-    Response::new(Body::new(Pieces { receiver, task, _permit: permit }))
+    };
+    Response::new(Body::new(Pieces { receiver, reading: Some(Box::pin(reading)), _permit: permit }))
 }
 
-/// What a task writes, as a body; the task ends with it.
+/// What a reader writes, as a body. Who sends it also reads: a task of its own would be woken for
+/// each piece, on another processor, which costs more than the piece.
 struct Pieces {
     receiver: mpsc::UnboundedReceiver<io::Result<Bytes>>,
-    task: JoinHandle<()>,
+    /// Until it has ended.
+    reading: Option<BoxFuture<'static, ()>>,
     /// Of who follows.
     _permit: Option<Permit>,
-}
-
-impl Drop for Pieces {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 impl HttpBody for Pieces {
@@ -135,7 +124,16 @@ impl HttpBody for Pieces {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        self.receiver.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
+        let mut piece = self.receiver.poll_recv(context);
+        if piece.is_pending()
+            && let Some(reading) = &mut self.reading
+        {
+            if reading.as_mut().poll(context).is_ready() {
+                self.reading = None;
+            }
+            piece = self.receiver.poll_recv(context);
+        }
+        piece.map(|piece| piece.map(|piece| piece.map(Frame::data)))
     }
 }
 
