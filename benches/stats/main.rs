@@ -17,7 +17,7 @@ use berth::{
     pod::{PodRef, PodUid, observed::NetworkMode},
     stats::{
         Compressed, Form, Host, PodGroups,
-        cadvisor_page::{self, OpenFiles},
+        cadvisor_page::{self, Counted, Counts, OpenFiles},
         compressed, host,
         mounts::Mounts,
         pods::{ShownContainer, ShownPod},
@@ -134,7 +134,7 @@ fn measure<T>(what: &str, mut work: impl FnMut() -> T) -> T {
     last
 }
 
-fn write_pages(snapshot: &Snapshot, files: &HashMap<String, OpenFiles>) {
+fn write_pages(snapshot: &Snapshot, files: &Counts) {
     let inputs = |form| summarise::Inputs {
         form,
         node: "node-1",
@@ -196,7 +196,8 @@ fn main() {
     let snapshot = sampler.sample(pods.clone(), Vec::new(), Depth::Full);
     println!("groups and open files: {:?}", snapshot.size);
     let open = OpenFiles { descriptors: 20, sockets: 5, soft_limit: Some(1_048_576) };
+    let open = Counted { files: open, used_ns: None };
     let files = snapshot.pods.iter().flat_map(|pod| pod.containers.iter().flatten());
-    let files = files.map(|seen| (seen.path.to_string(), open)).collect();
+    let files = files.map(|seen| (seen.path.clone(), open)).collect();
     write_pages(&snapshot, &files);
 }

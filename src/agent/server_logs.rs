@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::{Value, json};
-use tokio::{io::AsyncWrite, sync::watch};
+use tokio::sync::watch;
 use tracing::debug;
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
         ContainerId, Pod,
         observed::{ContainerState, ObservedPod},
     },
-    server::ports::{ContainerLogs, LogQuery, LogRefusal, LogSource, LogStream, RunningPods},
+    server::ports::{ContainerLogs, LogPieces, LogQuery, LogRefusal, LogSource, LogStream, RunningPods},
     status::StatusManager,
 };
 
@@ -58,12 +58,7 @@ impl ContainerLogs for PodLogs {
         Ok(LogSource { instance: Some(chosen), ..source.clone() })
     }
 
-    async fn read(
-        &self,
-        source: &LogSource,
-        query: &LogQuery,
-        out: &mut (dyn AsyncWrite + Unpin + Send),
-    ) -> Result<(), String> {
+    async fn read(&self, source: &LogSource, query: &LogQuery, out: &mut LogPieces<'_>) -> Result<(), String> {
         let Some(id) = &source.instance else { return Err("no container was chosen".to_owned()) };
         let options = LogOptions {
             tail: query.tail,

@@ -13,10 +13,8 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    io::{AsyncWrite, AsyncWriteExt},
-    time::{Instant, sleep},
-};
+use futures::{Sink, SinkExt};
+use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::{
@@ -75,6 +73,9 @@ pub enum ReadError {
     Runtime(#[from] CriError),
 }
 
+/// Where a log goes, in pieces that are handed over: a gigabyte is not copied once more.
+pub type Pieces<'a> = dyn Sink<Vec<u8>, Error = io::Error> + Unpin + Send + 'a;
+
 /// Whether a container runs, as far as that is known without asking the runtime.
 pub type Told = Arc<dyn Fn(&ContainerId) -> Option<bool> + Send + Sync>;
 
@@ -110,8 +111,7 @@ impl LogReader {
         Ok(PathBuf::from(self.cri.container_status(id.as_str()).await?.log_path))
     }
 
-    /// Writes what `options` ask for of the log at `path` to `out`. Writes nothing (zero bytes)
-    /// first, so that headers are sent. Following ends when the container `id` has ended; drop
+    /// Writes what `options` ask for of the log at `path` to `out`. Following ends when the container `id` has ended; drop
     /// the future when the client is gone.
     ///
     /// # Errors
@@ -121,14 +121,12 @@ impl LogReader {
         path: &Path,
         id: &ContainerId,
         options: &LogOptions,
-        out: &mut (dyn AsyncWrite + Unpin + Send),
+        out: &mut Pieces<'_>,
     ) -> Result<(), ReadError> {
         let (root, log) = (self.root.clone(), path.to_owned());
         let found = tokio::task::spawn_blocking(move || Place::find(&root, &log)).await;
         let place = found.map_err(|e| ReadError::Open { path: path.to_owned(), source: io::Error::other(e) })??;
         let path = place.path.clone();
-        out.write(&[]).await.map_err(ReadError::Write)?;
-        out.flush().await.map_err(ReadError::Write)?;
         // The watch comes before the first look at the file, so no change falls between.
         let watch = options.follow.then(|| self.watches.watch(&path));
         let log = OpenLog::open(&place, &path).await;
@@ -202,16 +200,11 @@ struct Reading<'a> {
     /// How many bytes at the start of `bytes` are an incomplete line that is held back.
     held: usize,
     chunk: Vec<u8>,
-    out: &'a mut (dyn AsyncWrite + Unpin + Send),
+    out: &'a mut Pieces<'a>,
 }
 
 impl<'a> Reading<'a> {
-    fn new(
-        log: OpenLog,
-        (place, path): (Place, PathBuf),
-        filter: Filter,
-        out: &'a mut (dyn AsyncWrite + Unpin + Send),
-    ) -> Self {
+    fn new(log: OpenLog, (place, path): (Place, PathBuf), filter: Filter, out: &'a mut Pieces<'a>) -> Self {
         Self { log, place, path, filter, offset: 0, bytes: Vec::new(), held: 0, chunk: Vec::new(), out }
     }
 
@@ -297,6 +290,7 @@ impl<'a> Reading<'a> {
     /// Hands on what is wanted of the first bytes; whether anything was.
     async fn pass(&mut self, count: usize) -> Result<bool, ReadError> {
         let bytes = self.bytes.get(..count).unwrap_or_default();
+        self.chunk.reserve(count);
         self.filter.push(bytes, &mut self.chunk)?;
         self.flush().await
     }
@@ -305,9 +299,11 @@ impl<'a> Reading<'a> {
         if self.chunk.is_empty() {
             return Ok(false);
         }
-        self.out.write_all(&self.chunk).await.map_err(ReadError::Write)?;
-        self.out.flush().await.map_err(ReadError::Write)?;
-        self.chunk.clear();
+        let mut piece = std::mem::take(&mut self.chunk);
+        if piece.len() < piece.capacity() / 2 {
+            piece.shrink_to_fit(); // it may wait for its reader
+        }
+        self.out.send(piece).await.map_err(ReadError::Write)?;
         Ok(true)
     }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::Sink;
 use jiff::Timestamp;
-use tokio::io::AsyncWrite;
 
 use crate::{
     metrics::exposition::Format,
@@ -131,13 +131,11 @@ pub trait ContainerLogs: Send + Sync + 'static {
     ///
     /// # Errors
     /// What to tell the reader at the end of what he got.
-    async fn read(
-        &self,
-        source: &LogSource,
-        query: &LogQuery,
-        out: &mut (dyn AsyncWrite + Unpin + Send),
-    ) -> Result<(), String>;
+    async fn read(&self, source: &LogSource, query: &LogQuery, out: &mut LogPieces<'_>) -> Result<(), String>;
 }
+
+/// Takes a log, piece by piece.
+pub type LogPieces<'a> = dyn Sink<Vec<u8>, Error = std::io::Error> + Unpin + Send + 'a;
 
 /// What runs, according to the runtime.
 #[async_trait]

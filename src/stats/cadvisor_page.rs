@@ -6,7 +6,7 @@
 //!
 //! [`families`]: super::cadvisor_families
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use super::{
     cadvisor_families::FAMILIES,
@@ -33,6 +33,18 @@ pub struct OpenFiles {
     pub soft_limit: Option<i64>,
 }
 
+/// Open files of a group, as of some time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counted {
+    /// What was counted.
+    pub files: OpenFiles,
+    /// Processor time the group had used by then, in nanoseconds; `None` where that is not known.
+    pub used_ns: Option<u64>,
+}
+
+/// Open files by the path of the group.
+pub type Counts = HashMap<Arc<str>, Counted>;
+
 /// A mounted file system.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mounted {
@@ -55,7 +67,7 @@ pub struct Inputs<'a> {
     /// Its memory.
     pub memory: MachineMemory,
     /// Open files by the path of the group.
-    pub files: &'a HashMap<String, OpenFiles>,
+    pub files: &'a Counts,
     /// Mounted file systems.
     pub mounted: &'a [Mounted],
     /// Names of block devices by their numbers.
@@ -169,7 +181,7 @@ fn entry<'a>(inputs: &Inputs<'a>, seen: &'a Seen, names: Names<'_>) -> Entry<'a>
         started_at: seen.reading.made_at,
         is_container: !names.container.is_empty(),
         network: None,
-        files: inputs.files.get(&*seen.path).copied(),
+        files: inputs.files.get(&seen.path).map(|counted| counted.files),
         mounted: &[],
         devices: inputs.devices,
         has_pressure: inputs.snapshot.has_pressure,
@@ -434,13 +446,13 @@ mod tests {
             Host { cpus: 4, cores: 2, sockets: 1, boot_id: "b".into(), machine_id: "m".into(), ..Host::default() };
         let disk = DiskCounters { name: "vda".to_owned(), reads: [1, 2, 3, 4500], ..DiskCounters::default() };
         let fs = FileSystem { capacity: 1000, free: 400, available: 300, inodes: 20, inodes_free: 15 };
-        let open = OpenFiles { descriptors: 9, sockets: 2, soft_limit: Some(-1) };
+        let files = OpenFiles { descriptors: 9, sockets: 2, soft_limit: Some(-1) };
         let out = write(&Inputs {
             snapshot: &snapshot,
             now: sample::AT + 5_000_000_000,
             host: &host,
             memory: MachineMemory { total: 8_000_000, swap_total: 1, swap_free: 1 },
-            files: &HashMap::from([("/kubepods/poduid-web/id-main".to_owned(), open)]),
+            files: &HashMap::from([("/kubepods/poduid-web/id-main".into(), Counted { files, used_ns: None })]),
             mounted: &[Mounted { device: "/dev/vda1".to_owned(), fs, disk: Some(disk.clone()) }],
             devices: &HashMap::from([((259, 0), disk)]),
             sandbox_images: &HashMap::from([(String::new(), "pause:3".to_owned())]),

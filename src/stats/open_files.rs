@@ -3,16 +3,16 @@
 //! Behaviour: spec 04b §11.
 
 use std::{
-    collections::HashMap,
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use super::{
-    cadvisor_page::OpenFiles,
+    cadvisor_page::{Counted, Counts, OpenFiles},
     cgroup_files,
     mounts::{Mounts, Tree},
+    reader::Seen,
     snapshot::Snapshot,
 };
 
@@ -28,6 +28,8 @@ pub struct Members {
     pub path: Arc<str>,
     /// Whether it is a container's: then it has a first process with limits.
     pub of: Of,
+    /// Processor time it has used, in nanoseconds; `None` where that is not known.
+    pub used_ns: Option<u64>,
 }
 
 /// Whose group.
@@ -41,20 +43,28 @@ pub enum Of {
 
 /// The groups whose open files are counted.
 pub fn members(snapshot: &Snapshot) -> Vec<Members> {
-    let other = |path: &Arc<str>| Members { path: path.clone(), of: Of::Other };
-    let container = |path: &Arc<str>| Members { path: path.clone(), of: Of::Container };
+    let members = |seen: &Seen, of| {
+        let used_ns = seen.reading.cpu.map(|cpu| cpu.times.usage_ns);
+        Members { path: seen.path.clone(), of, used_ns }
+    };
+    let (other, container) = (|seen: &Seen| members(seen, Of::Other), |seen: &Seen| members(seen, Of::Container));
     let above = snapshot.root.iter().chain(&snapshot.above).chain(snapshot.system.iter().map(|(_, seen)| seen));
-    let mut members: Vec<Members> = above.map(|seen| other(&seen.path)).collect();
+    let mut members: Vec<Members> = above.map(other).collect();
     for pod in &snapshot.pods {
-        members.extend(pod.group.as_ref().map(|seen| other(&seen.path)));
-        members.extend(pod.sandbox.iter().chain(pod.containers.iter().flatten()).map(|seen| container(&seen.path)));
+        members.extend(pod.group.as_ref().map(other));
+        members.extend(pod.sandbox.iter().chain(pod.containers.iter().flatten()).map(container));
     }
     members
 }
 
-/// Counts the open files of groups, by path.
-pub fn count(mounts: &Mounts, proc: &Path, groups: &[Members]) -> HashMap<String, OpenFiles> {
-    groups.iter().filter_map(|group| Some((group.path.to_string(), of_group(mounts, proc, group)?))).collect()
+/// Counts the open files of groups. What has not run since it was counted has opened nothing and closed nothing.
+pub fn count(mounts: &Mounts, proc: &Path, groups: &[Members], before: &Counts) -> Counts {
+    let count = |group: &Members| {
+        let known = before.get(&group.path).filter(|known| known.used_ns.is_some() && known.used_ns == group.used_ns);
+        let files = known.map(|known| known.files).or_else(|| of_group(mounts, proc, group))?;
+        Some((group.path.clone(), Counted { files, used_ns: group.used_ns }))
+    };
+    groups.iter().filter_map(count).collect()
 }
 
 fn of_group(mounts: &Mounts, proc: &Path, group: &Members) -> Option<OpenFiles> {
@@ -115,16 +125,20 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         fs::write(root.path().join("cgroup.procs"), format!("{}\n", std::process::id())).expect("written");
         let mounts = Mounts::Unified(root.path().to_owned());
-        let look = || {
-            let group = Members { path: "/".into(), of: Of::Container };
-            count(&mounts, Path::new("/proc"), &[group]).remove("/").expect("there")
+        let look = |used_ns, before: &Counts| {
+            let group = Members { path: "/".into(), of: Of::Container, used_ns };
+            count(&mounts, Path::new("/proc"), &[group], before)
         };
-        let before = look();
+        let files = |counts: &Counts| counts.get("/").expect("there").files;
+        let first = look(Some(1), &Counts::new());
         let _pair = UnixStream::pair().expect("sockets");
-        let after = look();
+        let (idle, busy, unknown) = (look(Some(1), &first), look(Some(2), &first), look(None, &look(None, &first)));
+        assert_eq!(idle, first, "who has not run is not looked at");
+        assert!(files(&unknown).sockets >= 2);
+        let (before, after) = (files(&first), files(&busy));
         // Other tests open and close files beside this one, but hardly as many as there are.
         assert!(before.descriptors > 0 && after.sockets >= 2 && after.soft_limit.is_some(), "{before:?} {after:?}");
-        let absent = Members { path: "/absent".into(), of: Of::Other };
-        assert!(count(&mounts, Path::new("/proc"), &[absent]).is_empty());
+        let absent = Members { path: "/absent".into(), of: Of::Other, used_ns: None };
+        assert!(count(&mounts, Path::new("/proc"), &[absent], &Counts::new()).is_empty());
     }
 }

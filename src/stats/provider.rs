@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout};
 use tracing::debug;
 
 use super::{
-    cadvisor_page::{self, Mounted, OpenFiles},
+    cadvisor_page::{self, Counts, Mounted},
     config::{StatsConfig, StatsDeps},
     disk::FileSystem,
     disk_usages::targets,
@@ -106,7 +106,7 @@ pub(super) struct Inner {
     report: Memo<Arc<RuntimeReport>>,
     told: Memo<Result<Arc<HashMap<SandboxId, RuntimePod>>, String>>,
     root_fs: Memo<Option<FileSystem>>,
-    files: Memo<Arc<HashMap<String, OpenFiles>>>,
+    files: Memo<Arc<Counts>>,
     disks: Memo<Arc<Disks>>,
     sandbox_images: Memo<Arc<HashMap<String, String>>>,
     readers: Hands,
@@ -422,16 +422,14 @@ impl Inner {
         (since, written.await.unwrap_or_default())
     }
 
-    async fn open_files(self: &Arc<Self>, snapshot: &Arc<Snapshot>) -> Arc<HashMap<String, OpenFiles>> {
+    async fn open_files(self: &Arc<Self>, snapshot: &Arc<Snapshot>) -> Arc<Counts> {
         let (inner, snapshot) = (self.clone(), snapshot.clone());
         let count = || async move {
             let Some(mounts) = inner.mounts.clone() else { return Arc::default() };
             let proc = inner.config.root.join("proc");
-            let counted = inner
-                .walkers
-                .work(LIMIT, move || open_files::count(&mounts, &proc, &open_files::members(&snapshot)))
-                .await;
-            Arc::new(counted.unwrap_or_default())
+            let before = inner.files.young(Duration::MAX).unwrap_or_default();
+            let count = move || open_files::count(&mounts, &proc, &open_files::members(&snapshot), &before);
+            Arc::new(inner.walkers.work(LIMIT, count).await.unwrap_or_default())
         };
         self.files.recent(FILES_AGE, PATIENCE, count).await.unwrap_or_default()
     }

@@ -13,7 +13,8 @@ use std::{
 };
 
 use berth::logs::{LogOptions, LogsConfig, ReadError};
-use tokio::{io::AsyncWrite, sync::Notify};
+use futures::Sink;
+use tokio::sync::Notify;
 use tonic::Code;
 
 use crate::{House, kit::scripted::Fault, line};
@@ -53,23 +54,29 @@ impl Collected {
     }
 }
 
-impl AsyncWrite for Collected {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+impl Sink<Vec<u8>> for Collected {
+    type Error = std::io::Error;
+
+    fn poll_ready(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn start_send(self: Pin<&mut Self>, bytes: Vec<u8>) -> std::io::Result<()> {
         if self.keep {
-            self.bytes.lock().expect("whole").extend_from_slice(bytes);
+            self.bytes.lock().expect("whole").extend_from_slice(&bytes);
         }
         *self.total.lock().expect("whole") += bytes.len();
         let mut largest = self.largest.lock().expect("whole");
         *largest = bytes.len().max(*largest);
         self.more.notify_one();
-        Poll::Ready(Ok(bytes.len()))
+        Ok(())
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 }

@@ -24,9 +24,9 @@ use berth::{
         auth::{Identity, Via},
         ports::streams::{Sandbox, StreamError, StreamSet, Streams},
         ports::{
-            CheckpointError, Checkpoints, ContainerLogs, Health, LogQuery, LogRefusal, LogSource, MemoryView,
-            MetricsPage, NodeEntry, NodeLogError, NodeLogs, Pages, PodDirectory, ProfileError, Profiles, RunningPods,
-            Statistics, SummaryForm, Verbosity,
+            CheckpointError, Checkpoints, ContainerLogs, Health, LogPieces, LogQuery, LogRefusal, LogSource,
+            MemoryView, MetricsPage, NodeEntry, NodeLogError, NodeLogs, Pages, PodDirectory, ProfileError, Profiles,
+            RunningPods, Statistics, SummaryForm, Verbosity,
         },
         routes::statusz::Statusz,
         routing::Switches,
@@ -35,11 +35,12 @@ use berth::{
     },
 };
 use bytes::Bytes;
+use futures::SinkExt;
 use jiff::Timestamp;
 use rustls::pki_types::CertificateDer;
 use serde_json::json;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -243,25 +244,20 @@ impl ContainerLogs for Players {
     }
 
     /// What the container's name asks for: `endless` writes for ever, `silent` never, `broken` half.
-    async fn read(
-        &self,
-        source: &LogSource,
-        _: &LogQuery,
-        out: &mut (dyn AsyncWrite + Unpin + Send),
-    ) -> Result<(), String> {
+    async fn read(&self, source: &LogSource, _: &LogQuery, out: &mut LogPieces<'_>) -> Result<(), String> {
         self.readers.fetch_add(1, Ordering::SeqCst);
         let _reading = Reading(&self.readers);
         let gone = |e: std::io::Error| e.to_string();
         match source.pod.name() {
             "endless" => loop {
-                out.write_all(&[b'x'; 64 << 10]).await.map_err(gone)?;
+                out.send(vec![b'x'; 64 << 10]).await.map_err(gone)?;
             },
             "silent" => std::future::pending().await,
             "broken" => {
-                out.write_all(b"half\n").await.map_err(gone)?;
+                out.send(b"half\n".to_vec()).await.map_err(gone)?;
                 Err("unable to retrieve container logs for containerd://x".to_owned())
             }
-            _ => out.write_all(b"a line\n").await.map_err(gone),
+            _ => out.send(b"a line\n".to_vec()).await.map_err(gone),
         }
     }
 }

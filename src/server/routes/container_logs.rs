@@ -17,13 +17,10 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use futures::{Sink, SinkExt, future::BoxFuture};
 use http_body::Frame;
 use jiff::Timestamp;
-use tokio::{
-    io::{AsyncWrite, AsyncWriteExt},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::PollSemaphore;
 
 use crate::server::{
@@ -101,7 +98,7 @@ fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery, pe
         if let Err(why) = logs.read(&instance, &query, &mut out).await {
             // The status is sent already: the text goes where people look for it, and the missing
             // end of the body tells programs that this is not all.
-            let _ = out.write_all(why.as_bytes()).await;
+            let _ = out.send(why.clone().into_bytes()).await;
             out.sent().await;
             let _ = sender.send(Err(io::Error::other(why))); // or nobody listens any more
         }
@@ -137,10 +134,12 @@ impl HttpBody for Pieces {
     }
 }
 
-/// The writing end: each write is a piece, once there is room for it.
+/// The writing end: takes a piece once there is room for it.
 struct Out {
     sender: mpsc::UnboundedSender<io::Result<Bytes>>,
     room: PollSemaphore,
+    /// Room for the next piece.
+    next: Option<OwnedSemaphorePermit>,
     stall: Pin<Box<tokio::time::Sleep>>,
     waits: bool,
 }
@@ -148,7 +147,7 @@ struct Out {
 impl Out {
     fn new(sender: mpsc::UnboundedSender<io::Result<Bytes>>) -> Self {
         let room = PollSemaphore::new(Arc::new(Semaphore::new(PIECES as usize)));
-        Self { sender, room, stall: Box::pin(tokio::time::sleep(STALL)), waits: false }
+        Self { sender, room, next: None, stall: Box::pin(tokio::time::sleep(STALL)), waits: false }
     }
 
     /// Waits until the client has been sent everything: an error behind it ends the connection,
@@ -171,38 +170,43 @@ impl AsRef<[u8]> for Piece {
     }
 }
 
-impl AsyncWrite for Out {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if bytes.is_empty() {
-            return Poll::Ready(Ok(0)); // the head of the answer is on its way without it
+impl Sink<Vec<u8>> for Out {
+    type Error = io::Error;
+
+    fn poll_ready(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.next.is_some() {
+            return Poll::Ready(Ok(()));
         }
-        let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
-        match self.room.poll_acquire(context) {
-            Poll::Ready(room) => {
-                self.waits = false;
-                let piece = Piece { bytes: bytes.to_vec(), _room: room.ok_or_else(gone)? };
-                self.sender.send(Ok(Bytes::from_owner(piece))).map_err(|_| gone())?;
-                Poll::Ready(Ok(bytes.len()))
-            }
-            Poll::Pending => {
-                if !self.waits {
-                    self.waits = true;
-                    let until = tokio::time::Instant::now() + STALL;
-                    self.stall.as_mut().reset(until);
-                }
-                ready!(self.stall.as_mut().poll(context));
-                Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
-            }
+        if let Poll::Ready(room) = self.room.poll_acquire(context) {
+            self.waits = false;
+            self.next = room;
+            return Poll::Ready(self.next.as_ref().map(drop).ok_or_else(gone));
         }
+        if !self.waits {
+            self.waits = true;
+            let until = tokio::time::Instant::now() + STALL;
+            self.stall.as_mut().reset(until);
+        }
+        ready!(self.stall.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    fn start_send(mut self: Pin<&mut Self>, bytes: Vec<u8>) -> io::Result<()> {
+        let piece = Piece { bytes, _room: self.next.take().ok_or_else(gone)? };
+        self.sender.send(Ok(Bytes::from_owner(piece))).map_err(|_| gone())
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
+}
+
+fn gone() -> io::Error {
+    io::ErrorKind::BrokenPipe.into()
 }
 
 /// What is wrong with a query.
