@@ -99,7 +99,8 @@ pub struct Entry<'a> {
     /// Now, in whole seconds.
     pub now: u64,
     labels: Labels,
-    stamp: Vec<u8>,
+    /// What ends a line that carries the time of the reading, and that of the page.
+    ends: [Vec<u8>; 2],
 }
 
 /// The page.
@@ -174,8 +175,13 @@ fn of_pod<'a>(inputs: &Inputs<'a>, seen: &'a PodSeen, entries: &mut Vec<Entry<'a
 }
 
 fn entry<'a>(inputs: &Inputs<'a>, seen: &'a Seen, names: Names<'_>) -> Entry<'a> {
-    let mut stamp = vec![b' '];
-    push_integer(&mut stamp, u64::try_from(seen.reading.at / 1_000_000).unwrap_or_default());
+    let end = |millis: i64| {
+        let mut end = vec![b' '];
+        push_integer(&mut end, u64::try_from(millis).unwrap_or_default());
+        end.push(b'\n');
+        end
+    };
+    let now = inputs.now / 1_000_000_000;
     Entry {
         reading: &seen.reading,
         started_at: seen.reading.made_at,
@@ -185,11 +191,14 @@ fn entry<'a>(inputs: &Inputs<'a>, seen: &'a Seen, names: Names<'_>) -> Entry<'a>
         mounted: &[],
         devices: inputs.devices,
         has_pressure: inputs.snapshot.has_pressure,
-        now: u64::try_from(inputs.now / 1_000_000_000).unwrap_or_default(),
+        now: u64::try_from(now).unwrap_or_default(),
         labels: Labels::new(&seen.path, names),
-        stamp,
+        ends: [end(seen.reading.at / 1_000_000), end(now.saturating_mul(1000))],
     }
 }
+
+/// What stands between labels and a value.
+const LABELS_END: &[u8] = b"} ";
 
 /// The labels of a group beside its id.
 #[derive(Clone, Copy, Default)]
@@ -201,10 +210,10 @@ struct Names<'a> {
     pod: &'a str,
 }
 
-/// `container="…",id="…",image="…",name="…",namespace="…",pod="…"`, and where others can be put in.
+/// `{container="…",id="…",image="…",name="…",namespace="…",pod="…"} `, and where others can be put in.
 struct Labels {
     text: Vec<u8>,
-    cuts: [usize; 3],
+    cuts: [usize; 4],
 }
 
 impl Labels {
@@ -216,13 +225,14 @@ impl Labels {
             text.push(b'"');
             text.len()
         };
-        let behind_container = push("container=\"", names.container);
+        let behind_container = push("{container=\"", names.container);
         push(",id=\"", id);
         let behind_image = push(",image=\"", names.image);
         push(",name=\"", names.name);
         let behind_namespace = push(",namespace=\"", names.namespace);
-        push(",pod=\"", names.pod);
-        Self { text, cuts: [behind_container, behind_image, behind_namespace] }
+        let behind_pod = push(",pod=\"", names.pod);
+        text.extend_from_slice(LABELS_END);
+        Self { text, cuts: [behind_container, behind_image, behind_namespace, behind_pod] }
     }
 
     fn part(&self, from: usize, to: usize) -> &[u8] {
@@ -312,9 +322,7 @@ impl Series<'_, '_> {
             push_family(self.out, name, help, kind);
         }
         self.out.extend_from_slice(name.as_bytes());
-        self.out.push(b'{');
         self.labels(&entry.labels, extra);
-        self.out.extend_from_slice(b"} ");
         match value {
             Value::Count(number) => push_count(self.out, number),
             Value::Signed(number) => push_signed(self.out, number),
@@ -322,27 +330,24 @@ impl Series<'_, '_> {
             Value::Microseconds(number) => push_scaled(self.out, number, 6),
             Value::Milliseconds(number) => push_scaled(self.out, number, 3),
         }
-        match self.family.stamp {
-            Stamp::Reading => self.out.extend_from_slice(&entry.stamp),
-            Stamp::Page => {
-                self.out.push(b' ');
-                push_integer(self.out, entry.now.saturating_mul(1000));
-            }
-            Stamp::None => {}
-        }
-        self.out.push(b'\n');
+        let [of_reading, of_page] = &entry.ends;
+        self.out.extend_from_slice(match self.family.stamp {
+            Stamp::Reading => of_reading,
+            Stamp::Page => of_page,
+            Stamp::None => b"\n",
+        });
     }
 
     fn labels(&mut self, labels: &Labels, extra: &[Extra<'_>]) {
         if extra.is_empty() {
             return self.out.extend_from_slice(&labels.text);
         }
-        let [container, image, namespace] = labels.cuts;
+        let [container, image, namespace, pod] = labels.cuts;
         let parts = [
             (Behind::Container, 0, container),
             (Behind::Image, container, image),
             (Behind::Namespace, image, namespace),
-            (Behind::Pod, namespace, labels.text.len()),
+            (Behind::Pod, namespace, pod),
         ];
         for (behind, from, to) in parts {
             self.out.extend_from_slice(labels.part(from, to));
@@ -354,6 +359,7 @@ impl Series<'_, '_> {
                 self.out.push(b'"');
             }
         }
+        self.out.extend_from_slice(LABELS_END);
     }
 }
 

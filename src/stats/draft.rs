@@ -45,6 +45,16 @@ impl Draft {
         clocks(self).is_some_and(|now| clocks(other) == Some(now))
     }
 
+    /// The same at another time, with the settings of then.
+    pub fn again(&self, at: WallNs, settings: Settings) -> Self {
+        Self { at, settings, ..self.clone() }
+    }
+
+    /// Whether anything told of processor or memory.
+    pub fn tells(&self) -> bool {
+        self.cpu().is_some() || self.memory_usage.is_some() || self.memory_stat.is_some()
+    }
+
     /// Takes what stands in a file.
     pub fn take(&mut self, content: Content, text: &[u8]) {
         let number = || parse::number(text);

@@ -29,7 +29,7 @@ const MAX_FILE: usize = 1 << 20;
 /// A pair of looks closer than this says nothing about rates.
 const MIN_WINDOW_NS: i64 = 500_000_000;
 
-/// How long a group in which nothing runs is taken for what it was; in nanoseconds.
+/// How long a group in which nothing runs is taken for what it was, at most; in nanoseconds.
 const IDLE_NS: i64 = 60_000_000_000;
 
 /// What reading takes beside the group.
@@ -49,6 +49,11 @@ pub struct Tools<'a> {
 }
 
 impl Tools<'_> {
+    /// Whether there is anything to count in a file of a group below the root.
+    fn counts(&self, file: &ControlFile) -> bool {
+        self.counts_disks || file.tree != Tree::Blkio || file.content == Content::IoPressure
+    }
+
     /// Whether one more file may stay open; it counts from now on.
     fn may_open(&self) -> bool {
         let one_more = |open: usize| (open < self.max_open).then_some(open + 1);
@@ -81,6 +86,8 @@ pub struct Group {
     /// Its settings as of a look so deep, unless they were written since.
     pub settings: Option<(Depth, Settings)>,
     whole: Option<Whole>,
+    /// How deep the last look was, and when, if it found that nothing had run.
+    rested: Option<(Depth, WallNs)>,
     /// Who hears of that; nobody where the kernel cannot tell.
     pub watched: Vec<WatchDescriptor>,
     slots: Vec<Slot>,
@@ -102,6 +109,7 @@ impl Group {
             seen: None,
             settings: None,
             whole: None,
+            rested: None,
             watched: Vec::new(),
             slots: (0..files).map(|_| Slot::Closed).collect(),
             last: None,
@@ -118,7 +126,13 @@ impl Group {
 
     /// Reads its files; `None` where neither processor nor memory could be read.
     pub fn read(&mut self, depth: Depth, tools: &Tools<'_>, buffer: &mut Vec<u8>) -> Option<Seen> {
-        let (mounts, path, at) = (tools.mounts, self.path.clone(), (tools.now)());
+        let (path, at) = (self.path.clone(), (tools.now)());
+        if let Some((read, mut draft)) = self.resting(depth, at) {
+            let mut files = Files { path: &path, slots: &mut self.slots, tools, buffer, is_watched: true };
+            let is_missing = |file: &ControlFile| file.depth <= depth && file.depth > read;
+            files.read(&mut draft, |file| is_missing(file) && file.content.changes_alone() && tools.counts(file));
+            return self.told(draft, depth, tools);
+        }
         let is_of_use =
             |(seen, draft): &(Depth, Draft)| *seen < depth && (0..=YOUNG_NS).contains(&at.saturating_sub(draft.at));
         let (read, mut draft) = match self.seen.take().filter(is_of_use) {
@@ -134,35 +148,56 @@ impl Group {
             file.depth <= depth
                 && read.is_none_or(|read| file.depth > read)
                 && !(file.is_setting && known.is_some_and(|known| file.depth <= known))
-                && (tools.counts_disks || is_root || file.tree != Tree::Blkio || file.content == Content::IoPressure)
+                && (is_root || tools.counts(file))
         };
         let settled = read.is_none() && !is_root && known.is_some_and(|known| known >= depth);
-        let whole = self.whole.take_if(|whole| whole.depth < depth || at.saturating_sub(whole.draft.at) > IDLE_NS);
-        drop(whole);
+        let limit = self.longest_rest();
+        drop(self.whole.take_if(|whole| whole.depth < depth || at.saturating_sub(whole.draft.at) > limit));
         let before = self.whole.as_ref().filter(|whole| settled && whole.draft.at <= at);
         let mut files = Files { path: &path, slots: &mut self.slots, tools, buffer, is_watched };
         files.read(&mut draft, |file| is_wanted(file) && file.content.is_clock());
-        let idle = before.filter(|whole| draft.has_clocks_of(&whole.draft)).map(|whole| whole.draft.clone());
+        let idle = before.filter(|whole| draft.has_clocks_of(&whole.draft));
+        let idle = idle.map(|whole| whole.draft.again(at, draft.settings));
         let is_idle = idle.is_some();
-        if let Some(idle) = idle {
-            let settings = draft.settings;
-            draft = idle;
-            (draft.at, draft.settings) = (at, settings);
-        }
+        draft = idle.unwrap_or(draft);
         files.read(&mut draft, |file| {
             is_wanted(file) && !file.content.is_clock() && (!is_idle || file.content.changes_alone())
         });
-        let (cpu, memory) = (draft.cpu(), draft.memory(mounts.is_unified(), is_root.then_some(tools.machine)));
+        self.settings = is_watched.then(|| (known.map_or(depth, |known| known.max(depth)), draft.settings));
+        self.rested = is_idle.then_some((depth, at));
+        if !is_idle && draft.tells() {
+            self.seen = (depth < Depth::Full).then(|| (depth, draft.clone()));
+            self.whole = (!is_root && is_watched).then(|| Whole { depth, draft: draft.clone() });
+        }
+        self.told(draft, depth, tools)
+    }
+
+    /// For how long nothing need have run: not all groups are read whole by the same pass.
+    fn longest_rest(&self) -> i64 {
+        let share = i64::try_from(self.number % 32).unwrap_or_default();
+        IDLE_NS - share * (IDLE_NS / 64)
+    }
+
+    /// What a group that rested a moment ago is known for, and how deep it was looked at then.
+    fn resting(&mut self, depth: Depth, at: WallNs) -> Option<(Depth, Draft)> {
+        let (read, since) = self.rested.take()?;
+        let whole = self.whole.as_ref().filter(|whole| whole.depth >= depth)?;
+        let (_, settings) = self.settings.filter(|(known, _)| *known >= depth)?;
+        let is_young = (0..=YOUNG_NS).contains(&at.saturating_sub(since));
+        (read < depth && is_young).then(|| {
+            self.rested = Some((depth, since));
+            (read, whole.draft.again(since, settings))
+        })
+    }
+
+    fn told(&mut self, draft: Draft, depth: Depth, tools: &Tools<'_>) -> Option<Seen> {
+        let is_root = &*self.path == "/";
+        let (cpu, memory) = (draft.cpu(), draft.memory(tools.mounts.is_unified(), is_root.then_some(tools.machine)));
         if cpu.is_none() && memory.is_none() {
             return None;
         }
         let cpu = cpu.map(|cpu| Cpu { rate: self.rate_at(draft.at, cpu.times.usage_ns), ..cpu });
-        self.settings = is_watched.then(|| (known.map_or(depth, |known| known.max(depth)), draft.settings));
-        if !is_idle {
-            self.seen = (depth < Depth::Full).then(|| (depth, draft.clone()));
-            self.whole = (!is_root && is_watched).then(|| Whole { depth, draft: draft.clone() });
-        }
-        Some(Seen { path, reading: draft.finish(cpu, memory, self.made_at, depth) })
+        Some(Seen { path: self.path.clone(), reading: draft.finish(cpu, memory, self.made_at, depth) })
     }
 
     fn rate_at(&mut self, at: WallNs, usage_ns: u64) -> Option<u64> {

@@ -57,9 +57,9 @@ pub fn of_process(proc: &Path, pid: u32) -> Option<Network> {
 }
 
 fn read(path: &Path) -> Option<String> {
-    let mut bytes = Vec::with_capacity(1024);
+    let mut bytes = Vec::with_capacity(4096); // most tables: the kernel is asked once, and whether that was all
     File::open(path).ok()?.take(MAX_TABLE).read_to_end(&mut bytes).ok()?;
-    Some(String::from_utf8_lossy(&bytes).into_owned())
+    String::from_utf8(bytes).ok()
 }
 
 /// Reads `/proc/<pid>/net/dev`, without interfaces that only connect containers.
@@ -70,12 +70,14 @@ pub fn interfaces(table: &str) -> Vec<Interface> {
 /// ` eth0: bytes packets errs drop fifo frame compressed multicast | bytes packets errs drop …`
 fn interface(line: &str) -> Option<Interface> {
     let (name, numbers) = line.split_once(':')?;
-    let numbers: Vec<u64> = numbers.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
-    let direction = |first: usize| -> Option<Direction> {
-        let [bytes, packets, errors, dropped, ..] = numbers.get(first..)? else { return None };
-        Some(Direction { bytes: *bytes, packets: *packets, errors: *errors, dropped: *dropped })
+    let mut numbers = numbers.split_ascii_whitespace().map(|number| number.parse().ok());
+    let mut direction = |others: usize| -> Option<Direction> {
+        let mut next = || numbers.next().flatten();
+        let direction = Direction { bytes: next()?, packets: next()?, errors: next()?, dropped: next()? };
+        (0..others).try_for_each(|_| next().map(drop))?;
+        Some(direction)
     };
-    Some(Interface { name: name.trim().to_owned(), received: direction(0)?, sent: direction(8)? })
+    Some(Interface { name: name.trim().to_owned(), received: direction(4)?, sent: direction(0)? })
 }
 
 fn is_shown(name: &str) -> bool {

@@ -465,6 +465,11 @@ mod tests {
         file("memory.current", "11\n");
         assert_eq!(look(Depth::Full, 195).1, Some(50), "its memory is another");
         assert_eq!(look(Depth::Core, 200).0, 200);
+        file("cpu.stat", "usage_usec 7\n");
+        file("memory.peak", "60\n");
+        file("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n");
+        assert_eq!(look(Depth::Full, 201), (200, Some(50), Some(7)), "a look at one that rested is completed");
+        assert_eq!(look(Depth::Full, 203), (203, Some(60), Some(7)));
     }
 
     #[test]
