@@ -225,7 +225,7 @@ impl Statistics for StatsPages {
                 return Ok(stats::compressed(page.into(), compressed));
             }
         };
-        Ok(self.provider.metrics(page, format, compressed).await)
+        self.provider.metrics(page, format, compressed).await
     }
 
     fn process_start(&self) -> u64 {

@@ -1,51 +1,38 @@
 //! Work that blocks, with a deadline, and never more of it than a few: a thread that hangs with a
 //! disk cannot be stopped, but it need not be followed by others.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::Semaphore;
 
 /// Threads for one kind of work.
 #[derive(Clone)]
 pub struct Hands {
-    busy: Arc<AtomicUsize>,
-    max: usize,
-}
-
-struct Busy(Arc<AtomicUsize>);
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+    free: Arc<Semaphore>,
 }
 
 impl Hands {
     /// At most `max` at a time.
     pub fn new(max: usize) -> Self {
-        Self { busy: Arc::default(), max }
+        Self { free: Arc::new(Semaphore::new(max)) }
     }
 
-    /// Does the work in a thread; `None` where it takes longer than `limit`, panics, or too much hangs already.
+    /// Does the work in a thread; `None` where it takes longer than `limit`, the wait for a hand included, or panics.
     pub async fn work<T: Send + 'static>(
         &self,
         limit: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        if self.busy.fetch_add(1, Ordering::Relaxed) >= self.max {
-            self.busy.fetch_sub(1, Ordering::Relaxed);
-            return None;
-        }
-        let busy = Busy(self.busy.clone());
-        let task = tokio::task::spawn_blocking(move || {
-            let _busy = busy;
-            work()
-        });
-        tokio::time::timeout(limit, task).await.ok()?.ok()
+        let done = async {
+            let hand = self.free.clone().acquire_owned().await.ok()?;
+            // The hand is kept as long as the thread hangs, however long anybody waits for it.
+            let task = tokio::task::spawn_blocking(move || {
+                let _hand = hand;
+                work()
+            });
+            task.await.ok()
+        };
+        tokio::time::timeout(limit, done).await.ok().flatten()
     }
 }
 
@@ -65,11 +52,8 @@ mod tests {
             })
             .await;
         assert_eq!(stuck, None);
-        assert_eq!(hands.work(Duration::from_secs(60), || 1).await, None, "no hand is free");
+        assert_eq!(hands.work(Duration::from_millis(1), || 1).await, None, "no hand is free");
         drop(release);
-        while hands.busy.load(Ordering::Relaxed) > 0 {
-            tokio::task::yield_now().await;
-        }
         assert_eq!(hands.work(Duration::from_secs(60), || 1).await, Some(1));
     }
 }

@@ -184,12 +184,16 @@ impl StatsProvider {
     }
 
     /// A page of metrics in the form a scraper asks for.
-    pub async fn metrics(&self, page: MetricsPage, format: Format, compressed: Compressed) -> Bytes {
+    ///
+    /// # Errors
+    /// It could not be made in time: no page is empty.
+    pub async fn metrics(&self, page: MetricsPage, format: Format, compressed: Compressed) -> Result<Bytes, String> {
         let (plain, forms) = match page {
             MetricsPage::Resource => (self.resource_metrics().await, &self.inner.resource_forms),
             MetricsPage::Cadvisor => (self.cadvisor_metrics().await, &self.inner.cadvisor_forms),
         };
-        forms.of(plain, format, compressed, &self.inner.writers).await
+        let page = forms.of(plain, format, compressed, &self.inner.writers).await;
+        if page.is_empty() { Err(FAILED.to_owned()) } else { Ok(page) }
     }
 
     /// The page of `/metrics/resource`; a failure is told on the page.

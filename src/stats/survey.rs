@@ -166,9 +166,9 @@ impl Surveyor {
         for target in &targets {
             self.tried.insert(target.path.clone(), now);
         }
-        let (stopped, wedged) = (stop.clone(), self.wedged.clone());
-        wedged.fetch_add(1, Ordering::Relaxed);
+        let (stopped, wedged) = (stop.clone(), Wedged::raise(&self.wedged));
         let walk = tokio::task::spawn_blocking(move || {
+            let _wedged = wedged;
             let measure = |target: Target| {
                 let began = Instant::now();
                 let result = measured(&target, &clock, &stopped);
@@ -177,9 +177,7 @@ impl Surveyor {
                 }
                 (result, target.path)
             };
-            let results: Vec<_> = targets.into_iter().map(measure).collect();
-            wedged.fetch_sub(1, Ordering::Relaxed);
-            results
+            targets.into_iter().map(measure).collect::<Vec<_>>()
         });
         match tokio::time::timeout(WALK_LIMIT, walk).await {
             Ok(Ok(results)) => {
@@ -196,6 +194,22 @@ impl Surveyor {
             // It counts as wedged until it notices.
             Ok(Err(_)) | Err(_) => stop.store(true, Ordering::Relaxed),
         }
+    }
+}
+
+/// Counts a walk until it comes back, by whatever way.
+struct Wedged(Arc<AtomicUsize>);
+
+impl Wedged {
+    fn raise(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Wedged {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
