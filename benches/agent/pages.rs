@@ -177,7 +177,8 @@ async fn scraped(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     agent.until_running(110, PATIENCE).await?;
     let _populated = Population::new(&agent, &runtime.cri)?;
     let pause = Duration::from_secs(15);
-    tokio::time::sleep(pause).await;
+    // All pods came at once, and so do their first turns without cause, a minute later: not with a scrape, nor beside.
+    tokio::time::sleep(ground.options.amount(pause * 8, pause)).await;
     let rounds = ground.options.amount(4_u32, 2);
     let mut samples = Samples::default();
     let idle = share(&agent, tokio::time::sleep(pause * rounds).map(Ok)).await?;

@@ -18,14 +18,18 @@ pub fn push_family(out: &mut Vec<u8>, name: &str, help: &str, kind: &str) {
 
 /// A label's value between its quotes, escaped.
 pub fn push_label_value(out: &mut Vec<u8>, value: &str) {
-    for byte in value.bytes() {
-        match byte {
-            b'\\' => out.extend_from_slice(b"\\\\"),
-            b'\n' => out.extend_from_slice(b"\\n"),
-            b'"' => out.extend_from_slice(b"\\\""),
-            byte => out.push(byte),
-        }
+    let mut rest = value.as_bytes();
+    while let Some(at) = memchr::memchr3(b'\\', b'\n', b'"', rest) {
+        let (plain, special) = rest.split_at(at);
+        out.extend_from_slice(plain);
+        out.extend_from_slice(match special.first() {
+            Some(b'\\') => b"\\\\",
+            Some(b'\n') => b"\\n",
+            _ => b"\\\"",
+        });
+        rest = special.get(1..).unwrap_or_default();
     }
+    out.extend_from_slice(rest);
 }
 
 /// All digits of a number.
@@ -88,7 +92,10 @@ fn push_exponent(out: &mut Vec<u8>, significant: &[u8], exponent: usize) {
         out.extend_from_slice(rest);
     }
     out.extend_from_slice(b"e+");
-    out.extend_from_slice(format!("{exponent:02}").as_bytes());
+    if exponent < 10 {
+        out.push(b'0');
+    }
+    push_integer(out, u64::try_from(exponent).unwrap_or_default());
 }
 
 #[allow(clippy::cast_precision_loss, reason = "the format has no integers; the reference loses the same digits")]
