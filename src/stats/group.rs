@@ -1,7 +1,7 @@
 //! One group: its open files, and what the last looks saw.
 //!
 //! Of a group in which nothing ran and whose memory is what it was, nearly everything is what it
-//! was: such a group is read whole once a minute ([`IDLE_NS`]), and in between only its two clocks
+//! was: such a group is read whole every few minutes ([`IDLE_NS`]), and in between only its two clocks
 //! of processor and memory, and what the kernel counts for it without its doing.
 
 use std::{
@@ -30,7 +30,7 @@ const MAX_FILE: usize = 1 << 20;
 const MIN_WINDOW_NS: i64 = 500_000_000;
 
 /// How long a group in which nothing runs is taken for what it was, at most; in nanoseconds.
-const IDLE_NS: i64 = 60_000_000_000;
+const IDLE_NS: i64 = 180_000_000_000;
 
 /// What reading takes beside the group.
 pub struct Tools<'a> {
@@ -152,7 +152,11 @@ impl Group {
         };
         let settled = read.is_none() && !is_root && known.is_some_and(|known| known >= depth);
         let limit = self.longest_rest();
-        drop(self.whole.take_if(|whole| whole.depth < depth || at.saturating_sub(whole.draft.at) > limit));
+        // A shallower look leaves that to the next deep one, else all three pages would read the group whole.
+        let is_old = |whole: &Whole| {
+            at.saturating_sub(whole.draft.at) > if whole.depth > depth { limit.saturating_mul(2) } else { limit }
+        };
+        drop(self.whole.take_if(|whole| whole.depth < depth || is_old(whole)));
         let before = self.whole.as_ref().filter(|whole| settled && whole.draft.at <= at);
         let mut files = Files { path: &path, slots: &mut self.slots, tools, buffer, is_watched };
         files.read(&mut draft, |file| is_wanted(file) && file.content.is_clock());

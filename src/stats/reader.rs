@@ -34,7 +34,7 @@ pub const YOUNG_NS: i64 = 1_000_000_000;
 const WORTH_A_THREAD: usize = 64;
 /// With every so many passes settings are read again all the same, each pass those of some groups: what is written
 /// through the mount of another cgroup namespace nobody tells.
-const AGAIN: u64 = 32;
+const AGAIN: u64 = 128;
 /// What a look begins with.
 const BUFFER: usize = 16 << 10;
 
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_group_is_read_whole_once_a_minute() {
+    fn an_idle_group_is_read_whole_every_few_minutes() {
         let root = tempfile::tempdir().expect("a directory");
         lay(root.path(), "/a", &[]);
         let file = |name: &str, text: &str| {
@@ -459,17 +459,18 @@ mod tests {
         file("cpu.stat", "usage_usec 6\n");
         assert_eq!(look(Depth::Full, 130), (130, Some(30), Some(6)), "something ran");
         file("memory.peak", "40\n");
-        assert_eq!(look(Depth::Full, 189).1, Some(30));
-        assert_eq!(look(Depth::Full, 191).1, Some(40), "a minute is over");
+        assert_eq!(look(Depth::Full, 309).1, Some(30));
+        assert_eq!(look(Depth::Core, 311).1, Some(30), "the next deep look will tell");
+        assert_eq!(look(Depth::Full, 313).1, Some(40), "three minutes are over");
         file("memory.peak", "50\n");
         file("memory.current", "11\n");
-        assert_eq!(look(Depth::Full, 195).1, Some(50), "its memory is another");
-        assert_eq!(look(Depth::Core, 200).0, 200);
+        assert_eq!(look(Depth::Full, 315).1, Some(50), "its memory is another");
+        assert_eq!(look(Depth::Core, 320).0, 320);
         file("cpu.stat", "usage_usec 7\n");
         file("memory.peak", "60\n");
         file("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n");
-        assert_eq!(look(Depth::Full, 201), (200, Some(50), Some(7)), "a look at one that rested is completed");
-        assert_eq!(look(Depth::Full, 203), (203, Some(60), Some(7)));
+        assert_eq!(look(Depth::Full, 321), (320, Some(50), Some(7)), "a look at one that rested is completed");
+        assert_eq!(look(Depth::Full, 323), (323, Some(60), Some(7)));
     }
 
     #[test]
