@@ -13,4 +13,8 @@ pub mod mount_table;
 pub mod program;
 #[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]
 pub mod sampler;
+#[allow(unsafe_code, reason = "real-time signals have no safe constructor")]
+pub mod signal;
 pub mod sub_path;
+#[allow(unsafe_code, reason = "watching a descriptor has no safe interface")]
+pub mod watched;

@@ -1,12 +1,16 @@
 //! The seam between the shim's loop and whoever makes namespaces and processes.
 //!
 //! The loop must never block on one container's start: what is begun is a [`Launching`] that the loop polls by its
-//! report descriptor and whose helper it kills when the time is up. It reaps every child itself, helpers too: an
-//! implementation waits for no process after `begin_…` has returned.
+//! report descriptor and whose processes it kills when the time is up. It reaps every child itself, helpers too: an
+//! implementation waits for no process after `begin_…` has returned. (That is also why it kills itself: only it knows
+//! which numbers still stand for children.)
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    path::PathBuf,
+};
 
-use super::super::plan::{ExecPlan, Failure, LaunchPlan, Namespace, NamespacePlan};
+use super::super::plan::{ExecPlan, Failure, IdMap, LaunchPlan, Namespace, NamespacePlan};
 
 /// Namespaces that were made.
 #[derive(Debug, Default)]
@@ -24,20 +28,15 @@ pub struct Around<'a> {
     pub namespaces: &'a [(Namespace, OwnedFd)],
     /// The pod's process 1.
     pub init: Option<u32>,
+    /// How ids of the pod's user namespace are mapped.
+    pub users: Option<(IdMap, IdMap)>,
 }
 
 /// What a process reads and writes.
 #[derive(Debug)]
 pub enum Stdio {
-    /// Three descriptors.
-    Pipes {
-        /// Descriptor 0.
-        stdin: OwnedFd,
-        /// Descriptor 1.
-        stdout: OwnedFd,
-        /// Descriptor 2.
-        stderr: OwnedFd,
-    },
+    /// Descriptors 0, 1 and 2.
+    Files([OwnedFd; 3]),
     /// A terminal that is made inside the container.
     Terminal,
 }
@@ -48,7 +47,7 @@ pub struct Inside<'a> {
     /// Its first process.
     pub init: u32,
     /// The plan's control groups.
-    pub groups: &'a [std::path::PathBuf],
+    pub groups: &'a [PathBuf],
 }
 
 /// How far a start has come.
@@ -73,8 +72,8 @@ pub trait Launching {
     /// Readable when [`advance`](Self::advance) has something to do.
     fn report(&self) -> BorrowedFd<'_>;
 
-    /// The process to kill when it takes too long.
-    fn helper(&self) -> u32;
+    /// Children that work on it, to kill when it takes too long.
+    fn processes(&self) -> [Option<u32>; 2];
 
     /// Takes what was reported. Never blocks.
     fn advance(self: Box<Self>) -> Progress;

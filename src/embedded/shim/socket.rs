@@ -1,0 +1,163 @@
+//! Datagrams with descriptors over a local socket: what both sides of the protocol share.
+//!
+//! The socket's path may be longer than the kernel's 107 bytes allow: it is named through a descriptor of its folder.
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use rustix::{
+    cmsg_space,
+    fs::{Mode, OFlags},
+    io::{Errno, IoSlice, IoSliceMut},
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    },
+};
+
+use super::{plan::MAX_BODY, wire::HEADER};
+
+/// The control socket's name in a shim's folder.
+pub const NAME: &str = "ctl.sock";
+/// Most descriptors beside one datagram.
+pub const MAX_FDS: usize = 8;
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 8;
+
+/// What was received.
+#[derive(Debug)]
+pub enum Received {
+    /// A datagram and its descriptors.
+    Datagram(Vec<u8>, Vec<OwnedFd>),
+    /// Nothing now.
+    Nothing,
+    /// The other side has gone.
+    End,
+}
+
+/// Listens in a shim's folder, where only root may connect.
+///
+/// # Errors
+/// What the kernel says.
+pub fn listen(folder: &Path) -> io::Result<OwnedFd> {
+    let folder = rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    match rustix::fs::unlinkat(&folder, NAME, rustix::fs::AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let socket = new_socket()?;
+    rustix::net::bind(&socket, &address(&folder)?)?;
+    rustix::fs::chmodat(&folder, NAME, Mode::RUSR | Mode::WUSR, rustix::fs::AtFlags::empty())?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Connects to the shim of a folder. Does not block: the kernel queues the connection or refuses.
+///
+/// # Errors
+/// What the kernel says: nobody listens, or too many wait.
+pub fn connect(folder: &Path) -> io::Result<OwnedFd> {
+    let folder = rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let socket = new_socket()?;
+    rustix::net::connect(&socket, &address(&folder)?)?;
+    Ok(socket)
+}
+
+fn address(folder: &OwnedFd) -> io::Result<SocketAddrUnix> {
+    Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{NAME}", folder.as_raw_fd()))?)
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    enlarge(&socket);
+    Ok(socket)
+}
+
+/// A datagram must fit into the sender's buffer as a whole. Where the large one is refused long plans fail with a
+/// message that says so.
+fn enlarge(socket: &OwnedFd) {
+    let wanted = 2 * (MAX_BODY + HEADER);
+    if sockopt::set_socket_send_buffer_size_force(socket, wanted).is_err() {
+        let _ = sockopt::set_socket_send_buffer_size(socket, wanted); // as much as there is
+    }
+}
+
+/// Accepts a connection; none: nobody waits any more. Those of other users are closed.
+///
+/// # Errors
+/// What the kernel says.
+pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = match rustix::net::accept_with(listener, flags) {
+        Ok(socket) => socket,
+        Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    enlarge(&socket);
+    let peer = sockopt::socket_peercred(&socket)?;
+    Ok((peer.uid == rustix::process::geteuid()).then_some(socket))
+}
+
+/// Sends a datagram with descriptors; false: there is no room now.
+///
+/// # Errors
+/// What the kernel says; [`io::ErrorKind::BrokenPipe`] where the other side has gone.
+pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    match rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags) {
+        Ok(_) => Ok(true),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Receives a datagram without waiting.
+///
+/// # Errors
+/// What the kernel says, or that the datagram is too long.
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
+    let peek = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+    let length = match rustix::net::recv(socket, &mut [0_u8; 0][..], peek) {
+        Ok((_, length)) => length,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+        Err(Errno::CONNRESET) => return Ok(Received::End),
+        Err(e) => return Err(e.into()),
+    };
+    if length > MAX_BODY + HEADER {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a message of {length} bytes")));
+    }
+    let mut bytes = vec![0; length];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
+        Ok(received) => received,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+        Err(Errno::CONNRESET) => return Ok(Received::End),
+        Err(e) => return Err(e.into()),
+    };
+    let fds: Vec<OwnedFd> = ancillary
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    // An end and an empty datagram look alike; nobody sends the latter.
+    if received.bytes == 0 && fds.is_empty() {
+        return Ok(Received::End);
+    }
+    bytes.truncate(received.bytes);
+    Ok(Received::Datagram(bytes, fds))
+}

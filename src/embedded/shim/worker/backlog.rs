@@ -1,0 +1,85 @@
+//! What a slow reader has not taken yet: bounded, and it knows for how long it has been full. Pure.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+/// Most bytes held for one client. Spec 09a §4.
+pub const MOST: usize = 1 << 20;
+/// A client whose buffer stays full for that long is dropped.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes that wait.
+#[derive(Debug, Default)]
+pub struct Backlog {
+    held: VecDeque<u8>,
+    full_since: Option<Instant>,
+}
+
+impl Backlog {
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// How many bytes wait.
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Adds what fits into `room`; the rest is lost to this client.
+    pub fn push(&mut self, bytes: &[u8], room: usize, now: Instant) {
+        let fits = bytes.len().min(room);
+        self.held.extend(bytes.iter().take(fits));
+        if fits < bytes.len() && self.full_since.is_none() {
+            self.full_since = Some(now);
+        }
+    }
+
+    /// The bytes that are next.
+    pub fn front(&self) -> &[u8] {
+        self.held.as_slices().0
+    }
+
+    /// Forgets bytes that were taken.
+    pub fn taken(&mut self, count: usize) {
+        if count == 0 {
+            return;
+        }
+        self.held.drain(..count.min(self.held.len()));
+        self.full_since = None;
+        if self.held.is_empty() {
+            self.held = VecDeque::new(); // a slow reader's megabyte is not kept
+        }
+    }
+
+    /// When the client is dropped, should it take nothing until then.
+    pub fn dropped_at(&self) -> Option<Instant> {
+        self.full_since.map(|since| since + PATIENCE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backlog_is_full_until_something_is_taken() {
+        let start = Instant::now();
+        let mut backlog = Backlog::default();
+        backlog.push(b"abc", 10, start);
+        assert_eq!((backlog.len(), backlog.dropped_at()), (3, None));
+        backlog.push(b"defg", 2, start);
+        assert_eq!((backlog.len(), backlog.dropped_at()), (5, Some(start + PATIENCE)));
+        backlog.push(b"h", 0, start + Duration::from_secs(5));
+        assert_eq!(backlog.dropped_at(), Some(start + PATIENCE), "since the first");
+        backlog.taken(0);
+        assert_eq!(backlog.dropped_at(), Some(start + PATIENCE));
+        assert_eq!(backlog.front(), b"abcde");
+        backlog.taken(2);
+        assert_eq!((backlog.front(), backlog.dropped_at()), (&b"cde"[..], None));
+        backlog.taken(9);
+        assert!(backlog.is_empty());
+    }
+}

@@ -1,0 +1,76 @@
+//! What a daemon has not acknowledged yet. Pure.
+
+use std::collections::VecDeque;
+
+use super::super::plan::{Event, Exit, Target};
+
+/// Events in the order in which they happened; told again to every new daemon until acknowledged.
+#[derive(Debug, Default)]
+pub struct Events {
+    last: u64,
+    waiting: VecDeque<Event>,
+    /// The last one this daemon was told.
+    told: u64,
+}
+
+impl Events {
+    /// Something ended.
+    pub fn push(&mut self, of: Target, exit: Exit) {
+        self.last += 1;
+        self.waiting.push_back(Event { number: self.last, of, exit });
+    }
+
+    /// Those up to this number need not be told again.
+    pub fn acknowledge(&mut self, number: u64) {
+        while self.waiting.front().is_some_and(|event| event.number <= number) {
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Another daemon: it knows nothing.
+    pub fn start_over(&mut self) {
+        self.told = 0;
+    }
+
+    /// The next to tell.
+    pub fn next(&self) -> Option<&Event> {
+        self.waiting.iter().find(|event| event.number > self.told)
+    }
+
+    /// That one was told.
+    pub fn told(&mut self, number: u64) {
+        self.told = self.told.max(number);
+    }
+
+    /// The first `most` that wait, for the answer to the greeting; the others follow by themselves.
+    pub fn greeting(&mut self, most: usize) -> Vec<Event> {
+        let events: Vec<Event> = self.waiting.iter().take(most).cloned().collect();
+        self.told = events.last().map_or(self.told, |event| event.number);
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_told_until_acknowledged() {
+        let exit = Exit { code: 0, is_signal: false, at_ns: 0, is_oom: false, oom_kills: 0, lost_lines: 0 };
+        let mut events = Events::default();
+        for name in ["a", "b", "c"] {
+            events.push(Target::Container(name.to_owned()), exit);
+        }
+        assert_eq!(events.next().map(|e| e.number), Some(1));
+        events.told(1);
+        assert_eq!(events.next().map(|e| e.number), Some(2));
+        events.acknowledge(1);
+        events.start_over();
+        assert_eq!(events.greeting(1).len(), 1);
+        assert_eq!(events.next().map(|e| e.number), Some(3), "the greeting told of 2");
+        events.acknowledge(9);
+        assert_eq!(events.next(), None);
+        events.push(Target::Init, exit);
+        assert_eq!(events.next().map(|e| e.number), Some(4), "numbers are not used again");
+    }
+}

@@ -1,0 +1,147 @@
+//! A container's log file: one write for each record, opened anew when asked.
+//!
+//! A file that was renamed is written on until then. What cannot be written is dropped and counted, and the next record
+//! is tried again: a full disk must not stop a container. Behaviour: spec 09a §13.
+
+use std::{
+    fs, io,
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use rustix::{
+    fs::{FileType, Mode, OFlags},
+    io::IoSlice,
+};
+
+use super::record::{self, Tag};
+
+/// A container's log; both its streams write to it.
+#[derive(Debug)]
+pub struct Log {
+    target: Option<(PathBuf, OwnedFd)>,
+    lost: u64,
+    /// Whether the last record was cut off by a full disk: the next begins with a line's end.
+    is_torn: bool,
+}
+
+impl Log {
+    /// Opens it; without a path what is written is dropped, and not counted.
+    ///
+    /// # Errors
+    /// What the file system says, with the path.
+    pub fn open(path: Option<&Path>) -> io::Result<Self> {
+        let target = path.map(|path| open(path).map(|file| (path.to_owned(), file))).transpose()?;
+        Ok(Self { target, lost: 0, is_torn: false })
+    }
+
+    /// Opens the path anew; only then the old file is closed.
+    ///
+    /// # Errors
+    /// What the file system says; the old file is kept then.
+    pub fn reopen(&mut self) -> io::Result<()> {
+        if let Some((path, file)) = &mut self.target {
+            *file = open(path)?;
+            self.is_torn = false;
+        }
+        Ok(())
+    }
+
+    /// Writes a record, stamped with the time it is now. Tells of the first record that is lost.
+    pub fn write(&mut self, stream: &[u8; 6], tag: Tag, content: &[u8]) -> Option<io::Error> {
+        let (_, file) = self.target.as_ref()?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let head = record::head(now, stream, tag);
+        let mend: &[u8] = if self.is_torn { b"\n" } else { b"" };
+        let whole = mend.len() + head.len() + content.len() + 1;
+        let parts = [IoSlice::new(mend), IoSlice::new(&head), IoSlice::new(content), IoSlice::new(b"\n")];
+        let error = match rustix::io::writev(file, &parts) {
+            Ok(written) if written == whole => {
+                self.is_torn = false;
+                return None;
+            }
+            Ok(written) => {
+                self.is_torn = written > 0;
+                io::Error::from(io::ErrorKind::StorageFull)
+            }
+            Err(e) => e.into(),
+        };
+        self.lost = self.lost.saturating_add(1);
+        (self.lost == 1).then_some(error)
+    }
+
+    /// Closes it; what is written from now on is dropped.
+    pub fn close(&mut self) {
+        self.target = None;
+    }
+
+    /// Records that could not be written.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+}
+
+/// Opens a log for appending, with the folders above it. A pipe or a link put there by somebody is refused.
+fn open(path: &Path) -> io::Result<OwnedFd> {
+    let tell = |e: io::Error| io::Error::new(e.kind(), format!("open log {}: {e}", path.display()));
+    if let Some(folder) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(tell)?;
+    }
+    let flags =
+        OFlags::APPEND | OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o640)).map_err(|e| tell(e.into()))?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&file).map_err(|e| tell(e.into()))?.st_mode);
+    if kind != FileType::RegularFile {
+        return Err(tell(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(path: &Path) -> Vec<String> {
+        let text = fs::read_to_string(path).expect("readable");
+        text.lines().map(|line| line.get(31..).expect("a stamp").to_owned()).collect()
+    }
+
+    /// AC-09a-X13
+    #[test]
+    fn a_renamed_file_is_written_until_the_log_is_opened_anew() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, old) = (folder.path().join("a/b/0.log"), folder.path().join("a/b/0.log.1"));
+        let mut log = Log::open(Some(&path)).expect("opened");
+        assert!(log.write(b"stdout", Tag::Full, b"one").is_none());
+        fs::rename(&path, &old).expect("renamed");
+        assert!(log.write(b"stderr", Tag::Partial, b"two").is_none());
+        assert!(!path.exists());
+        log.reopen().expect("opened");
+        assert!(log.write(b"stdout", Tag::Full, b"").is_none());
+        assert_eq!(lines(&old), ["stdout F one", "stderr P two"]);
+        assert_eq!(lines(&path), ["stdout F "]);
+        assert_eq!(log.lost(), 0);
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_opened_anew_goes_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, old) = (folder.path().join("0.log"), folder.path().join("1.log"));
+        let mut log = Log::open(Some(&path)).expect("opened");
+        fs::rename(&path, &old).expect("renamed");
+        std::os::unix::fs::symlink("/dev/null", &path).expect("a link");
+        log.reopen().expect_err("a link");
+        assert!(log.write(b"stdout", Tag::Full, b"still").is_none());
+        assert_eq!(lines(&old), ["stdout F still"]);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_counted() {
+        let full = rustix::fs::open("/dev/full", OFlags::WRONLY, Mode::empty()).expect("a device");
+        let mut log = Log { target: Some((PathBuf::from("/dev/full"), full)), lost: 0, is_torn: false };
+        assert!(log.write(b"stdout", Tag::Full, b"x").is_some());
+        assert!(log.write(b"stdout", Tag::Full, b"x").is_none(), "told once");
+        assert_eq!(log.lost(), 2);
+    }
+}

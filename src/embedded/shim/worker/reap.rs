@@ -1,0 +1,133 @@
+//! Children that have ended: whose they were, and what is told of it.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::process::{WaitOptions, WaitStatus};
+
+use super::{
+    super::{
+        exit_record::ExitRecord,
+        plan::{Exit, Processes, Target},
+    },
+    Worker,
+    container::{Container, DRAIN, State},
+    groups, journal,
+    memory::Memory,
+    verdict::Ending,
+};
+
+/// Ends that are kept while something is being started.
+const MOST_UNCLAIMED: usize = 256;
+
+/// How a child ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// 0 to 255; 128 and more for signals.
+    pub code: i32,
+    /// Whether a signal ended it.
+    pub is_signal: bool,
+    /// Wall time, nanoseconds since the epoch.
+    pub at_ns: i64,
+}
+
+impl Ended {
+    fn of(status: WaitStatus) -> Option<Self> {
+        let at_ns = wall_ns();
+        match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Some(Self { code, is_signal: false, at_ns }),
+            (None, Some(signal)) => Some(Self { code: 128 + signal, is_signal: true, at_ns }),
+            (None, None) => None,
+        }
+    }
+
+    fn exit(self) -> Exit {
+        let Self { code, is_signal, at_ns } = self;
+        Exit { code, is_signal, at_ns, is_oom: false, oom_kills: 0, lost_lines: 0 }
+    }
+}
+
+/// Wall time, nanoseconds since the epoch.
+pub(super) fn wall_ns() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
+}
+
+impl Worker<'_> {
+    /// Reaps all that have ended. What is being started is looked at first: who has executed its program may have ended
+    /// already, and is known then.
+    pub(super) fn reap(&mut self, now: Instant) {
+        self.advance_starts(now);
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            let pid = u32::try_from(pid.as_raw_nonzero().get()).unwrap_or_default();
+            if let Some(ended) = Ended::of(status) {
+                self.ended(pid, ended, now);
+            }
+        }
+    }
+
+    /// A child ended.
+    pub(super) fn ended(&mut self, pid: u32, ended: Ended, now: Instant) {
+        if self.pod.init == Some(pid) {
+            self.pod.init = None;
+            self.events.push(Target::Init, ended.exit());
+            return;
+        }
+        for container in self.containers.values_mut() {
+            if container.is_running() && container.started.pid == pid {
+                let exit = last_words(container, ended, now);
+                let record = ExitRecord::of(container.started, exit);
+                if let Err(e) = record.write(&self.folder, &container.id) {
+                    journal::say(&format!("container {}: its end is not on record: {e}", container.id));
+                }
+                container.state = State::Draining { exit, until: now + DRAIN };
+                return;
+            }
+            let id = container.execs.iter().find(|(_, exec)| **exec == pid).map(|(id, _)| id.clone());
+            if let Some(id) = id {
+                container.execs.remove(&id);
+                self.events.push(Target::Exec(container.id.clone(), id), ended.exit());
+                return;
+            }
+        }
+        if !self.starts.is_empty() && self.unclaimed.len() < MOST_UNCLAIMED {
+            self.unclaimed.push((pid, ended));
+        }
+    }
+
+    /// Containers of which everything was read are over.
+    pub(super) fn conclude(&mut self, now: Instant) {
+        for container in self.containers.values_mut() {
+            let State::Draining { mut exit, until } = container.state else { continue };
+            if !container.is_drained() && now < until {
+                continue;
+            }
+            container.release();
+            exit.lost_lines = container.log.lost();
+            if exit.lost_lines > 0 {
+                let record = ExitRecord::of(container.started, exit);
+                // Only the count is missing from the one that is there.
+                let _ = record.write(&self.folder, &container.id);
+            }
+            container.state = State::Ended { exit, since: now };
+            self.events.push(Target::Container(container.id.clone()), exit);
+        }
+    }
+}
+
+/// What is to be known of a container whose first process has ended; kills what it left behind.
+fn last_words(container: &mut Container, ended: Ended, now: Instant) -> Exit {
+    let is_late_kill = container.memory.as_mut().is_some_and(|memory| memory.last_look(now));
+    let ending = Ending {
+        code: ended.code,
+        is_ours: container.is_killed,
+        last_kill: container.memory.as_ref().and_then(Memory::last_kill),
+        is_late_kill,
+    };
+    let oom_kills = container.memory.as_ref().map_or(0, Memory::kills);
+    // A process namespace of its own has taken them along.
+    if container.processes != Processes::Own {
+        groups::kill(&container.groups);
+    }
+    container.ends.input.closed();
+    Exit { is_oom: ending.is_oom(now), oom_kills, ..ended.exit() }
+}

@@ -1,0 +1,87 @@
+//! What a container's first process reads and writes, and the shim's ends of it.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{Gid, Mode, OFlags, Uid},
+    pipe::{PipeFlags, pipe_with},
+};
+
+use super::{
+    super::plan::{IdMap, LaunchPlan},
+    input::Input,
+    launcher::Stdio,
+    output::Output,
+};
+
+/// The shim's ends.
+#[derive(Debug)]
+pub struct Ends {
+    /// Its stdin.
+    pub input: Input,
+    /// What it writes: stdout and stderr, or its terminal.
+    pub outputs: [Option<Output>; 2],
+}
+
+/// Makes pipes, where it has no terminal. They belong to the container's user, so that it can open `/dev/stdout`.
+///
+/// # Errors
+/// Where there are no descriptors left.
+pub fn make(plan: &LaunchPlan, users: Option<(IdMap, IdMap)>) -> io::Result<(Stdio, Option<Ends>)> {
+    if plan.process.terminal.is_some() {
+        return Ok((Stdio::Terminal, None));
+    }
+    let (stdin, input) = if plan.stdin {
+        let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+        (theirs, Some(ours))
+    } else {
+        (rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?, None)
+    };
+    let (out, stdout) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (err, stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+    let owner = |id: u32, map: Option<IdMap>| map.map_or(Some(id), |map| outside(id, map));
+    let uid = owner(plan.process.uid, users.map(|(users, _)| users)).map(Uid::from_raw);
+    let gid = owner(plan.process.gid, users.map(|(_, groups)| groups)).map(Gid::from_raw);
+    for pipe in [&out, &err].into_iter().chain(&input) {
+        rustix::io::ioctl_fionbio(pipe, true)?;
+        // Not permitted without root: then there is one user only.
+        let _ = rustix::fs::fchown(pipe, uid, gid);
+    }
+    let outputs = [Some(Output::new(out, plan.longest_record)), Some(Output::new(err, plan.longest_record))];
+    Ok((Stdio::Files([stdin, stdout, stderr]), Some(Ends { input: Input::new(input, plan.stdin_once), outputs })))
+}
+
+/// The shim's end of a terminal.
+///
+/// # Errors
+/// Where there are no descriptors left.
+pub fn of_terminal(master: &OwnedFd, has_stdin: bool, longest_record: usize) -> io::Result<Ends> {
+    rustix::io::ioctl_fionbio(master, true)?;
+    let input = has_stdin.then(|| master.as_fd().try_clone_to_owned()).transpose()?;
+    let output = master.as_fd().try_clone_to_owned()?;
+    // The end of a client's input never closes a terminal.
+    Ok(Ends { input: Input::new(input, false), outputs: [Some(Output::new(output, longest_record)), None] })
+}
+
+/// An id of the host for one inside; none where it is not mapped.
+fn outside(id: u32, map: IdMap) -> Option<u32> {
+    let offset = id.checked_sub(map.inside).filter(|offset| *offset < map.count)?;
+    map.outside.checked_add(offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_mapped_to_those_of_the_host() {
+        let map = IdMap { inside: 10, outside: 1000, count: 5 };
+        for (id, expected) in [(10, Some(1000)), (14, Some(1004)), (15, None), (9, None)] {
+            assert_eq!(outside(id, map), expected, "{id}");
+        }
+        assert_eq!(outside(4, IdMap { inside: 0, outside: u32::MAX, count: 9 }), None);
+    }
+}

@@ -1,0 +1,45 @@
+//! A shim as a process of its own: the real loop, driven by the real client, starting plain processes.
+//!
+//! This program is also the shim it starts: with the argument of a folder it runs the loop there. Hence no test harness:
+//! the loop needs a process with one thread.
+
+mod plain;
+mod rig;
+mod tests;
+
+use std::{os::fd::AsFd, panic::catch_unwind, path::Path, process::ExitCode};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(folder) = arguments.first().filter(|first| first.starts_with('/')) {
+        return run_shim(Path::new(folder));
+    }
+    let wanted: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str()));
+    if arguments.iter().any(|argument| argument == "--list") {
+        tests::ALL.iter().for_each(|(name, _)| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
+    let mut failed = Vec::new();
+    for (name, test) in tests::ALL.iter().filter(|(name, _)| is_wanted(name)) {
+        let verdict = if catch_unwind(test).is_ok() { "ok" } else { "FAILED" };
+        println!("test {name} ... {verdict}");
+        failed.extend((verdict != "ok").then_some(*name));
+    }
+    if failed.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    println!("failed: {}", failed.join(", "));
+    ExitCode::FAILURE
+}
+
+fn run_shim(folder: &Path) -> ExitCode {
+    let listener = std::io::stdin().as_fd().try_clone_to_owned().expect("the socket");
+    match berth::embedded::shim::worker::run(folder, listener, &plain::Plain) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("{e}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The launcher of tests: it starts plain processes of this machine, with no namespaces and no root of their own.
+//!
+//! `slow` in front of a program's name holds its start back for ever, as a mount that hangs would.
+
+use std::{
+    fs,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    process::Command,
+};
+
+use berth::embedded::shim::{
+    plan::{ExecPlan, Failure, FailureKind, LaunchPlan, NamespacePlan, Process},
+    worker::launcher::{Around, Inside, Launcher, Launching, Made, Progress, Stdio},
+};
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
+/// Starts plain processes.
+pub struct Plain;
+
+struct Started {
+    report: OwnedFd,
+    pid: u32,
+    is_slow: bool,
+}
+
+impl Launcher for Plain {
+    fn make_namespaces(&self, _: &NamespacePlan) -> Result<Made, Failure> {
+        Ok(Made::default())
+    }
+
+    fn begin_launch(&self, plan: &LaunchPlan, _: Around<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+        start(&plan.process, stdio)
+    }
+
+    fn begin_exec(&self, plan: &ExecPlan, inside: Inside<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+        assert!(inside.init > 1, "a process to join");
+        start(&plan.process, stdio)
+    }
+}
+
+impl Launching for Started {
+    fn report(&self) -> BorrowedFd<'_> {
+        self.report.as_fd()
+    }
+
+    fn processes(&self) -> [Option<u32>; 2] {
+        [Some(self.pid), None]
+    }
+
+    fn advance(self: Box<Self>) -> Progress {
+        if self.is_slow {
+            return Progress::Pending(self);
+        }
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).expect("it is ours to reap");
+        let after = stat.rsplit(')').next().expect("a name");
+        let start_ticks = after.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).expect("field 22");
+        Progress::Started { pid: self.pid, start_ticks, terminal: None }
+    }
+}
+
+fn start(process: &Process, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+    let (first, rest) = process.args.split_first().expect("a program");
+    let is_slow = first == "slow";
+    let (program, arguments) = if is_slow { ("sleep", &["1000".to_owned()][..]) } else { (&**first, rest) };
+    let mut command = Command::new(program);
+    command.args(arguments).process_group(0);
+    let Stdio::Files([stdin, stdout, stderr]) = stdio else {
+        let text = "no terminals here".to_owned();
+        return Err(Failure { kind: FailureKind::Other, text });
+    };
+    command.stdin(stdin).stdout(stdout).stderr(stderr);
+    // The loop blocks all signals; its children must not. One that comes meanwhile would be lost to the loop.
+    let mut kept = SigSet::empty();
+    kept.add(Signal::SIGCHLD);
+    let blocked = kept.thread_swap_mask(SigmaskHow::SIG_SETMASK).expect("a mask");
+    let child = command.spawn();
+    blocked.thread_set_mask().expect("a mask");
+    let child = child.map_err(|_| Failure {
+        kind: FailureKind::Program,
+        text: format!("exec: {program:?}: executable file not found in $PATH"),
+    })?;
+    let (report, held) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
+    if is_slow {
+        std::mem::forget(held); // nothing is ever reported
+    }
+    Ok(Box::new(Started { report, pid: child.id(), is_slow }))
+}
