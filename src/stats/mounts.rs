@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     fn mount(target: &str, kind: &str, options: &str) -> Mount {
-        Mount { target: target.into(), kind: kind.into(), is_shared: false, options: options.into() }
+        Mount { target: target.into(), kind: kind.into(), is_shared: false, is_slave: false, options: options.into() }
     }
 
     #[test]

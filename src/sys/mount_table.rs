@@ -18,6 +18,8 @@ pub struct Mount {
     pub kind: String,
     /// Whether it belongs to a peer group (`shared:`).
     pub is_shared: bool,
+    /// Whether it receives from another peer group (`master:`).
+    pub is_slave: bool,
     /// Options of the file system itself, e.g. `rw,cpu,cpuacct`.
     pub options: String,
 }
@@ -49,9 +51,16 @@ fn mount(line: &[u8]) -> Option<Mount> {
     let target = unescaped(fields.get(4)?);
     let separator = fields.iter().position(|field| *field == b"-")?;
     let kind = String::from_utf8_lossy(fields.get(separator.checked_add(1)?)?).into_owned();
-    let is_shared = fields.get(6..separator)?.iter().any(|field| field.starts_with(b"shared:"));
+    let tags = fields.get(6..separator)?;
+    let has = |tag: &[u8]| tags.iter().any(|field| field.starts_with(tag));
     let options = fields.get(separator.checked_add(3)?).map(|o| String::from_utf8_lossy(o).into_owned());
-    Some(Mount { target: OsString::from_vec(target).into(), kind, is_shared, options: options.unwrap_or_default() })
+    Some(Mount {
+        target: OsString::from_vec(target).into(),
+        kind,
+        is_shared: has(b"shared:"),
+        is_slave: has(b"master:"),
+        options: options.unwrap_or_default(),
+    })
 }
 
 /// Blank, tab, newline and backslash are written as three octal digits.
@@ -86,8 +95,20 @@ mod tests {
         assert_eq!(
             parse(text),
             [
-                Mount { target: "/a b".into(), kind: "ext3".into(), is_shared: true, options: "rw".into() },
-                Mount { target: "/".into(), kind: "tmpfs".into(), is_shared: false, options: "rw".into() },
+                Mount {
+                    target: "/a b".into(),
+                    kind: "ext3".into(),
+                    is_shared: true,
+                    is_slave: true,
+                    options: "rw".into()
+                },
+                Mount {
+                    target: "/".into(),
+                    kind: "tmpfs".into(),
+                    is_shared: false,
+                    is_slave: false,
+                    options: "rw".into()
+                },
             ]
         );
         assert_eq!(unescaped(b"a\\\\1\\134\\0"), b"a\\\\1\\\\0");
