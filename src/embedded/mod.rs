@@ -4,5 +4,6 @@
 //! is held by one small process per pod, the shim, which survives the agent. Behaviour: spec 09, 09a, 09b.
 
 pub mod launch;
+pub mod seccomp;
 pub mod shim;
 pub mod store;

@@ -9,4 +9,27 @@
 //! Decisions are pure, a file for each concern, and refuse with the exact texts of the specification; what has to be
 //! looked up on the host is gathered before. Nothing here has state. Behaviour: spec 09a §2.3, §2.4, §3.2, §6-§9.
 
+pub mod args;
+pub mod capabilities;
+pub mod cdi;
+pub mod devices;
+pub mod environment;
+pub mod facts;
+pub mod find;
+pub mod host;
 pub mod image;
+pub mod limits;
+pub mod mounts;
+pub mod namespaces;
+pub mod plan;
+pub mod refusal;
+pub mod security;
+#[cfg(test)]
+mod testing;
+pub mod users;
+
+pub use facts::{Found, Groups, Host, Inputs, Place, Sandbox, TargetContainer};
+pub use image::ImageConfig;
+pub use namespaces::namespaces;
+pub use plan::{Launch, exec, launch};
+pub use refusal::{Refusal, RefusalKind};
