@@ -58,8 +58,10 @@ fn conditions(machine: Machine, capabilities: &[&'static str]) -> Conditions {
     Conditions { machine, capabilities: capabilities.to_vec(), kernel: (6, 12), has_spec_allow: true }
 }
 
-/// Calls of each section, and its newest number.
-static TABLES: LazyLock<BTreeMap<Section, (BTreeMap<&'static str, u32>, u32)>> = LazyLock::new(|| {
+/// Calls of a section, and its newest number.
+type Table = (BTreeMap<&'static str, u32>, u32);
+
+static TABLES: LazyLock<BTreeMap<Section, Table>> = LazyLock::new(|| {
     let sections = [Machine::X86_64, Machine::Aarch64, Machine::Riscv64].map(Machine::sections).concat();
     sections.into_iter().map(|section| (section, (section.calls(), section.newest()))).collect()
 });
