@@ -7,7 +7,12 @@ pub mod beneath;
 pub mod cgroup;
 #[allow(unsafe_code, reason = "the allocator has no safe interface")]
 pub mod heap;
+pub mod in_root;
+#[allow(unsafe_code, reason = "interface requests have no safe interface")]
+pub mod interface;
 pub mod machine;
+#[allow(unsafe_code, reason = "mount_setattr has no safe interface")]
+pub mod mount_api;
 pub mod mount_table;
 #[allow(unsafe_code, reason = "unmapping has no safe interface")]
 pub mod program;
@@ -15,6 +20,8 @@ pub mod program;
 pub mod sampler;
 #[allow(unsafe_code, reason = "real-time signals have no safe constructor")]
 pub mod signal;
+#[allow(unsafe_code, reason = "processes without a program have no safe interface")]
+pub mod spawn;
 pub mod sub_path;
 #[allow(unsafe_code, reason = "watching a descriptor has no safe interface")]
 pub mod watched;

@@ -9,6 +9,7 @@
 //! The daemon decides everything and tells it as a [`plan`]; the shim's own program is `src/bin/berth-shim.rs`, small
 //! and without an async runtime. Behaviour: spec 09 §2, 09a §10-§14.
 
+pub mod child;
 pub mod client;
 pub mod exit_record;
 pub mod plan;

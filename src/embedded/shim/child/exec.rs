@@ -1,0 +1,167 @@
+//! Another process in a running container (spec 09a §11, steps 1 to 4).
+//!
+//! A joiner enters the container's control group and, by the descriptor of its first process, all its namespaces at
+//! once; its child, in the process namespace too, becomes the program, under the same filter and with the same rights
+//! as the plan says for the container.
+
+use std::{
+    fs,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{CWD, Mode, OFlags},
+    process::setsid,
+    thread::ThreadNameSpaceType,
+};
+
+use super::{
+    Launching, Stdio,
+    finalise::{self, Last},
+    identity,
+    join::{self, Born},
+    launch::{Go, announce, give, tell},
+    report::{self, Reporter},
+    terminal,
+    told::{Step, Told, failure},
+};
+use crate::{
+    embedded::shim::plan::{ExecPlan, Failure, IdMap},
+    sys::spawn::{self, Alone, Kin},
+};
+
+/// Starts a process in the container whose first process is `init`, a child of the shim that is not reaped yet.
+///
+/// # Errors
+/// If the shim has more than one thread, the container has ended, or no process can be made.
+pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) -> Step<Launching> {
+    let alone = Alone::check().told(|| "start a process")?;
+    let target = join::process(init)?;
+    let (reports, reporter) = report::pair()?;
+    let group = join::birth_group(groups)?;
+    let helper = join::spawn_into(alone, group.as_ref().map(AsFd::as_fd), |born| {
+        let joiner = Joiner { alone, plan, init, groups, reporter: &reporter };
+        joiner.run(&target, stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
+    })?;
+    Launching::new(reports, helper)
+}
+
+struct Joiner<'a> {
+    alone: Alone,
+    plan: &'a ExecPlan,
+    init: u32,
+    groups: &'a [PathBuf],
+    reporter: &'a Reporter,
+}
+
+impl Joiner<'_> {
+    fn run(&self, target: &OwnedFd, stdio: Stdio, born: Born) -> Step<()> {
+        let process = &self.plan.process;
+        let mut keep = vec![self.reporter.number(), target.as_raw_fd()];
+        if let Stdio::Files(files) = &stdio {
+            keep.extend(files.iter().map(AsRawFd::as_raw_fd));
+        }
+        spawn::close_all_but(self.alone, &keep).told(|| "close descriptors")?;
+        join::settle()?;
+        self.enter(born)?;
+        join::join_keyring(&self.plan.container);
+        join::set_oom_score(process.oom_score_adj);
+        identity::raise_limits(process);
+        rustix::process::umask(Mode::empty());
+        let host_proc = join::host_proc()?;
+        let namespaces = self.differing()?;
+        let has_users = namespaces.contains(ThreadNameSpaceType::USER);
+        let users = if has_users { Some(self.users()?) } else { None };
+        give(&stdio, process.uid, users);
+        rustix::thread::move_into_thread_name_spaces(target.as_fd(), namespaces)
+            .told(|| "join the container's namespaces")?;
+        if has_users {
+            join::become_root()?;
+        }
+        self.start(host_proc, stdio)
+    }
+
+    /// The container's own groups, or, where those have groups below them by now, that of its first process.
+    fn enter(&self, born: Born) -> Step<()> {
+        join::enter(self.groups, born).or_else(|failure| {
+            let path = format!("/proc/{}/cgroup", self.init);
+            let text = fs::read_to_string(&path).told(|| format!("read {path}"))?;
+            let now = text.lines().find_map(|line| line.strip_prefix("0::")).ok_or(failure)?;
+            join::enter_groups(&[Path::new("/sys/fs/cgroup").join(now.trim_start_matches('/'))])
+        })
+    }
+
+    /// Namespaces of the container that are not the shim's.
+    fn differing(&self) -> Step<ThreadNameSpaceType> {
+        let mut differing = ThreadNameSpaceType::empty();
+        for (name, ours, kind) in [
+            ("user", "user", ThreadNameSpaceType::USER),
+            ("mnt", "mnt", ThreadNameSpaceType::MOUNT),
+            ("pid", "pid_for_children", ThreadNameSpaceType::PROCESS_ID),
+            ("net", "net", ThreadNameSpaceType::NETWORK),
+            ("ipc", "ipc", ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION),
+            ("uts", "uts", ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME),
+            ("cgroup", "cgroup", ThreadNameSpaceType::CONTROL_GROUP),
+        ] {
+            let theirs = format!("/proc/{}/ns/{name}", self.init);
+            let identity = |path: &str| -> Step<(u64, u64)> {
+                let found = fs::metadata(path).told(|| format!("look at {path}"))?;
+                Ok((found.dev(), found.ino()))
+            };
+            differing.set(kind, identity(&theirs)? != identity(&format!("/proc/self/ns/{ours}"))?);
+        }
+        Ok(differing)
+    }
+
+    /// How users of the container are mapped.
+    fn users(&self) -> Step<IdMap> {
+        let path = format!("/proc/{}/uid_map", self.init);
+        let text = fs::read_to_string(&path).told(|| format!("read {path}"))?;
+        let mut numbers = text.split_ascii_whitespace().map_while(|number| number.parse().ok());
+        match (numbers.next(), numbers.next(), numbers.next()) {
+            (Some(inside), Some(outside), Some(count)) => Ok(IdMap { inside, outside, count }),
+            _ => Err(failure(format!("{path} is not understood"))),
+        }
+    }
+
+    fn start(&self, host_proc: OwnedFd, stdio: Stdio) -> Step<()> {
+        let Go { wait, release } = Go::new()?;
+        let mut waiting = Some((stdio, wait, release));
+        let spawned = spawn::spawn(self.alone, Kin::Sibling, None, || {
+            let Some((stdio, wait, release)) = waiting.take() else { return 127 };
+            drop(release);
+            let run = || -> Step<()> {
+                Go::wait(wait)?;
+                Err(self.become_program(stdio, &host_proc)?)
+            };
+            run().map_or_else(|failure| tell(self.reporter, &failure), |()| 0)
+        });
+        let pid = spawned.told(|| "make the process")?;
+        announce(self.reporter, host_proc.as_fd(), pid)?;
+        let (_, _, release) = waiting.ok_or_else(|| failure("the process went on as its joiner"))?;
+        Go::release(release)
+    }
+
+    /// Returns only what went wrong.
+    fn become_program(&self, stdio: Stdio, host_proc: &OwnedFd) -> Step<Failure> {
+        let process = &self.plan.process;
+        setsid().told(|| "make a session")?;
+        let profile = finalise::open_profile(process, host_proc.as_fd())?;
+        let slave = match stdio {
+            Stdio::Files(_) => None,
+            Stdio::Terminal => {
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let root = rustix::fs::openat(CWD, "/", flags, Mode::empty()).told(|| "open the root")?;
+                let made = terminal::make(root.as_fd(), process.terminal.unwrap_or_default(), process.uid)?;
+                self.reporter.terminal(made.master.as_fd())?;
+                Some(made.slave)
+            }
+        };
+        finalise::take_stdio(stdio, slave)?;
+        Ok(finalise::execute(Last { process, reporter: self.reporter, profile }))
+    }
+}
