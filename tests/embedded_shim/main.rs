@@ -7,7 +7,7 @@ mod plain;
 mod rig;
 mod tests;
 
-use std::{os::fd::AsFd, panic::catch_unwind, path::Path, process::ExitCode};
+use std::{panic::catch_unwind, path::Path, process::ExitCode};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -34,8 +34,7 @@ fn main() -> ExitCode {
 }
 
 fn run_shim(folder: &Path) -> ExitCode {
-    let listener = std::io::stdin().as_fd().try_clone_to_owned().expect("the socket");
-    match berth::embedded::shim::worker::run(folder, listener, &plain::Plain) {
+    match berth::embedded::shim::worker::run_on_stdin(folder, &plain::Plain) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("{e}");

@@ -17,6 +17,7 @@ use berth::embedded::shim::{
 };
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use rustix::process::Pid;
 
 /// Starts plain processes.
 pub struct Plain;
@@ -47,8 +48,9 @@ impl Launching for Started {
         self.report.as_fd()
     }
 
-    fn processes(&self) -> [Option<u32>; 2] {
-        [Some(self.pid), None]
+    fn kill(&self) {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).expect("a number");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it sleeps");
     }
 
     fn advance(self: Box<Self>) -> Progress {

@@ -10,6 +10,7 @@
 //! and without an async runtime. Behaviour: spec 09 §2, 09a §10-§14.
 
 pub mod child;
+pub mod children;
 pub mod client;
 pub mod exit_record;
 pub mod plan;

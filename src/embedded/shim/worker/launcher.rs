@@ -1,9 +1,8 @@
 //! The seam between the shim's loop and whoever makes namespaces and processes.
 //!
 //! The loop must never block on one container's start: what is begun is a [`Launching`] that the loop polls by its
-//! report descriptor and whose processes it kills when the time is up. It reaps every child itself, helpers too: an
-//! implementation waits for no process after `begin_…` has returned. (That is also why it kills itself: only it knows
-//! which numbers still stand for children.)
+//! report descriptor and kills when the time is up. It reaps every child itself, helpers too: an implementation waits
+//! for no process after `begin_…` has returned, and kills by descriptors of processes, as numbers may be others' by then.
 
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
@@ -72,8 +71,8 @@ pub trait Launching {
     /// Readable when [`advance`](Self::advance) has something to do.
     fn report(&self) -> BorrowedFd<'_>;
 
-    /// Children that work on it, to kill when it takes too long.
-    fn processes(&self) -> [Option<u32>; 2];
+    /// Kills what works on it: it has taken too long.
+    fn kill(&self);
 
     /// Takes what was reported. Never blocks.
     fn advance(self: Box<Self>) -> Progress;

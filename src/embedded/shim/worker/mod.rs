@@ -34,7 +34,10 @@ mod verdict;
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -43,6 +46,8 @@ use nix::sys::{
     signal::{SigSet, Signal},
     signalfd::{SfdFlags, SignalFd},
 };
+
+use rustix::fs::{Mode, OFlags};
 
 use super::{
     exit_record,
@@ -93,6 +98,18 @@ struct Worker<'a> {
     leaving: Option<Instant>,
 }
 
+/// Runs the shim of a folder until it is told to end. Its standard input is the control socket.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_on_stdin(folder: &Path, launcher: &dyn Launcher) -> io::Result<()> {
+    let listener = io::stdin().as_fd().try_clone_to_owned()?;
+    // Nothing that is started later may find the socket where input is expected.
+    let nothing = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    run(folder, listener, launcher)
+}
+
 /// Runs the shim of a folder until it is told to end. The listener is the control socket.
 ///
 /// The process must have one thread, and be the leader of no process group.
@@ -137,7 +154,7 @@ fn settle(folder: &Path) -> io::Result<SignalFd> {
         journal::say(&format!("no session of its own: {e}"));
     }
     rustix::process::chdir("/")?;
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    rustix::process::umask(Mode::from_raw_mode(0o022));
     SigSet::all().thread_block()?;
     let mut wanted = SigSet::empty();
     wanted.add(Signal::SIGCHLD);

@@ -148,7 +148,7 @@ impl Worker<'_> {
             Progress::Pending(launching) if now < start.until => start.launching = Some(launching),
             Progress::Pending(launching) => {
                 let text = format!("starting took longer than {:?}", start.limit);
-                self.kill_start(&*launching);
+                launching.kill();
                 self.fail_start(key, failure(FailureKind::Deadline, text));
             }
             Progress::Failed(reason) => self.fail_start(key, reason),
@@ -159,13 +159,6 @@ impl Worker<'_> {
         }
         if self.starts.is_empty() {
             self.unclaimed = Vec::new();
-        }
-    }
-
-    fn kill_start(&self, launching: &dyn Launching) {
-        let is_reaped = |pid: &u32| self.unclaimed.iter().any(|(reaped, _)| reaped == pid);
-        for pid in launching.processes().into_iter().flatten().filter(|pid| !is_reaped(pid)) {
-            kill(pid, Signal::KILL);
         }
     }
 

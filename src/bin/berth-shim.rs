@@ -1,0 +1,26 @@
+//! The shim: the small process that holds one pod. All it does is in `berth::embedded::shim`.
+//!
+//! `berth-shim FOLDER` runs the loop of that folder's pod, with the control socket as its standard input. With another
+//! first argument it is the pod's process 1, which the loop itself starts.
+
+use std::{ffi::OsString, path::Path, process::ExitCode};
+
+use berth::embedded::shim::{child, children::Children, worker};
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match arguments.as_slice() {
+        [first, number] if first == child::POD_INIT => child::pod_init(&number.to_string_lossy()),
+        [folder] if Path::new(folder).is_absolute() => match worker::run_on_stdin(Path::new(folder), &Children) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(e) => {
+                eprintln!("berth-shim: {e}");
+                ExitCode::FAILURE
+            }
+        },
+        _ => {
+            eprintln!("berth-shim FOLDER: started by berth, one for each pod, with the pod's control socket as input");
+            ExitCode::FAILURE
+        }
+    }
+}

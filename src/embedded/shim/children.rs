@@ -1,0 +1,59 @@
+//! What is between fork and exec, as the loop wants it: [`child`](super::child) behind the loop's seam.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::{
+    child,
+    plan::{ExecPlan, Failure, LaunchPlan, NamespacePlan},
+    worker::launcher::{Around, Inside, Launcher, Launching, Made, Progress, Stdio},
+};
+
+/// Starts containers.
+#[derive(Clone, Copy, Debug)]
+pub struct Children;
+
+impl Launcher for Children {
+    fn make_namespaces(&self, plan: &NamespacePlan) -> Result<Made, Failure> {
+        let child::Made { namespaces, init } = child::make_namespaces(plan)?;
+        Ok(Made { namespaces, init })
+    }
+
+    fn begin_launch(&self, plan: &LaunchPlan, around: Around<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+        let Around { namespaces, init, users } = around;
+        let around = child::Around { namespaces, init, users };
+        Ok(Box::new(Child(child::begin_launch(plan, &around, stdio.into())?)))
+    }
+
+    fn begin_exec(&self, plan: &ExecPlan, inside: Inside<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
+        Ok(Box::new(Child(child::begin_exec(plan, inside.init, inside.groups, stdio.into())?)))
+    }
+}
+
+struct Child(child::Launching);
+
+impl Launching for Child {
+    fn report(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn kill(&self) {
+        self.0.kill();
+    }
+
+    fn advance(self: Box<Self>) -> Progress {
+        match self.0.advance() {
+            child::Progress::Pending(launching) => Progress::Pending(Box::new(Self(launching))),
+            child::Progress::Started { pid, start_ticks, terminal } => Progress::Started { pid, start_ticks, terminal },
+            child::Progress::Failed(failure) => Progress::Failed(failure),
+        }
+    }
+}
+
+impl From<Stdio> for child::Stdio {
+    fn from(stdio: Stdio) -> Self {
+        match stdio {
+            Stdio::Files(files) => Self::Files(files),
+            Stdio::Terminal => Self::Terminal,
+        }
+    }
+}
