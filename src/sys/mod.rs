@@ -5,6 +5,8 @@ pub mod allocations;
 pub mod atomic_file;
 pub mod beneath;
 pub mod cgroup;
+#[allow(unsafe_code, reason = "bpf has no safe interface")]
+pub mod device_filter;
 #[allow(unsafe_code, reason = "the allocator has no safe interface")]
 pub mod heap;
 pub mod in_root;

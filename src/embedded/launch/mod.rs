@@ -12,6 +12,7 @@
 pub mod args;
 pub mod capabilities;
 pub mod cdi;
+pub mod device_program;
 pub mod devices;
 pub mod environment;
 pub mod facts;
@@ -24,12 +25,15 @@ pub mod namespaces;
 pub mod plan;
 pub mod refusal;
 pub mod security;
+pub mod stop_signal;
 #[cfg(test)]
 mod testing;
 pub mod users;
 
+pub use device_program::device_program;
 pub use facts::{Found, Groups, Host, Inputs, Place, Sandbox, TargetContainer};
 pub use image::ImageConfig;
 pub use namespaces::namespaces;
 pub use plan::{Launch, exec, launch};
 pub use refusal::{Refusal, RefusalKind};
+pub use stop_signal::stop_signal;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     facts::{Host, Inputs, Sandbox},
     refusal::Refusal,
+    security,
 };
 use crate::{
     embedded::shim::plan::{IdMap, Namespace, NamespacePlan, Processes},
@@ -14,11 +15,13 @@ use crate::{
 /// The namespaces a sandbox asks for. Its groups are for the caller to fill in.
 ///
 /// # Errors
-/// With the texts of spec 09a §2.3 and §2.4, and where a sandbox has no metadata.
+/// With the texts of spec 09a §2.3, §2.4 and §7.7, and where a sandbox has no metadata.
 pub fn namespaces(config: &cri::PodSandboxConfig, hostname: &str, host: &Host) -> Result<NamespacePlan, Refusal> {
     if config.metadata.is_none() {
         return Err(Refusal::invalid("sandbox config must include metadata"));
     }
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    security::check_selinux(context.and_then(|context| context.selinux_options.as_ref()), host)?;
     let options = options(config);
     let network = own_or_host("network", options.network)?;
     let ipc = own_or_host("ipc", options.ipc)?;
