@@ -1,0 +1,13 @@
+//! From a layer's tar stream to its directory.
+//!
+//! [`root`] touches the file system, always beneath the layer's directory; [`path`], [`whiteouts`] and [`limits`] are pure;
+//! [`layer`] carries a stream out entry by entry. Behaviour: spec 09b §5.2.
+
+pub mod layer;
+pub mod limits;
+pub mod path;
+pub mod root;
+pub mod whiteouts;
+
+pub use layer::{Applied, apply};
+pub use limits::{Bounds, Form, Policy};

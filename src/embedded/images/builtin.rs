@@ -1,0 +1,220 @@
+//! Images made from this program itself, so that the first pod needs no registry.
+//!
+//! One layer: the program, links to it by the names of its applets, `passwd`, `group` and `/tmp`. A program that is linked
+//! dynamically brings the libraries it has loaded, so that it runs there as it runs here. Blocking. Behaviour: spec 09b §8.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{self, Cursor, Read},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    archive::Found,
+    digest::{Digest, Hashing},
+    error::{Attempt, ImageError},
+    model::{Descriptor, Manifest, OCI_CONFIG, OCI_LAYER, OCI_MANIFEST},
+    names::Name,
+    platform,
+};
+use crate::embedded::{
+    applets,
+    store::record::{self, Durability},
+};
+
+/// Registries nobody is asked about: what they have is in this program.
+pub const HOSTS: [&str; 2] = ["builtin.local", "berth.local"];
+/// The images, and what their containers run.
+const IMAGES: [(&str, &[&str]); 2] = [("pause", &["/bin/pause"]), ("demo", &["/bin/httpd", ":8080"])];
+/// Name of the program in the layer.
+const PROGRAM: &str = "bin/berth";
+const PASSWD: &[u8] = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n";
+const GROUP: &[u8] = b"root:x:0:\nnobody:x:65534:\n";
+
+/// The layer of one program.
+pub struct Layer {
+    program: PathBuf,
+    libraries: Vec<PathBuf>,
+    diff_id: Digest,
+    size: u64,
+}
+
+/// What was computed for a program, so that it is read once.
+#[derive(Serialize, Deserialize)]
+struct Known {
+    v: u64,
+    fingerprint: String,
+    diff_id: Digest,
+    size: u64,
+}
+
+impl Layer {
+    /// The layer of a program; its digest is kept in `$ROOT/builtin.json`.
+    ///
+    /// # Errors
+    /// Where the program cannot be read.
+    pub fn of(program: &Path, root: &Path) -> Result<Self, ImageError> {
+        let program = fs::canonicalize(program).attempt("find our own program")?;
+        let mut out = Self { libraries: libraries(&program), program, diff_id: Digest::of(b""), size: 0 };
+        let fingerprint = out.fingerprint()?;
+        let path = root.join("builtin.json");
+        if let Ok(Some(known)) = record::read::<Known>(&path)
+            && known.fingerprint == fingerprint
+        {
+            (out.diff_id, out.size) = (known.diff_id, known.size);
+            return Ok(out);
+        }
+        let mut stream = Hashing::new(out.stream()?);
+        out.size = io::copy(&mut stream, &mut io::sink()).attempt("read our own program")?;
+        out.diff_id = stream.finish();
+        let known = Known { v: record::VERSION, fingerprint, diff_id: out.diff_id, size: out.size };
+        record::write(&path, &known, Durability::Unsynced).attempt("write builtin.json")?;
+        Ok(out)
+    }
+
+    fn fingerprint(&self) -> Result<String, ImageError> {
+        let mut text = String::from(env!("CARGO_PKG_VERSION"));
+        for path in std::iter::once(&self.program).chain(&self.libraries) {
+            let stat = fs::metadata(path).attempt("look at our own program")?;
+            let facts = (stat.dev(), stat.ino(), stat.len(), stat.mtime(), stat.mtime_nsec());
+            text.push_str(&format!(";{}:{facts:?}", path.display()));
+        }
+        text.push_str(&applets::NAMES.join(","));
+        Ok(text)
+    }
+
+    /// The layer as a tar stream.
+    ///
+    /// # Errors
+    /// Where the program cannot be opened.
+    pub fn stream(&self) -> Result<Box<dyn Read + Send>, ImageError> {
+        let mut out: Box<dyn Read + Send> = Box::new(io::empty());
+        let mut add = |more: Box<dyn Read + Send>| {
+            let before = std::mem::replace(&mut out, Box::new(io::empty()));
+            out = Box::new(before.chain(more));
+        };
+        let mut head = Vec::new();
+        let mut folders: BTreeSet<String> = ["bin", "etc", "dev", "proc", "sys", "var"].map(str::to_owned).into();
+        let names = self.libraries.iter().filter_map(|path| path.to_str()).map(|path| path.trim_start_matches('/'));
+        for name in names.clone() {
+            folders.extend(name.match_indices('/').filter_map(|(at, _)| name.get(..at)).map(str::to_owned));
+        }
+        for folder in &folders {
+            header(&mut head, &format!("{folder}/"), b'5', 0o755, 0, "");
+        }
+        header(&mut head, "tmp/", b'5', 0o1777, 0, "");
+        for (name, content) in [("etc/passwd", PASSWD), ("etc/group", GROUP)] {
+            header(&mut head, name, b'0', 0o644, content.len() as u64, "");
+            head.extend_from_slice(content);
+            head.resize(head.len().next_multiple_of(512), 0);
+        }
+        for applet in applets::NAMES {
+            header(&mut head, &format!("bin/{applet}"), b'2', 0o777, 0, "berth");
+        }
+        let files = std::iter::once((PROGRAM, &self.program)).chain(names.zip(&self.libraries));
+        for (name, path) in files {
+            let file = File::open(path).attempt("open our own program")?;
+            let length = file.metadata().attempt("look at our own program")?.len();
+            header(&mut head, name, b'0', 0o755, length, "");
+            add(Box::new(Cursor::new(std::mem::take(&mut head))));
+            add(Box::new(file.take(length)));
+            let padding = (512 - length % 512) % 512;
+            add(Box::new(io::repeat(0).take(padding)));
+        }
+        add(Box::new(io::repeat(0).take(1024)));
+        Ok(out)
+    }
+
+    /// The images with this layer.
+    ///
+    /// # Errors
+    /// Where a document cannot be written (it can).
+    pub fn images(&self) -> Result<Vec<Found>, ImageError> {
+        IMAGES.iter().map(|(name, command)| self.image(name, command)).collect()
+    }
+
+    fn image(&self, name: &str, command: &[&str]) -> Result<Found, ImageError> {
+        let machine = platform::host();
+        let config = serde_json::json!({
+            "architecture": machine.architecture, "os": machine.os,
+            "config": {
+                "Cmd": command, "Env": ["PATH=/bin"], "WorkingDir": "/",
+                "Labels": {"org.opencontainers.image.title": name},
+            },
+            "rootfs": {"type": "layers", "diff_ids": [self.diff_id]},
+        });
+        let config = config.to_string().into_bytes();
+        let parsed = Manifest {
+            schema_version: 2,
+            media_type: OCI_MANIFEST.to_owned(),
+            config: Descriptor::of(OCI_CONFIG, &config),
+            layers: vec![Descriptor::new(OCI_LAYER, self.diff_id, self.size)],
+        };
+        let failed = |error| ImageError::bad_content(format!("write manifest: {error}"));
+        let manifest_bytes = serde_json::to_vec(&parsed).map_err(failed)?;
+        let manifest = Descriptor::of(OCI_MANIFEST, &manifest_bytes);
+        let mut names = Vec::new();
+        for host in HOSTS {
+            for tag in [env!("CARGO_PKG_VERSION"), "latest"] {
+                names.push(Name::parse(&format!("{host}/{name}:{tag}"))?);
+            }
+        }
+        Ok(Found {
+            names,
+            target: manifest.clone(),
+            target_bytes: manifest_bytes.clone(),
+            manifest,
+            manifest_bytes,
+            parsed,
+            config,
+            layers: vec![String::new()],
+        })
+    }
+}
+
+/// The shared objects a program needs: those this process has mapped, where it is this process's program.
+fn libraries(program: &Path) -> Vec<PathBuf> {
+    let is_own = fs::canonicalize("/proc/self/exe").is_ok_and(|own| own == program);
+    let maps = if is_own { fs::read_to_string("/proc/self/maps").unwrap_or_default() } else { String::new() };
+    let paths = maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..)));
+    let objects: BTreeSet<&str> = paths.filter(|path| path.contains(".so") && !path.ends_with("(deleted)")).collect();
+    let mut out: Vec<PathBuf> = objects.into_iter().map(PathBuf::from).collect();
+    if !out.is_empty() {
+        // Programs name their loader by a path that is a link on most machines.
+        let loaders = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1", "/lib/ld-linux-armhf.so.3"];
+        let loaders = loaders.iter().map(PathBuf::from).filter(|path| path.exists());
+        out.extend(loaders);
+        out.sort();
+        out.dedup();
+    }
+    out
+}
+
+/// A ustar header of an entry of root's without a time.
+fn header(out: &mut Vec<u8>, name: &str, flag: u8, mode: u32, size: u64, link: &str) {
+    let mut block = [0u8; 512];
+    let mut put = |at: usize, text: &[u8]| {
+        if let Some(field) = block.get_mut(at..at + text.len()) {
+            field.copy_from_slice(text);
+        }
+    };
+    put(0, name.as_bytes().get(..100).unwrap_or(name.as_bytes()));
+    put(100, format!("{mode:07o}").as_bytes());
+    put(108, b"0000000");
+    put(116, b"0000000");
+    put(124, format!("{size:011o}").as_bytes());
+    put(136, b"00000000000");
+    put(156, &[flag]);
+    put(157, link.as_bytes());
+    put(257, b"ustar\x0000");
+    put(148, b"        ");
+    let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+    if let Some(field) = block.get_mut(148..155) {
+        field.copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    }
+    out.extend_from_slice(&block);
+}

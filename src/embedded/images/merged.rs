@@ -1,0 +1,188 @@
+//! Finding a file in layers that lie over each other, without mounting them.
+//!
+//! What an overlay would show: the topmost layer wins, deletions and opaque directories hide, links lead on inside the root.
+//! Used for the few small files an image is asked about when it is committed. Blocking. Behaviour: spec 09b §2.
+
+use std::{
+    ffi::OsStr,
+    io::Read,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::PathBuf,
+};
+
+use rustix::{
+    fs::{FileType, Mode, OFlags},
+    io::Errno,
+};
+
+use super::{
+    apply::root::{At, RootDir},
+    record::KeptFile,
+};
+
+/// Longest file that is kept, bytes.
+const LONGEST: u64 = 1 << 20;
+/// Most links on the way.
+const MOST_LINKS: usize = 40;
+
+enum Found {
+    File(OwnedFd),
+    Link(Vec<u8>),
+    Folder,
+    Nothing,
+}
+
+/// Directories over each other, the topmost first.
+pub struct Merged {
+    layers: Vec<RootDir>,
+}
+
+impl Merged {
+    /// Over these directories, the topmost first.
+    ///
+    /// # Errors
+    /// Where one cannot be opened.
+    pub fn open(layers: &[PathBuf]) -> std::io::Result<Self> {
+        Ok(Self { layers: layers.iter().map(|path| RootDir::open(path)).collect::<Result<_, _>>()? })
+    }
+
+    /// A small file of the root, as it is kept in a record. What cannot be read is missing.
+    pub fn small_file(&self, path: &str) -> KeptFile {
+        let Some(fd) = self.file(path.as_bytes()) else { return KeptFile::Missing };
+        let mut bytes = Vec::new();
+        match std::fs::File::from(fd).take(LONGEST + 1).read_to_end(&mut bytes) {
+            Err(_) => KeptFile::Missing,
+            Ok(length) if length as u64 > LONGEST => KeptFile::TooLong,
+            Ok(_) => KeptFile::of(&bytes),
+        }
+    }
+
+    /// Opens a regular file for reading, links followed inside the root.
+    pub fn file(&self, path: &[u8]) -> Option<OwnedFd> {
+        let mut links = 0;
+        let mut done: Vec<Vec<u8>> = Vec::new();
+        let mut left = components(path);
+        while let Some(next) = left.pop() {
+            match next.as_slice() {
+                b"." => continue,
+                b".." => {
+                    done.pop();
+                    continue;
+                }
+                _ => done.push(next),
+            }
+            match self.look(&done).ok()? {
+                Found::Folder => {}
+                Found::File(fd) => return left.is_empty().then_some(fd),
+                Found::Nothing => return None,
+                Found::Link(target) => {
+                    links += 1;
+                    if links > MOST_LINKS {
+                        return None;
+                    }
+                    done.pop();
+                    if target.starts_with(b"/") {
+                        done.clear();
+                    }
+                    left.extend(components(&target));
+                }
+            }
+        }
+        None
+    }
+
+    /// What the merged root has at a path without links on its way.
+    fn look(&self, path: &[Vec<u8>]) -> Result<Found, Errno> {
+        for layer in &self.layers {
+            let (found, hides) = in_layer(layer, path)?;
+            if hides || !matches!(found, Found::Nothing) {
+                return Ok(found);
+            }
+        }
+        Ok(Found::Nothing)
+    }
+}
+
+/// Components, the first one last.
+fn components(path: &[u8]) -> Vec<Vec<u8>> {
+    path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).map(<[u8]>::to_vec).rev().collect()
+}
+
+/// What one layer has at a path, and whether it hides what lower ones have there.
+fn in_layer(layer: &RootDir, path: &[Vec<u8>]) -> Result<(Found, bool), Errno> {
+    let mut hides = false;
+    let mut folder = layer.resolve(b"", OFlags::RDONLY | OFlags::DIRECTORY)?;
+    for (at, part) in path.iter().enumerate() {
+        let here = At { parent: folder.as_fd(), name: OsStr::from_bytes(part) };
+        let Some(stat) = here.look()? else { return Ok((Found::Nothing, hides)) };
+        let is_last = at + 1 == path.len();
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                if is_last {
+                    return Ok((Found::Folder, hides));
+                }
+                let next = here.open_folder()?;
+                hides |= is_opaque(&next);
+                folder = next;
+            }
+            FileType::Symlink if is_last => {
+                return Ok((Found::Link(rustix::fs::readlinkat(&folder, here.name, Vec::new())?.into_bytes()), true));
+            }
+            FileType::RegularFile if is_last => {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                return Ok((Found::File(rustix::fs::openat(&folder, here.name, flags, Mode::empty())?), true));
+            }
+            // A deletion, or something that is no directory where a lower layer may have one.
+            _ => return Ok((Found::Nothing, true)),
+        }
+    }
+    Ok((Found::Folder, hides))
+}
+
+fn is_opaque(folder: &OwnedFd) -> bool {
+    ["trusted.overlay.opaque", "user.overlay.opaque"].iter().any(|name| {
+        let mut value = [0u8; 8];
+        rustix::fs::fgetxattr(folder, *name, &mut value[..]).is_ok_and(|length| value.get(..length) == Some(b"y"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    #[test]
+    fn the_topmost_file_is_found() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| dir.path().join(name);
+        for name in ["top/etc", "low/etc", "low/usr/lib", "low/gone"] {
+            fs::create_dir_all(at(name)).expect("makeable");
+        }
+        fs::write(at("low/etc/passwd"), "low").expect("writable");
+        fs::write(at("low/etc/group"), "low group").expect("writable");
+        fs::write(at("top/etc/passwd"), "top").expect("writable");
+        fs::write(at("low/usr/lib/shadow"), "linked").expect("writable");
+        symlink("/usr/../usr/lib/shadow", at("top/etc/shadow")).expect("makeable");
+        symlink("loop", at("top/etc/loop")).expect("makeable");
+        symlink("../../../../usr/lib", at("top/etc/up")).expect("makeable");
+        let merged = Merged::open(&[at("top"), at("low")]).expect("there");
+        for (path, expected) in [
+            ("/etc/passwd", KeptFile::of(b"top")),
+            ("etc/group", KeptFile::of(b"low group")),
+            ("/etc/shadow", KeptFile::of(b"linked")),
+            ("/etc/up/shadow", KeptFile::of(b"linked")),
+            ("/etc/loop", KeptFile::Missing),
+            ("/etc", KeptFile::Missing),
+            ("/etc/passwd/x", KeptFile::Missing),
+            ("/nothing", KeptFile::Missing),
+        ] {
+            assert_eq!(merged.small_file(path), expected, "{path}");
+        }
+        fs::write(at("low/etc/long"), vec![b'x'; 2 << 20]).expect("writable");
+        assert_eq!(merged.small_file("/etc/long"), KeptFile::TooLong);
+    }
+}

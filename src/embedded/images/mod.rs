@@ -1,0 +1,33 @@
+//! Images on this machine: names, content, layers, records; what is pulled, imported, made from our own program, removed.
+//!
+//! ```text
+//!  registry ─┐                       ┌─► layers/<n>/d ──┐
+//!  archive ──┼─► content ─► applier ─┤                  ├─► root of a container
+//!  ourselves ┘   (blobs)             └─► record ─► look ┘
+//! ```
+//!
+//! [`ImageStore`] owns all of it; nobody else touches its directories. Layers and records are committed so that a power cut
+//! leaves them whole or gone (spec 09 §7). Behaviour: spec 09b part I.
+
+pub mod apply;
+pub mod archive;
+pub mod builtin;
+pub mod catalogue;
+pub mod compression;
+pub mod content;
+mod copy;
+pub mod digest;
+pub mod error;
+pub mod layers;
+pub mod merged;
+pub mod model;
+pub mod names;
+pub mod platform;
+pub mod record;
+pub mod snapshots;
+pub mod store;
+pub mod tar;
+mod usage;
+
+pub use error::{ImageError, Kind};
+pub use store::{FsInfo, FsUsage, ImageStore, Settings};
