@@ -3,9 +3,24 @@
 //! It speaks CRI v1, to the agent over memory and to others over a socket. Metadata is a directory per object; what runs
 //! is held by one small process per pod, the shim, which survives the agent. Behaviour: spec 09, 09a, 09b.
 
+pub mod actor;
 pub mod applets;
+pub mod config;
+pub mod container;
+pub mod cri;
+pub mod errors;
+pub mod events;
+pub mod ids;
 pub mod images;
 pub mod launch;
+mod names;
+pub mod ports;
+pub mod runtime;
+pub mod sandbox;
 pub mod seccomp;
+pub mod shell;
 pub mod shim;
 pub mod store;
+#[cfg(test)]
+mod test_data;
+pub mod view;

@@ -172,6 +172,14 @@ impl Hierarchy {
         }
     }
 
+    /// A group's directories: one for each hierarchy in which groups are made, one on the unified one.
+    pub fn directories(&self, group: &GroupPath) -> Vec<PathBuf> {
+        match self {
+            Self::V1(h) => h.directories(group),
+            Self::V2(h) => vec![h.directory(group)],
+        }
+    }
+
     /// Writes one file of a group.
     ///
     /// # Errors

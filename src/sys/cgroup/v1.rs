@@ -60,6 +60,10 @@ impl Hierarchies {
         self.ours.values().map(PathBuf::as_path).collect()
     }
 
+    pub(super) fn directories(&self, group: &GroupPath) -> Vec<PathBuf> {
+        self.roots().into_iter().map(|root| group.below(root)).collect()
+    }
+
     fn all_roots(&self) -> impl Iterator<Item = &Path> {
         self.roots().into_iter().chain(self.others.iter().map(PathBuf::as_path))
     }

@@ -1,0 +1,180 @@
+//! `ExecSync`: runs a program in a container, and returns what it printed. Behaviour: spec 09a §4, §11 (AC-09a-X7, X8).
+
+use std::{
+    fs::File,
+    os::fd::OwnedFd,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::{
+    io::AsyncReadExt,
+    net::unix::pipe,
+    sync::watch,
+    time::{Instant, timeout, timeout_at},
+};
+
+use crate::{
+    embedded::{
+        actor::{Pod, SHIM_ANSWER},
+        errors::{ErrorKind, RuntimeError, RuntimeResult},
+        ids,
+        runtime::Runtime,
+        shim::plan::{Exit, Reply, Request, Scope, Target},
+    },
+    proto::cri,
+};
+
+/// Programs at once in a container.
+const AT_ONCE: usize = 64;
+/// Bytes of each stream that are kept.
+const MOST: usize = 16 << 20;
+/// Bytes of both that fit into an answer over a socket, whose messages end at 16 MiB.
+const MOST_OF_BOTH: usize = (16 << 20) - (100 << 10);
+/// How long the kernel may take to end what was killed.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// `SIGKILL`.
+const KILL: i32 = 9;
+
+/// Runs a program in a container that runs.
+///
+/// # Errors
+/// The container does not run, the program cannot be executed, or takes too long.
+pub async fn exec_sync(runtime: &Arc<Runtime>, request: cri::ExecSyncRequest) -> RuntimeResult<cri::ExecSyncResponse> {
+    let (pod, container) = runtime.container(&request.container_id)?;
+    if request.cmd.is_empty() {
+        return Err(RuntimeError::invalid("command must not be empty"));
+    }
+    pod.now().container(&container)?.running()?;
+    if pod.executing(&container) >= AT_ONCE {
+        let text = format!("{AT_ONCE} programs are being executed in container \"{container}\"");
+        return Err(RuntimeError::new(ErrorKind::Exhausted, text));
+    }
+    let running = runtime.clone();
+    let outcome = runtime.detached(async move { run(&running, &pod, &container, &request).await }).await;
+    outcome.map_err(|error| error.during("failed to exec in container"))
+}
+
+async fn run(
+    runtime: &Arc<Runtime>,
+    pod: &Pod,
+    container: &str,
+    request: &cri::ExecSyncRequest,
+) -> RuntimeResult<cri::ExecSyncResponse> {
+    let exec = ids::new_id();
+    let sandbox = pod.now();
+    let planner = &runtime.ports.planner;
+    let plan = planner.exec(&sandbox.container(container)?.plan, &exec, &request.cmd, false)?;
+    let target = Target::Exec(container.to_owned(), exec.clone());
+    let exit = pod.await_exit(target.clone());
+    let (files, out, err) = streams()?;
+    let begun = Instant::now();
+    let (reply, _) = pod
+        .shim()?
+        .ask(Request::Exec(Box::new(plan)), files, SHIM_ANSWER)
+        .await
+        .map_err(|error| error.during(&format!("failed to start exec \"{exec}\"")))?;
+    if !matches!(reply, Reply::Started(_)) {
+        return Err(RuntimeError::other("the shim answered something else than a process"));
+    }
+    let (out, err) = (collect(runtime, out), collect(runtime, err));
+    let lost = || RuntimeError::other("the container's shim is gone");
+    let exit = match u64::try_from(request.timeout).unwrap_or_default() {
+        0 => exit.await.map_err(|_| lost())?,
+        seconds => {
+            let mut exit = exit;
+            match timeout_at(begun + Duration::from_secs(seconds), &mut exit).await {
+                Ok(exit) => exit.map_err(|_| lost())?,
+                Err(_) => return Err(overdue(pod, target, exit, seconds).await),
+            }
+        }
+    };
+    // What the program left behind may hold the streams open for ever.
+    let until = Instant::now() + runtime.shell.config.exec_io_drain;
+    let (stdout, stderr) = (out.taken(until).await, err.taken(until).await);
+    Ok(answer(exit, stdout, stderr))
+}
+
+fn answer(exit: Exit, stdout: Vec<u8>, mut stderr: Vec<u8>) -> cri::ExecSyncResponse {
+    let mut stdout = stdout;
+    stdout.truncate(MOST_OF_BOTH);
+    stderr.truncate(MOST_OF_BOTH.saturating_sub(stdout.len()));
+    cri::ExecSyncResponse { stdout, stderr, exit_code: exit.code }
+}
+
+/// Kills the program and all of its process group.
+async fn overdue(pod: &Pod, target: Target, exit: tokio::sync::oneshot::Receiver<Exit>, seconds: u64) -> RuntimeError {
+    if let Ok(shim) = pod.shim() {
+        let kill = Request::Signal { to: target, signal: KILL, scope: Scope::Group };
+        // It may have ended by itself meanwhile.
+        let _ = shim.ask(kill, Vec::new(), SHIM_ANSWER).await;
+    }
+    // A process that survives SIGKILL is the kernel's; nobody waits for it longer than this.
+    let _ = timeout(KILL_LIMIT, exit).await;
+    RuntimeError::deadline(format!("timeout {seconds}s exceeded: context deadline exceeded"))
+}
+
+type Streams = (Vec<OwnedFd>, pipe::Receiver, pipe::Receiver);
+
+/// What the program gets, and the other ends.
+fn streams() -> RuntimeResult<Streams> {
+    let failed = |error: std::io::Error| RuntimeError::other(format!("no pipe: {error}"));
+    let null = File::open(Path::new("/dev/null")).map_err(failed)?;
+    let (out, out_end) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+    let (err, err_end) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+    let receive = |end: OwnedFd| {
+        rustix::io::ioctl_fionbio(&end, true)?;
+        pipe::Receiver::from_owned_fd(end)
+    };
+    let (out, err) = (receive(out).map_err(failed)?, receive(err).map_err(failed)?);
+    Ok((vec![null.into(), out_end, err_end], out, err))
+}
+
+/// What has been read of a stream; reading goes on without us, so that whoever writes is never told off.
+struct Collected {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    at_end: watch::Receiver<bool>,
+}
+
+fn collect(runtime: &Runtime, mut from: pipe::Receiver) -> Collected {
+    let (ended, at_end) = watch::channel(false);
+    let bytes = Arc::new(Mutex::new(Vec::new()));
+    let collected = Collected { bytes: bytes.clone(), at_end };
+    runtime.shell.spawn(async move {
+        let mut piece = vec![0; 16 << 10];
+        while let Ok(count @ 1..) = from.read(&mut piece).await {
+            let mut all = bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            // Once nobody wants it any more it is read and dropped.
+            let room = if ended.is_closed() { 0 } else { MOST.saturating_sub(all.len()) };
+            all.extend(piece.get(..count.min(room)).unwrap_or_default());
+        }
+        ended.send_replace(true);
+    });
+    collected
+}
+
+impl Collected {
+    /// What was read up to the end of the stream, or up to that moment.
+    async fn taken(mut self, until: Instant) -> Vec<u8> {
+        // The end, or the time is up: either way that is what there is.
+        let _ = timeout_at(until, self.at_end.wait_for(|ended| *ended)).await;
+        std::mem::take(&mut *self.bytes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_fits_into_a_message() {
+        // AC-09a-X8
+        let exit = Exit { code: 3, is_signal: false, at_ns: 1, is_oom: false, oom_kills: 0, lost_lines: 0 };
+        let all = answer(exit, vec![0; MOST], vec![1; MOST]);
+        assert_eq!((all.stdout.len(), all.stderr.len(), all.exit_code), (MOST_OF_BOTH, 0, 3));
+        let all = answer(exit, vec![0; 10], vec![1; MOST]);
+        assert_eq!((all.stdout.len(), all.stderr.len()), (10, MOST_OF_BOTH - 10));
+    }
+}

@@ -1,0 +1,171 @@
+//! `RunPodSandbox`: from a request to namespaces, network and files. Behaviour: spec 09a §2.2.
+
+use std::{path::PathBuf, sync::Arc};
+
+use tracing::warn;
+
+use super::files;
+use crate::{
+    embedded::{
+        actor::{Pod, SHIM_ANSWER},
+        config::NAME,
+        errors::{RuntimeError, RuntimeResult},
+        ids,
+        names::{self, Claim},
+        ports::{Attached, Limits},
+        runtime::{Runtime, blocking, now_ns},
+        sandbox::{Sandbox, sandbox_name},
+        shim::plan::{Namespace, NamespacePlan, Reply, Request},
+        store::{
+            self,
+            objects::{SandboxMeta, SandboxPhase, SandboxState, VERSION, pack},
+        },
+    },
+    proto::cri,
+};
+
+/// Runs a sandbox; an identical request gets the same one.
+///
+/// # Errors
+/// What is refused, and what fails; then nothing is left, or a sandbox that is not ready.
+pub async fn run(runtime: &Arc<Runtime>, config: cri::PodSandboxConfig, handler: String) -> RuntimeResult<String> {
+    let name = sandbox_name(&config)?;
+    if !handler.is_empty() && handler != NAME {
+        return Err(RuntimeError::invalid(format!("no runtime for \"{handler}\" is configured")));
+    }
+    let plan = runtime.ports.planner.namespaces(&config)?;
+    let (config, id) = (Arc::new(config), ids::new_id());
+    let request = (config.clone(), handler.clone());
+    let told = match runtime.sandbox_names.claim(&name, &id, request)? {
+        Claim::Mine(told) => told,
+        Claim::Join(flight) => return names::join(flight).await,
+        Claim::Again(old) => {
+            let is_ready = runtime.pod(&old).is_ok_and(|pod| pod.now().is_ready());
+            return if is_ready { Ok(old) } else { Err(names::taken(&name, &old)) };
+        }
+    };
+    let (making, id) = (runtime.clone(), id.clone());
+    runtime
+        .detached(async move {
+            let ask = Ask { id: id.clone(), name: name.clone(), config, handler, plan };
+            let outcome = make(&making, ask).await.map(|()| id.clone());
+            match &outcome {
+                Ok(_) => making.sandbox_names.settle(&name),
+                // What could not be undone is listed, and keeps its name until it is removed.
+                Err(_) if making.pod(&id).is_ok() => making.sandbox_names.settle(&name),
+                Err(_) => making.sandbox_names.release(&name, &id),
+            }
+            told.send_replace(Some(outcome.clone()));
+            outcome
+        })
+        .await
+}
+
+struct Ask {
+    id: String,
+    name: String,
+    config: Arc<cri::PodSandboxConfig>,
+    handler: String,
+    plan: NamespacePlan,
+}
+
+async fn make(runtime: &Arc<Runtime>, ask: Ask) -> RuntimeResult<()> {
+    let _turn = runtime.creations.acquire().await.map_err(|error| RuntimeError::other(error.to_string()))?;
+    let parent = ask.config.linux.as_ref().map_or("", |linux| linux.cgroup_parent.as_str());
+    let group = runtime.ports.groups.name(parent, &ask.id)?;
+    let meta = SandboxMeta {
+        v: VERSION,
+        id: ask.id.clone(),
+        name: ask.name.clone(),
+        created_ns: now_ns(),
+        config: pack(&*ask.config),
+        runtime_handler: ask.handler.clone(),
+        netns: None,
+        ips: Vec::new(),
+        group,
+    };
+    let state = SandboxState {
+        v: VERSION,
+        state: SandboxPhase::Creating,
+        boot_id: runtime.host.boot_id.to_string(),
+        resources: None,
+        overhead: None,
+    };
+    let sandbox = Sandbox::recall(meta.clone(), Some(state.clone()))
+        .ok_or_else(|| RuntimeError::invalid("the configuration cannot be read"))?;
+    let sandbox = Sandbox { config: ask.config.clone(), ..sandbox };
+    let pod = runtime.adopt(sandbox);
+    let outcome = bring_up(runtime, &pod, &ask, meta, state).await;
+    let Err(cause) = outcome else { return Ok(()) };
+    if let Err(left) = super::stop::undo(runtime, &pod).await {
+        warn!(podSandboxID = ask.id, err = %left, "What is left of a sandbox that failed cannot be undone yet");
+        // Listed as not ready, so that the kubelet can stop and remove it.
+        let _ = pod.turn(|sandbox| sandbox.phase = SandboxPhase::NotReady).await;
+    }
+    Err(cause)
+}
+
+async fn bring_up(
+    runtime: &Arc<Runtime>,
+    pod: &Pod,
+    ask: &Ask,
+    meta: SandboxMeta,
+    state: SandboxState,
+) -> RuntimeResult<()> {
+    let (shell, host) = (runtime.shell.clone(), runtime.host.clone());
+    let (config, group) = (ask.config.clone(), meta.group.clone());
+    let first = meta.clone();
+    let groups = blocking("preparing the sandbox", move || {
+        let directory = shell.layout.sandbox(&first.id);
+        store::make_directory(&directory, 0o700)?;
+        store::save(&directory.join("meta.json"), &first)?;
+        store::save(&directory.join("state.json"), &state)?;
+        files::write(&directory, &config, &host.hostname)?;
+        store::make_directory(&shell.layout.shim(&first.id).join("exits"), 0o700)?;
+        files::mount_shared_memory(&config, &shell.layout.shared_memory(&first.id))?;
+        shell.groups.create(&group, &Limits::Smallest)
+    })
+    .await?;
+    let connected = runtime.ports.shims.spawn(&ask.id, &groups).await?;
+    pod.connect(connected).await?;
+    let attached = connect(runtime, pod, ask, groups).await?;
+    let meta = SandboxMeta {
+        netns: attached.as_ref().map(|a| a.netns.clone()),
+        ips: attached.map(|a| a.ips).unwrap_or_default(),
+        ..meta
+    };
+    let (shell, written) = (runtime.shell.clone(), meta.clone());
+    blocking("writing the sandbox", move || {
+        store::save(&shell.layout.sandbox(&written.id).join("meta.json"), &written)
+    })
+    .await?;
+    pod.turn(move |sandbox| {
+        sandbox.meta = Arc::new(meta);
+        sandbox.phase = SandboxPhase::Ready;
+    })
+    .await
+}
+
+/// Namespaces, and in them the network.
+async fn connect(
+    runtime: &Arc<Runtime>,
+    pod: &Pod,
+    ask: &Ask,
+    groups: Vec<PathBuf>,
+) -> RuntimeResult<Option<Attached>> {
+    let mut plan = ask.plan.clone();
+    if plan.hostname.is_empty() {
+        plan.hostname.clone_from(&runtime.host.hostname);
+    }
+    plan.groups = groups;
+    let has_network = plan.made.contains(&Namespace::Network);
+    let (reply, files) = pod.shim()?.ask(Request::MakeNamespaces(plan), Vec::new(), SHIM_ANSWER).await?;
+    let Reply::Namespaces { made, .. } = reply else {
+        return Err(RuntimeError::other("the shim answered something else than namespaces"));
+    };
+    if !has_network {
+        return Ok(None);
+    }
+    let namespace = made.iter().zip(files).find(|(kind, _)| **kind == Namespace::Network).map(|(_, file)| file);
+    runtime.ports.network.attach(&ask.id, &ask.config, namespace).await.map(Some)
+}

@@ -1,0 +1,167 @@
+//! Answers on a socket, or over memory.
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use futures::StreamExt;
+use tokio::{
+    io::DuplexStream,
+    net::UnixListener,
+    sync::{Semaphore, mpsc},
+};
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Server, server::Router};
+
+use super::{images::ImageCalls, service::RuntimeCalls};
+use crate::{
+    embedded::{
+        errors::{RuntimeError, RuntimeResult},
+        runtime::Runtime,
+    },
+    proto::cri::{image_service_server::ImageServiceServer, runtime_service_server::RuntimeServiceServer},
+};
+
+/// The largest message that is taken, and that is sent over a socket, bytes.
+const MAX_MESSAGE: usize = 16 << 20;
+/// Bytes that are under way in each direction of a connection over memory.
+const PIPE: usize = 64 << 10;
+/// Connections that wait to be taken.
+const WAITING: usize = 16;
+/// Connections to the socket at once.
+const CONNECTIONS: usize = 256;
+/// Who may reach the socket: its owner and group.
+const MODE: u32 = 0o660;
+
+/// Connects to services in this process.
+#[derive(Clone, Debug)]
+pub struct Memory(mpsc::Sender<io::Result<DuplexStream>>);
+
+impl Memory {
+    /// A new connection.
+    ///
+    /// # Errors
+    /// The services have ended.
+    pub async fn connect(&self) -> io::Result<DuplexStream> {
+        let (ours, theirs) = tokio::io::duplex(PIPE);
+        let gone = |_| io::Error::from(io::ErrorKind::ConnectionRefused);
+        self.0.send(Ok(theirs)).await.map_err(gone)?;
+        Ok(ours)
+    }
+}
+
+fn router(runtime: &Arc<Runtime>, largest: usize) -> Router {
+    let calls = RuntimeServiceServer::new(RuntimeCalls(runtime.clone()))
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(largest);
+    let images = ImageServiceServer::new(ImageCalls(runtime.clone()))
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(largest);
+    Server::builder().add_service(calls).add_service(images)
+}
+
+/// Serves whoever connects within this process, until told to stop.
+pub fn over_memory(runtime: &Arc<Runtime>, stop: CancellationToken) -> Memory {
+    let (sender, incoming) = mpsc::channel(WAITING);
+    let serving = router(runtime, usize::MAX)
+        .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async move { stop.cancelled().await });
+    runtime.shell.spawn(async move {
+        if let Err(error) = serving.await {
+            tracing::error!(err = %error, "The services of the embedded runtime have ended");
+        }
+    });
+    Memory(sender)
+}
+
+/// Serves whoever may open the socket, until told to stop. The socket is made anew.
+///
+/// # Errors
+/// It cannot be made.
+pub async fn over_socket(runtime: &Arc<Runtime>, path: PathBuf, stop: CancellationToken) -> RuntimeResult<()> {
+    let listener = bind(&path)?;
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let incoming = UnixListenerStream::new(listener).then(move |stream| {
+        let places = places.clone();
+        async move {
+            // Never closed: waits until somebody leaves.
+            let place = places.acquire_owned().await.ok();
+            stream.map(|stream| held::Held::new(stream, place))
+        }
+    });
+    let serving =
+        router(runtime, MAX_MESSAGE).serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await });
+    let served = serving.await;
+    // Somebody else may have made theirs meanwhile; a socket nobody answers on is harmless.
+    let _ = fs::remove_file(&path);
+    served.map_err(|error| RuntimeError::other(format!("serving {}: {error}", path.display())))
+}
+
+fn bind(path: &Path) -> RuntimeResult<UnixListener> {
+    let failed = |what: &str, error: &io::Error| RuntimeError::file(what, path, error);
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).map_err(|e| failed("create the directory of", &e))?;
+    }
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed("replace", &e)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).map_err(|e| failed("listen on", &e))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(MODE)).map_err(|e| failed("protect", &e))?;
+    Ok(listener)
+}
+
+/// A connection with its place among those that are served.
+mod held {
+    use std::{
+        io,
+        pin::Pin,
+        task::{Context, Poll},
+    };
+
+    use tokio::{
+        io::{AsyncRead, AsyncWrite, ReadBuf},
+        net::UnixStream,
+        sync::OwnedSemaphorePermit,
+    };
+    use tonic::transport::server::Connected;
+
+    pub struct Held {
+        stream: UnixStream,
+        _place: Option<OwnedSemaphorePermit>,
+    }
+
+    impl Held {
+        pub fn new(stream: UnixStream, place: Option<OwnedSemaphorePermit>) -> Self {
+            Self { stream, _place: place }
+        }
+    }
+
+    impl Connected for Held {
+        type ConnectInfo = ();
+        fn connect_info(&self) {}
+    }
+
+    impl AsyncRead for Held {
+        fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_read(cx, buf)
+        }
+    }
+
+    impl AsyncWrite for Held {
+        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            Pin::new(&mut self.stream).poll_write(cx, buf)
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_flush(cx)
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_shutdown(cx)
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `StartContainer`. Behaviour: spec 09a §3.2, §10.
+
+use std::{sync::Arc, time::Duration};
+
+use tracing::warn;
+
+use crate::embedded::{
+    actor::Pod,
+    container::Phase,
+    errors::{RuntimeError, RuntimeResult},
+    ports::Limits,
+    runtime::{Runtime, blocking, now_ns},
+    shim::plan::{LaunchPlan, Reply, Request, Started},
+};
+
+/// How much longer than the shim itself the shim is waited for.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Starts a container that was made and never started.
+///
+/// # Errors
+/// It is in another state, or could not be started: then it has ended with code 128.
+pub async fn start(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
+    let (pod, id) = runtime.container(id)?;
+    let begun = id.clone();
+    let begin = pod.turn(move |sandbox| {
+        let is_ready = sandbox.ready();
+        let container = sandbox.container_mut(&begun)?;
+        if container.phase == Phase::Created {
+            is_ready?;
+        }
+        container.begin_start()
+    });
+    begin.await??;
+    let starting = runtime.clone();
+    runtime.detached(async move { launch(&starting, &pod, &id).await }).await
+}
+
+async fn launch(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<()> {
+    let outcome = match runtime.starts.acquire().await {
+        Ok(_turn) => attempt(runtime, pod, id).await,
+        Err(error) => Err(RuntimeError::other(error.to_string())),
+    };
+    let container = id.to_owned();
+    match outcome {
+        Ok(started) => pod.turn(move |sandbox| sandbox.container_mut(&container).map(|c| c.started(started))).await?,
+        Err(cause) => {
+            clean_up(runtime, pod, id).await;
+            let text = cause.text.clone();
+            let failed = move |sandbox: &mut crate::embedded::sandbox::Sandbox| {
+                let container = sandbox.container_mut(&container);
+                container.map(|c| c.start_failed(&text, now_ns()))
+            };
+            // Told all the same; what cannot be written is tried again.
+            let _ = pod.turn(failed).await;
+            Err(cause)
+        }
+    }
+}
+
+async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<Started> {
+    let sandbox = pod.now();
+    let container = sandbox.container(id)?;
+    let (shell, group) = (runtime.shell.clone(), container.meta.group.clone());
+    let limits = Limits::Container(container.resources.clone());
+    let groups = blocking("making the control group", move || shell.groups.create(&group, &limits)).await?;
+    let mut plan = LaunchPlan { groups, ..(*container.plan).clone() };
+    if let Some(resources) = container.resources.as_ref().filter(|_| container.is_updated) {
+        plan.process.oom_score_adj = i32::try_from(resources.oom_score_adj).ok();
+    }
+    let limit = Duration::from_millis(plan.limit_ms).saturating_add(GRACE);
+    match pod.shim()?.ask(Request::Launch(Box::new(plan)), Vec::new(), limit).await? {
+        (Reply::Started(started), _) => Ok(started),
+        _ => Err(RuntimeError::other("the shim answered something else than a process")),
+    }
+}
+
+async fn clean_up(runtime: &Arc<Runtime>, pod: &Pod, id: &str) {
+    let Ok(group) = pod.now().container(id).map(|c| c.meta.group.clone()) else { return };
+    let shell = runtime.shell.clone();
+    if let Err(cause) = blocking("removing the control group", move || shell.groups.remove(&group)).await {
+        warn!(containerID = id, err = %cause, "What is left of a container that could not be started cannot be removed");
+    }
+}

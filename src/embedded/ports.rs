@@ -1,0 +1,242 @@
+//! What the services ask of the parts that touch the machine; each has a fake that keeps the contract.
+
+use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use super::{
+    errors::RuntimeResult,
+    shim::plan::{Event, ExecPlan, Hello, LaunchPlan, NamespacePlan, Reply, Request},
+};
+use crate::proto::cri;
+
+/// A pod's shim, connected.
+#[async_trait]
+pub trait Shim: Send + Sync {
+    /// Asks, with descriptors beside the question, and waits for the answer at most so long.
+    ///
+    /// # Errors
+    /// A failure the shim tells, no answer in time, or no shim any more.
+    async fn ask(&self, request: Request, files: Vec<OwnedFd>, limit: Duration)
+    -> RuntimeResult<(Reply, Vec<OwnedFd>)>;
+}
+
+/// A shim and what it tells. The channel closes when the shim is gone.
+pub struct Connected {
+    /// To ask.
+    pub shim: Arc<dyn Shim>,
+    /// Ends of processes; told again until acknowledged.
+    pub events: mpsc::Receiver<Event>,
+}
+
+/// Starts shims, and finds those that run.
+#[async_trait]
+pub trait Shims: Send + Sync {
+    /// Starts the shim of a sandbox, in these control groups.
+    ///
+    /// # Errors
+    /// It does not come up.
+    async fn spawn(&self, sandbox: &str, groups: &[PathBuf]) -> RuntimeResult<Connected>;
+
+    /// Connects to the shim of a sandbox.
+    ///
+    /// # Errors
+    /// It does not answer.
+    async fn find(&self, sandbox: &str) -> RuntimeResult<(Connected, Hello)>;
+}
+
+/// An image as containers need it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Image {
+    /// `sha256:…`
+    pub id: String,
+    /// Whole names with tags, sorted.
+    pub tags: Vec<String>,
+    /// Whole names with digests, sorted.
+    pub digests: Vec<String>,
+    /// The signal its containers are asked to stop with, as the image says it; empty: it does not.
+    pub stop_signal: String,
+}
+
+/// Images: what the CRI asks of them, and what containers need.
+#[async_trait]
+pub trait Images: Send + Sync {
+    /// The image that a name or identity stands for; `None` where it is not here.
+    ///
+    /// # Errors
+    /// Several identities begin with that.
+    async fn resolve(&self, name: &str) -> RuntimeResult<Option<Arc<Image>>>;
+
+    /// Keeps an image's layers for a container, until [`Images::release`].
+    async fn hold(&self, image: &str, container: &str) -> RuntimeResult<()>;
+
+    /// A container does not need its image any more.
+    async fn release(&self, image: &str, container: &str);
+
+    /// `ListImages`.
+    async fn list(&self, filter: Option<cri::ImageFilter>) -> RuntimeResult<Vec<cri::Image>>;
+
+    /// `ImageStatus`.
+    async fn status(&self, request: cri::ImageStatusRequest) -> RuntimeResult<cri::ImageStatusResponse>;
+
+    /// `PullImage`: the image's identity.
+    async fn pull(&self, request: cri::PullImageRequest) -> RuntimeResult<String>;
+
+    /// `RemoveImage`.
+    async fn remove(&self, name: &str) -> RuntimeResult<()>;
+
+    /// `ImageFsInfo`.
+    async fn file_systems(&self) -> RuntimeResult<cri::ImageFsInfoResponse>;
+}
+
+/// What a container is planned from.
+#[derive(Clone, Debug)]
+pub struct ContainerAsk {
+    /// Its identity.
+    pub id: String,
+    /// Its sandbox's.
+    pub sandbox: String,
+    /// The sandbox's configuration.
+    pub pod: Arc<cri::PodSandboxConfig>,
+    /// The request's configuration.
+    pub config: Arc<cri::ContainerConfig>,
+    /// The image's identity.
+    pub image: String,
+    /// The container whose processes it wants to see, where it names one.
+    pub target: Option<TargetContainer>,
+}
+
+/// A container whose processes another wants to see.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TargetContainer {
+    /// Its identity.
+    pub id: String,
+    /// Its sandbox's.
+    pub sandbox: String,
+    /// Its state, as the CRI spells it.
+    pub state: String,
+    /// Its first process, while it runs.
+    pub pid: Option<u32>,
+}
+
+/// A container that was planned.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Planned {
+    /// What the shim carries out; its control groups are filled in when it is started.
+    pub plan: LaunchPlan,
+    /// User, primary group, all groups.
+    pub user: (u32, u32, Vec<u32>),
+}
+
+/// Decides what shims carry out.
+#[async_trait]
+pub trait Planner: Send + Sync {
+    /// A sandbox's namespaces; refuses what cannot be.
+    ///
+    /// # Errors
+    /// The refusal.
+    fn namespaces(&self, pod: &cri::PodSandboxConfig) -> RuntimeResult<NamespacePlan>;
+
+    /// A container; refuses what cannot be.
+    ///
+    /// # Errors
+    /// The refusal.
+    async fn container(&self, ask: ContainerAsk) -> RuntimeResult<Planned>;
+
+    /// Another process of a container.
+    ///
+    /// # Errors
+    /// The refusal.
+    fn exec(&self, container: &LaunchPlan, exec: &str, args: &[String], terminal: bool) -> RuntimeResult<ExecPlan>;
+}
+
+/// A pod's network, set up.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Attached {
+    /// The namespace's file.
+    pub netns: PathBuf,
+    /// Addresses, the main one first.
+    pub ips: Vec<String>,
+}
+
+/// Networks of pods.
+#[async_trait]
+pub trait Network: Send + Sync {
+    /// Connects a pod whose network namespace this is.
+    ///
+    /// # Errors
+    /// Nothing is left of the attempt.
+    async fn attach(
+        &self,
+        sandbox: &str,
+        pod: &cri::PodSandboxConfig,
+        namespace: Option<OwnedFd>,
+    ) -> RuntimeResult<Attached>;
+
+    /// Takes a pod off; nothing there is success.
+    ///
+    /// # Errors
+    /// What is left can be attempted again.
+    async fn detach(&self, sandbox: &str, pod: &cri::PodSandboxConfig) -> RuntimeResult<()>;
+
+    /// Why pods cannot be connected; `None` where they can.
+    async fn trouble(&self) -> Option<String>;
+
+    /// The node's range of addresses for pods.
+    ///
+    /// # Errors
+    /// The ranges cannot be read.
+    async fn set_ranges(&self, ranges: &str) -> RuntimeResult<()>;
+}
+
+/// Control groups. Every call blocks.
+pub trait Groups: Send + Sync {
+    /// Where such a group lies below its pod's (spec 09a §9.1).
+    ///
+    /// # Errors
+    /// The pod's group cannot be one.
+    fn name(&self, parent: &str, id: &str) -> RuntimeResult<String>;
+
+    /// Makes a group with limits; its directories, one for each hierarchy.
+    ///
+    /// # Errors
+    /// It cannot be made, or a limit cannot be set; nothing is left then.
+    fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>>;
+
+    /// Sets limits; all of them or none.
+    ///
+    /// # Errors
+    /// One cannot be set; the old ones are in force.
+    fn limit(&self, group: &str, limits: &Limits) -> RuntimeResult<()>;
+
+    /// Kills what is in the group and removes it; nothing there is success.
+    ///
+    /// # Errors
+    /// Something survives.
+    fn remove(&self, group: &str) -> RuntimeResult<()>;
+}
+
+/// What a group is given.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Limits {
+    /// A pod's own processes: the smallest share.
+    Smallest,
+    /// What a container's configuration says.
+    Container(Option<cri::LinuxContainerResources>),
+}
+
+/// The parts the services stand on.
+#[derive(Clone)]
+pub struct Ports {
+    /// Starts shims.
+    pub shims: Arc<dyn Shims>,
+    /// Images.
+    pub images: Arc<dyn Images>,
+    /// Decides.
+    pub planner: Arc<dyn Planner>,
+    /// Networks.
+    pub network: Arc<dyn Network>,
+    /// Control groups.
+    pub groups: Arc<dyn Groups>,
+}

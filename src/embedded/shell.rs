@@ -1,0 +1,53 @@
+//! What all sandboxes share: settings, places, who is told, what is counted, and the tasks.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicU64},
+};
+
+use tokio::task::JoinHandle;
+use tokio_util::task::TaskTracker;
+
+use super::{config::EmbeddedConfig, events::Hub, ports::Groups, sandbox::Sandbox, store::Layout};
+
+/// What is counted.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Shims that were lost.
+    pub shims_lost: AtomicU64,
+    /// Objects whose records could not be read.
+    pub broken_objects: AtomicU64,
+    /// Lines of logs that could not be written.
+    pub log_lost_lines: AtomicU64,
+}
+
+/// What all sandboxes share.
+pub struct Shell {
+    /// Settings.
+    pub config: EmbeddedConfig,
+    /// Places.
+    pub layout: Layout,
+    /// Who wants to hear.
+    pub hub: Hub,
+    /// What is counted.
+    pub counters: Counters,
+    /// Control groups.
+    pub groups: Arc<dyn Groups>,
+    /// Every task there is.
+    pub tasks: TaskTracker,
+}
+
+impl Shell {
+    /// Starts a task that ends by itself.
+    pub fn spawn<F>(&self, work: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.tasks.spawn(work)
+    }
+
+    /// Where a shim notes how a container ended.
+    pub fn exit_record(&self, sandbox: &Sandbox, container: &str) -> PathBuf {
+        self.layout.shim(sandbox.id()).join("exits").join(container)
+    }
+}
