@@ -27,6 +27,7 @@ use super::{
     container::Container,
     errors::{RuntimeError, RuntimeResult},
     ports::{Connected, Groups, Shim},
+    reconcile,
     runtime::now_ns,
     sandbox::Sandbox,
     shell::Shell,
@@ -40,6 +41,8 @@ const MAILBOX: usize = 64;
 pub const SHIM_ANSWER: Duration = Duration::from_secs(10);
 /// How long writing a record may take before the sandbox goes on without.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
+/// How long a shim whose connection was lost has to answer again.
+const FIND_LIMIT: Duration = Duration::from_millis(500);
 /// First and longest pause before records that could not be written are tried again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
@@ -178,10 +181,7 @@ impl Actor {
             tokio::select! {
                 event = next(&mut events) => match event {
                     Some(event) => self.heard(event).await,
-                    None => {
-                        events = None;
-                        self.lost_shim().await;
-                    }
+                    None => events = self.lost_shim().await,
                 },
                 message = mail.recv() => match message {
                     Some(Mail::Turn(turn, done)) => {
@@ -280,10 +280,18 @@ impl Actor {
     }
 
     /// The shim is gone. Where nobody told it to go, everything it held is lost.
-    async fn lost_shim(&mut self) {
+    async fn lost_shim(&mut self) -> Option<mpsc::Receiver<Event>> {
         let was_held = self.shim.lock().unwrap_or_else(PoisonError::into_inner).take().is_some();
-        if !was_held || !self.sandbox.is_ready() {
-            return;
+        if !was_held || !self.sandbox.is_ready() || self.shell.stop.is_cancelled() {
+            return None;
+        }
+        if let Ok(Ok((connected, hello))) = timeout(FIND_LIMIT, self.shell.shims.find(self.sandbox.id())).await {
+            warn!(podSandboxID = self.sandbox.id(), "The connection to a shim was lost, and is there again");
+            *self.shim.lock().unwrap_or_else(PoisonError::into_inner) = Some(connected.shim.clone());
+            let rule = self.shell.config.oom_reason;
+            // A failed write is noted, and tried again.
+            let _ = self.turn(move |sandbox| drop(reconcile::with_shim(sandbox, &hello, rule, now_ns()))).await;
+            return Some(connected.events);
         }
         error!(podSandboxID = self.sandbox.id(), "The shim of a sandbox is gone; its containers are killed");
         self.shell.counters.shims_lost.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -291,6 +299,7 @@ impl Actor {
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner).clear();
         // A failed write is noted, and tried again.
         let _ = self.turn(|sandbox| lose(sandbox, now_ns())).await;
+        None
     }
 }
 

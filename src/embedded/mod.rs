@@ -15,6 +15,8 @@ pub mod images;
 pub mod launch;
 mod names;
 pub mod ports;
+mod reconcile;
+pub mod recover;
 pub mod runtime;
 pub mod sandbox;
 pub mod seccomp;

@@ -1,13 +1,18 @@
 //! What the services ask of the parts that touch the machine; each has a fake that keeps the contract.
 
-use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::{
     errors::RuntimeResult,
-    shim::plan::{Event, ExecPlan, Hello, LaunchPlan, NamespacePlan, Reply, Request},
+    shim::plan::{Event, ExecPlan, Exit, Hello, LaunchPlan, NamespacePlan, Reply, Request},
 };
 use crate::proto::cri;
 
@@ -44,6 +49,9 @@ pub trait Shims: Send + Sync {
     /// # Errors
     /// It does not answer.
     async fn find(&self, sandbox: &str) -> RuntimeResult<(Connected, Hello)>;
+
+    /// How a container ended, as its shim noted it in its folder before it went. Blocks, on one small file.
+    fn noted(&self, folder: &Path, container: &str) -> Option<Exit>;
 }
 
 /// An image as containers need it.

@@ -13,7 +13,7 @@ use tokio::{
     task::spawn_blocking,
     time::timeout,
 };
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     actor::Pod,
@@ -85,7 +85,12 @@ impl Runtime {
     ///
     /// # Errors
     /// Another daemon is here, or the disk is not fit.
-    pub fn open(config: EmbeddedConfig, ports: Ports, host: HostFacts, tasks: TaskTracker) -> RuntimeResult<Arc<Self>> {
+    pub fn open(
+        config: EmbeddedConfig,
+        ports: Ports,
+        host: HostFacts,
+        (tasks, stop): (TaskTracker, CancellationToken),
+    ) -> RuntimeResult<Arc<Self>> {
         let layout = Layout { root: config.root.clone(), state: config.state.clone() };
         let lock = store::open(&layout)?;
         let shell = Shell {
@@ -94,7 +99,9 @@ impl Runtime {
             hub: Hub::default(),
             counters: Counters::default(),
             groups: ports.groups.clone(),
+            shims: ports.shims.clone(),
             tasks,
+            stop,
         };
         Ok(Arc::new(Self {
             shell: Arc::new(shell),

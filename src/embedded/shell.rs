@@ -6,9 +6,15 @@ use std::{
 };
 
 use tokio::task::JoinHandle;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{config::EmbeddedConfig, events::Hub, ports::Groups, sandbox::Sandbox, store::Layout};
+use super::{
+    config::EmbeddedConfig,
+    events::Hub,
+    ports::{Groups, Shims},
+    sandbox::Sandbox,
+    store::Layout,
+};
 
 /// What is counted.
 #[derive(Debug, Default)]
@@ -33,8 +39,12 @@ pub struct Shell {
     pub counters: Counters,
     /// Control groups.
     pub groups: Arc<dyn Groups>,
+    /// Finds shims again.
+    pub shims: Arc<dyn Shims>,
     /// Every task there is.
     pub tasks: TaskTracker,
+    /// Cancelled when we are to end; pods go on.
+    pub stop: CancellationToken,
 }
 
 impl Shell {

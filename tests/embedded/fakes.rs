@@ -4,7 +4,10 @@ use std::{
     collections::BTreeMap,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -26,7 +29,7 @@ use berth::{
     proto::cri,
 };
 use tokio::sync::mpsc;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// What all fakes of a test know and note.
 #[derive(Default)]
@@ -49,6 +52,7 @@ pub struct World {
 pub struct FakeShim {
     pub state: Mutex<ShimState>,
     events: Mutex<Option<mpsc::Sender<Event>>>,
+    is_dead: AtomicBool,
 }
 
 #[derive(Default)]
@@ -86,8 +90,20 @@ impl FakeShim {
         self.tell(&mut state, Target::Container(id.to_owned()), exit(code));
     }
 
+    /// The connection is lost, the shim is not.
+    pub fn disconnect(&self) {
+        self.events.lock().expect("whole").take();
+    }
+
+    /// A container ends while no daemon is connected.
+    pub fn exit_unseen(&self, id: &str, code: i32) {
+        self.disconnect();
+        self.exit(id, code);
+    }
+
     /// The shim dies.
     pub fn die(&self) {
+        self.is_dead.store(true, Ordering::Release);
         self.events.lock().expect("whole").take();
     }
 
@@ -194,14 +210,20 @@ pub struct Fakes(pub Arc<World>);
 #[async_trait]
 impl Shims for Fakes {
     async fn spawn(&self, sandbox: &str, _: &[PathBuf]) -> RuntimeResult<Connected> {
-        let shim = Arc::new(FakeShim { state: Mutex::default(), events: Mutex::default() });
+        let shim =
+            Arc::new(FakeShim { state: Mutex::default(), events: Mutex::default(), is_dead: AtomicBool::default() });
         self.0.shims.lock().expect("whole").insert(sandbox.to_owned(), shim.clone());
         Ok(shim.connect().0)
     }
 
     async fn find(&self, sandbox: &str) -> RuntimeResult<(Connected, Hello)> {
         let shim = self.0.shims.lock().expect("whole").get(sandbox).cloned();
+        let shim = shim.filter(|shim| !shim.is_dead.load(Ordering::Acquire));
         shim.map(|shim| shim.connect()).ok_or_else(|| RuntimeError::other("nobody answers"))
+    }
+
+    fn noted(&self, _: &Path, _: &str) -> Option<Exit> {
+        None
     }
 }
 
@@ -341,8 +363,8 @@ impl Groups for Fakes {
     }
 }
 
-/// A runtime whose parts are fakes.
-pub fn runtime(directory: &Path, world: &Arc<World>) -> Arc<Runtime> {
+/// A runtime whose parts are fakes, in this boot.
+pub fn runtime(directory: &Path, world: &Arc<World>, boot_id: &str) -> Arc<Runtime> {
     let fakes = Arc::new(Fakes(world.clone()));
     let ports = Ports {
         shims: fakes.clone(),
@@ -358,11 +380,11 @@ pub fn runtime(directory: &Path, world: &Arc<World>) -> Arc<Runtime> {
         ..EmbeddedConfig::default()
     };
     let host = HostFacts {
-        boot_id: "boot".into(),
+        boot_id: boot_id.into(),
         hostname: "node".to_owned(),
         driver: cri::CgroupDriver::Cgroupfs,
         has_recursive_read_only: true,
         has_user_namespaces: false,
     };
-    Runtime::open(config, ports, host, TaskTracker::new()).expect("a fresh directory")
+    Runtime::open(config, ports, host, (TaskTracker::new(), CancellationToken::new())).expect("a fresh directory")
 }

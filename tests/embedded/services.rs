@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use berth::{
-    embedded::{cri as services, runtime::Runtime},
+    embedded::{cri as services, recover::recover, runtime::Runtime},
     proto::cri::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 use futures::StreamExt;
@@ -23,7 +23,7 @@ struct Set {
     rpc: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
     stop: CancellationToken,
-    _directory: tempfile::TempDir,
+    directory: Option<tempfile::TempDir>,
 }
 
 impl Drop for Set {
@@ -38,10 +38,12 @@ impl Drop for Set {
 }
 
 async fn set() -> Set {
-    let directory = tempfile::tempdir().expect("a directory");
-    let world = Arc::<World>::default();
-    let runtime = fakes::runtime(directory.path(), &world);
-    runtime.set_ready();
+    start(tempfile::tempdir().expect("a directory"), Arc::default(), "boot").await
+}
+
+async fn start(directory: tempfile::TempDir, world: Arc<World>, boot_id: &str) -> Set {
+    let runtime = fakes::runtime(directory.path(), &world, boot_id);
+    recover(&runtime).await.expect("recovered");
     let stop = CancellationToken::new();
     let memory = services::over_memory(&runtime, stop.clone());
     let connector = tower::service_fn(move |_: http::Uri| {
@@ -50,7 +52,7 @@ async fn set() -> Set {
     });
     let channel = Endpoint::from_static("http://memory").connect_with_connector_lazy(connector);
     let (rpc, images) = (RuntimeServiceClient::new(channel.clone()), ImageServiceClient::new(channel));
-    Set { world, runtime, rpc, images, stop, _directory: directory }
+    Set { world, runtime, rpc, images, stop, directory: Some(directory) }
 }
 
 /// A pod that shares the host's memory, so that nothing is mounted.
@@ -80,6 +82,32 @@ fn container(name: &str) -> cri::ContainerConfig {
 }
 
 impl Set {
+    /// The daemon is killed, and started again.
+    async fn restart(self, boot_id: &str) -> Self {
+        self.restart_while(boot_id, || ()).await
+    }
+
+    /// Likewise, and something happens meanwhile.
+    async fn restart_while(mut self, boot_id: &str, meanwhile: impl FnOnce()) -> Self {
+        let (directory, world) = (self.directory.take().expect("there"), self.world.clone());
+        let runtime = self.runtime.clone();
+        drop(self);
+        // Whoever holds the lock has to be gone: here they are tasks.
+        runtime.shell.tasks.close();
+        tokio::time::timeout(Duration::from_secs(10), async {
+            while Arc::strong_count(&runtime) > 1 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("the old services end");
+        let tasks = runtime.shell.tasks.clone();
+        drop(runtime);
+        tokio::time::timeout(Duration::from_secs(10), tasks.wait()).await.expect("the owners end");
+        meanwhile();
+        start(directory, world, boot_id).await
+    }
+
     async fn run(&self, config: cri::PodSandboxConfig) -> Result<String, Status> {
         let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
         self.rpc.clone().run_pod_sandbox(request).await.map(|reply| reply.into_inner().pod_sandbox_id)
@@ -308,6 +336,18 @@ async fn a_lost_shim_is_told_within_a_second() {
 }
 
 #[tokio::test]
+async fn a_lost_connection_is_no_lost_shim() {
+    let set = set().await;
+    let sandbox = set.run(pod("a")).await.expect("runs");
+    let id = set.create(&sandbox, container("c")).await.expect("made");
+    set.start(&id).await.expect("starts");
+    set.shim(&sandbox).exit_unseen(&id, 7);
+    let status = set.until_exited(&id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (7, "Error"));
+    assert_eq!(set.pod_status(&sandbox).await.status.expect("there").state(), cri::PodSandboxState::SandboxReady);
+}
+
+#[tokio::test]
 async fn programs_are_executed_and_overdue_ones_killed() {
     let set = set().await;
     let sandbox = set.run(pod("a")).await.expect("runs");
@@ -397,4 +437,62 @@ async fn resources_are_kept_and_logs_opened_anew() {
     assert!(groups.contains("cpu_quota: 5000"), "{groups}");
     set.remove(&id).await.expect("killed and removed");
     assert!(set.world.held.lock().expect("whole").is_empty());
+}
+
+#[tokio::test]
+async fn a_daemon_that_comes_back_finds_its_pods() {
+    // AC-09-E2, with fake shims
+    let set = set().await;
+    let sandbox = set.run(pod("a")).await.expect("runs");
+    let (ran_on, ended) = (
+        set.create(&sandbox, container("on")).await.expect("made"),
+        set.create(&sandbox, container("ended")).await.expect("made"),
+    );
+    let made = set.create(&sandbox, container("made")).await.expect("made");
+    set.start(&ran_on).await.expect("starts");
+    set.start(&ended).await.expect("starts");
+    let before = set.status(&ran_on).await;
+    let shim = set.shim(&sandbox);
+    let set = set.restart_while("boot", || shim.exit_unseen(&ended, 42)).await;
+    assert_eq!(set.status(&ran_on).await, before);
+    let status = set.status(&ended).await;
+    assert_eq!((status.state(), status.exit_code), (cri::ContainerState::ContainerExited, 42));
+    assert_eq!(set.status(&made).await.state(), cri::ContainerState::ContainerCreated);
+    assert_eq!(set.create(&sandbox, container("made")).await.expect("again"), made);
+    assert_eq!(set.run(pod("a")).await.expect("again"), sandbox);
+    set.start(&made).await.expect("starts");
+    set.remove_pod(&sandbox).await.expect("goes");
+    assert_eq!(set.left(), (0, 0, 0, Vec::new()));
+}
+
+#[tokio::test]
+async fn a_reboot_ends_everything_and_can_be_cleaned_up() {
+    // AC-09-E5, with fake shims
+    let set = set().await;
+    let sandbox = set.run(pod("a")).await.expect("runs");
+    let id = set.create(&sandbox, container("c")).await.expect("made");
+    set.start(&id).await.expect("starts");
+    set.world.shims.lock().expect("whole").clear();
+    let set = set.restart("another boot").await;
+    assert_eq!(set.pod_status(&sandbox).await.status.expect("there").state(), cri::PodSandboxState::SandboxNotready);
+    let status = set.status(&id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"));
+    assert!(status.finished_at >= status.started_at);
+    set.remove_pod(&sandbox).await.expect("goes");
+    assert_eq!(set.left(), (0, 0, 0, Vec::new()));
+}
+
+#[tokio::test]
+async fn broken_records_are_cleaned_up() {
+    let set = set().await;
+    let (good, bad) = (set.run(pod("a")).await.expect("runs"), set.run(pod("b")).await.expect("runs"));
+    let id = set.create(&bad, container("c")).await.expect("made");
+    let layout = set.runtime.shell.layout.clone();
+    std::fs::write(layout.sandbox(&bad).join("meta.json"), "{").expect("writable");
+    let set = set.restart("boot").await;
+    let all = set.rpc.clone().list_pod_sandbox(cri::ListPodSandboxRequest { filter: None }).await.expect("listed");
+    let all: Vec<_> = all.into_inner().items.into_iter().map(|item| item.id).collect();
+    assert_eq!(all, [good]);
+    assert!(!layout.sandbox(&bad).exists() && !layout.container(&id).exists() && !layout.snapshot(&id).exists());
+    assert_eq!(set.runtime.shell.counters.broken_objects.load(std::sync::atomic::Ordering::Relaxed), 2);
 }

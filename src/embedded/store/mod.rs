@@ -20,7 +20,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub use layout::Layout;
 use layout::{DOOMED, doomed};
-use objects::{ContainerMeta, ContainerState, SandboxMeta, SandboxState, VERSION};
+use objects::{ContainerMeta, ContainerState, SandboxMeta, SandboxState, Spec, VERSION};
 use record::Durability;
 
 use super::{
@@ -204,6 +204,11 @@ fn object<M: DeserializeOwned, S: DeserializeOwned>(
     let state = load(&file)?;
     let written = fs::metadata(&file).map(|m| m.mtime().saturating_mul(1_000_000_000).saturating_add(m.mtime_nsec()));
     Ok((meta, state, written.unwrap_or_default()))
+}
+
+/// What a container's shim carries out; `None` where that cannot be read.
+pub fn spec(layout: &Layout, id: &str) -> Option<Spec> {
+    load(&layout.container(id).join("spec.json")).ok().flatten()
 }
 
 /// Names in a directory of ours; none where it does not exist.

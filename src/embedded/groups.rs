@@ -1,0 +1,133 @@
+//! Control groups of sandboxes and containers, on this machine's hierarchies. Behaviour: spec 09a §9.
+
+use std::path::PathBuf;
+
+use tracing::warn;
+
+use super::{
+    config::NAME,
+    errors::{RuntimeError, RuntimeResult},
+    launch::{
+        facts,
+        limits::{Controllers, Write, writes},
+    },
+    ports::{Groups, Limits},
+};
+use crate::{
+    proto::cri,
+    sys::cgroup::{CgroupError, Controller, GroupPath, Hierarchy},
+};
+
+/// The smallest share of the processor there is.
+const SMALLEST_SHARES: i64 = 2;
+
+/// Groups made by us, without a service manager.
+#[derive(Debug)]
+pub struct KernelGroups {
+    hierarchy: Hierarchy,
+    controllers: Controllers,
+}
+
+impl KernelGroups {
+    /// Groups on these hierarchies.
+    pub fn new(hierarchy: Hierarchy, kind: facts::Groups, tolerates_missing_hugetlb: bool) -> Self {
+        let has_swap = has_swap(&hierarchy);
+        let has_hugetlb = hierarchy.has(Controller::Hugetlb);
+        let controllers = Controllers { groups: kind, has_swap, has_hugetlb, tolerates_missing_hugetlb };
+        Self { hierarchy, controllers }
+    }
+
+    fn files(&self, limits: &Limits) -> RuntimeResult<Vec<Write>> {
+        let smallest;
+        let resources = match limits {
+            Limits::Smallest => {
+                smallest = cri::LinuxContainerResources { cpu_shares: SMALLEST_SHARES, ..Default::default() };
+                &smallest
+            }
+            Limits::Container(Some(resources)) => resources,
+            Limits::Container(None) => return Ok(Vec::new()),
+        };
+        Ok(writes(resources, &self.controllers)?)
+    }
+
+    fn write(&self, group: &GroupPath, file: &Write) -> Result<(), CgroupError> {
+        // On the unified hierarchy all files of a group lie in one directory.
+        let controller = file.controller.unwrap_or(Controller::Cpu);
+        if !self.hierarchy.has(controller) && file.controller.is_some() {
+            return Ok(());
+        }
+        match self.hierarchy.write(group, controller, &file.file, &file.value) {
+            Err(error) if file.is_optional && error.is_missing() => Ok(()),
+            other => other,
+        }
+    }
+
+    fn old(&self, group: &GroupPath, file: &Write) -> Option<Write> {
+        let controller = file.controller.unwrap_or(Controller::Cpu);
+        let value = self.hierarchy.read(group, controller, &file.file).ok()?;
+        Some(Write { value, ..file.clone() })
+    }
+}
+
+fn has_swap(hierarchy: &Hierarchy) -> bool {
+    let file = if hierarchy.version() == 2 { "memory.swap.max" } else { "memory.memsw.limit_in_bytes" };
+    // The root of the unified hierarchy has no such file; the agent's own group and any other have.
+    let Ok(root) = GroupPath::parse("/").ok_or(()) else { return false };
+    if hierarchy.version() == 1 {
+        return hierarchy.read(&root, Controller::Memory, file).is_ok();
+    }
+    let children = hierarchy.children(&root).unwrap_or_default();
+    let groups = children.iter().filter_map(|name| root.child(name));
+    groups.take(16).any(|group| hierarchy.read(&group, Controller::Memory, file).is_ok())
+}
+
+fn parse(group: &str) -> RuntimeResult<GroupPath> {
+    GroupPath::parse(group).ok_or_else(|| RuntimeError::invalid(format!("{group:?} is no control group")))
+}
+
+fn failed(error: &CgroupError) -> RuntimeError {
+    RuntimeError::other(error.to_string())
+}
+
+impl Groups for KernelGroups {
+    fn name(&self, parent: &str, id: &str) -> RuntimeResult<String> {
+        let default = format!("/{NAME}");
+        let parent = parse(if parent.is_empty() { &default } else { parent })?;
+        let group = parent.child(id).ok_or_else(|| RuntimeError::invalid(format!("{id:?} is no control group")))?;
+        Ok(group.to_string())
+    }
+
+    fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>> {
+        let (path, files) = (parse(group)?, self.files(limits)?);
+        self.hierarchy.create(&path).map_err(|error| failed(&error))?;
+        for file in &files {
+            if let Err(error) = self.write(&path, file) {
+                if let Err(left) = self.hierarchy.remove(&path) {
+                    warn!(cgroup = group, err = %left, "A control group that was not finished cannot be removed");
+                }
+                return Err(failed(&error));
+            }
+        }
+        Ok(self.hierarchy.directories(&path))
+    }
+
+    fn limit(&self, group: &str, limits: &Limits) -> RuntimeResult<()> {
+        let (path, files) = (parse(group)?, self.files(limits)?);
+        let old: Vec<_> = files.iter().filter_map(|file| self.old(&path, file)).collect();
+        // Old hierarchies want memory raised from without and lowered from within: the other way round is tried too.
+        let forwards = files.iter().try_for_each(|file| self.write(&path, file));
+        let Err(first) = forwards else { return Ok(()) };
+        if files.iter().rev().try_for_each(|file| self.write(&path, file)).is_ok() {
+            return Ok(());
+        }
+        for file in old.iter().chain(old.iter().rev()) {
+            // In one of the two orders each fits.
+            let _ = self.write(&path, file);
+        }
+        Err(failed(&first))
+    }
+
+    fn remove(&self, group: &str) -> RuntimeResult<()> {
+        self.hierarchy.remove(&parse(group)?).map_err(|error| failed(&error))
+    }
+}
