@@ -496,3 +496,6 @@ fn symlink(text: &[u8], at: At<'_>) -> Result<(), ImageError> {
 fn node(at: At<'_>, kind: FileType, device: u64) -> Result<(), ImageError> {
     rustix::fs::mknodat(at.parent, at.name, kind, Mode::from_raw_mode(0o600), device).attempt("make node")
 }
+
+#[cfg(test)]
+mod tests;
