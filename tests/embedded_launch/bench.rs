@@ -5,10 +5,9 @@ use std::{
     io::{Read, Write},
     os::{
         fd::{AsFd, OwnedFd},
-        unix::{fs::symlink, process::ExitStatusExt},
+        unix::fs::symlink,
     },
     path::{Path, PathBuf},
-    process::ExitStatus,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -362,11 +361,11 @@ impl Running {
         self.input.as_mut().expect("pipes").write_all(text.as_bytes()).expect("writable");
     }
 
-    /// Kills it and waits.
+    /// Kills it and waits. A process 1 ends only once everything of its namespace is reaped: so is every child.
     pub fn kill(self) {
-        nix::sys::signal::kill(Pid::from_raw(self.pid.cast_signed()), nix::sys::signal::Signal::SIGKILL)
-            .expect("there");
-        reap(self.pid);
+        let pid = Pid::from_raw(self.pid.cast_signed());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("there");
+        while waitpid(Pid::from_raw(-1), None).expect("a child").pid() != Some(pid) {}
     }
 }
 
@@ -403,10 +402,4 @@ pub fn said(ended: Result<Ended, Failure>) -> String {
     let ended = ended.expect("it runs");
     assert_eq!((ended.err.as_str(), ended.code), ("", 0), "{}", ended.out);
     ended.out
-}
-
-/// The exit status as the standard library spells it.
-#[allow(dead_code, reason = "for people who debug")]
-pub fn status(raw: i32) -> ExitStatus {
-    ExitStatus::from_raw(raw)
 }

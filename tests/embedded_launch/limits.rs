@@ -1,1 +1,77 @@
-//! Later.
+//! Resource limits, control groups, and launches that hang.
+
+use std::{fs, io::Read, time::Instant};
+
+use berth::embedded::shim::child::{Progress, Stdio, begin_launch};
+
+use crate::bench::{Bench, NOTHING, PATIENCE, is_root, readable, reap, shell};
+
+#[test]
+fn limits_are_set() {
+    // AC-09a-X16: raising without the right is no failure.
+    if !is_root() {
+        return;
+    }
+    Bench::new().shim(|bench| {
+        let nofile = nix::libc::RLIMIT_NOFILE;
+        let out = shell(
+            bench,
+            |plan| {
+                plan.process.limits = vec![(nofile, 64, 128), (nix::libc::RLIMIT_CORE, 0, u64::MAX)];
+                plan.process.oom_score_adj = Some(500);
+            },
+            "ulimit -n; ulimit -Hn; ulimit -c; cat /proc/self/oom_score_adj",
+        );
+        assert_eq!(out, "64\n128\n0\n500\n");
+        let out = shell(bench, |plan| plan.process.oom_score_adj = Some(-997), "cat /proc/self/oom_score_adj");
+        let own = fs::read_to_string("/proc/self/oom_score_adj").expect("readable");
+        assert!(["-997\n", own.as_str()].contains(&out.as_str()), "{out}");
+    });
+}
+
+#[test]
+fn a_program_is_born_in_its_groups() {
+    if !is_root() {
+        return;
+    }
+    Bench::new().shim(|bench| {
+        let plan = bench.plan(&[]);
+        let out =
+            shell(bench, |plan| plan.processes = berth::embedded::shim::plan::Processes::Host, "cat /proc/$$/cgroup");
+        for group in &plan.groups {
+            let name = group.file_name().expect("a name").to_str().expect("text");
+            assert_eq!(out.matches(name).count(), plan.groups.len(), "{out}");
+        }
+    });
+}
+
+#[test]
+fn a_launch_that_hangs_is_killed() {
+    if !is_root() {
+        return;
+    }
+    let bench = Bench::new();
+    // Whoever is born in a frozen group does nothing any more, but can be killed.
+    let frozen = bench.plan(&[]).groups.into_iter().find(|group| group.join("cgroup.freeze").exists());
+    let Some(frozen) = frozen else {
+        eprintln!("skipped: needs the unified hierarchy");
+        return;
+    };
+    bench.shim(|bench| {
+        fs::write(frozen.join("cgroup.freeze"), "1").expect("freezable");
+        let ((input, _to), (mut from, output), (_err, error)) =
+            (std::io::pipe().expect("a pipe"), std::io::pipe().expect("a pipe"), std::io::pipe().expect("a pipe"));
+        let stdio = Stdio::Files([input.into(), output.into(), error.into()]);
+        let launching = begin_launch(&bench.plan(&["true"]), &NOTHING, stdio).expect("begun");
+        let Progress::Pending(launching) = launching.advance() else { panic!("it cannot be there") };
+        launching.kill();
+        readable(&launching, Instant::now() + PATIENCE);
+        let Progress::Failed(failure) = launching.advance() else { panic!("it was killed") };
+        assert_eq!(failure.text, "the helper was killed before the process was there");
+        assert_eq!(from.read(&mut [0]).expect("readable"), 0, "nobody holds its pipes");
+        let children = fs::read_to_string(format!("/proc/self/task/{}/children", nix::unistd::gettid()));
+        let helper = children.expect("readable").trim().parse().expect("one child");
+        assert_eq!(reap(helper), 137);
+        fs::write(frozen.join("cgroup.freeze"), "0").expect("thawable");
+    });
+}

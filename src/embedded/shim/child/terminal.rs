@@ -15,7 +15,7 @@ use super::told::{Step, Told, failure};
 use crate::sys::in_root;
 
 /// `f_type` of `devpts`.
-const DEVPTS: i64 = 0x1cd1;
+const DEVPTS: rustix::fs::FsWord = 0x1cd1;
 
 /// A terminal.
 pub(super) struct Terminal {
@@ -33,8 +33,7 @@ pub(super) fn make(root: BorrowedFd<'_>, size: (u16, u16), uid: u32) -> Step<Ter
     let master = in_root::open_with(root, Path::new("/dev/pts/ptmx"), flags)
         .or_else(|_| in_root::open_with(root, Path::new("/dev/ptmx"), flags))
         .told(|| "open /dev/pts/ptmx")?;
-    let kind = rustix::fs::fstatfs(&master).told(|| "look at /dev/pts/ptmx")?.f_type;
-    if i64::try_from(kind).ok() != Some(DEVPTS) {
+    if rustix::fs::fstatfs(&master).told(|| "look at /dev/pts/ptmx")?.f_type != DEVPTS {
         return Err(failure("/dev/pts/ptmx of the container is no terminal"));
     }
     unlockpt(&master).told(|| "unlock a terminal")?;
