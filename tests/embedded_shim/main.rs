@@ -3,11 +3,24 @@
 //! This program is also the shim it starts: with the argument of a folder it runs the loop there. Hence no test harness:
 //! the loop needs a process with one thread.
 
+#[allow(dead_code, reason = "another test's bench, of which only the container is used")]
+#[path = "../embedded_launch/bench.rs"]
+mod bench;
 mod plain;
+mod pods;
 mod rig;
 mod tests;
 
 use std::{panic::catch_unwind, path::Path, process::ExitCode};
+
+/// Makes the table of a file's tests by their names.
+#[macro_export]
+macro_rules! tests {
+    ($($name:ident)*) => {
+        /// All tests by their names.
+        pub const ALL: &[(&str, fn())] = &[$((stringify!($name), || $crate::rig::run($name))),*];
+    };
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -17,11 +30,11 @@ fn main() -> ExitCode {
     let wanted: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str()));
     if arguments.iter().any(|argument| argument == "--list") {
-        tests::ALL.iter().for_each(|(name, _)| println!("{name}: test"));
+        all().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
     let mut failed = Vec::new();
-    for (name, test) in tests::ALL.iter().filter(|(name, _)| is_wanted(name)) {
+    for (name, test) in all().filter(|(name, _)| is_wanted(name)) {
         let verdict = if catch_unwind(test).is_ok() { "ok" } else { "FAILED" };
         println!("test {name} ... {verdict}");
         failed.extend((verdict != "ok").then_some(*name));
@@ -31,6 +44,10 @@ fn main() -> ExitCode {
     }
     println!("failed: {}", failed.join(", "));
     ExitCode::FAILURE
+}
+
+fn all() -> impl Iterator<Item = &'static (&'static str, fn())> {
+    tests::ALL.iter().chain(pods::ALL)
 }
 
 fn run_shim(folder: &Path) -> ExitCode {

@@ -44,11 +44,15 @@ pub fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
 }
 
 impl Rig {
-    /// Starts a shim and greets it.
+    /// Starts a shim of plain processes and greets it.
     pub async fn new() -> Self {
+        Self::of(&std::env::current_exe().expect("this program")).await
+    }
+
+    /// Starts a shim and greets it.
+    pub async fn of(program: &Path) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let program = std::env::current_exe().expect("this program");
-        let pid = spawn::start(&program, folder.path()).expect("started");
+        let pid = spawn::start(program, folder.path()).expect("started");
         let (shim, events, hello, driver) = greet(folder.path()).await;
         assert_eq!(hello.pid, pid);
         Self { folder, pid, shim, events, hello, driver }
@@ -98,6 +102,13 @@ impl Rig {
         let (started, terminal) = self.shim.exec(plan, Some([stdin.as_fd(), stdout.as_fd(), stdout.as_fd()])).await?;
         assert!(terminal.is_none());
         Ok((started, output))
+    }
+
+    /// A figure of the shim's memory in kB, by its name in `status`.
+    pub fn memory(&self, name: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).expect("a process");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).expect("a figure");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
     /// Kills a container.

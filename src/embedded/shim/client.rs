@@ -273,7 +273,7 @@ impl Shim {
     }
 
     /// Starts another process in a container. Without a terminal it reads from and writes to the three descriptors;
-    /// with one its master is returned.
+    /// with one its master is returned, which does not block; closing it hangs up.
     ///
     /// # Errors
     /// See [`ShimError`]. Where no answer came it may run all the same.

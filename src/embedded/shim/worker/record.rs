@@ -181,7 +181,8 @@ mod tests {
     #[test]
     fn lines_become_records() {
         use Tag::{Full as F, Partial as P};
-        let rows: &[(&str, &[&[u8]], &[(Tag, &[u8])])] = &[
+        type Row = (&'static str, &'static [&'static [u8]], &'static [(Tag, &'static [u8])]);
+        let rows: &[Row] = &[
             ("nothing", &[], &[]),
             ("an empty line", &[b"\n"], &[(F, b"")]),
             ("an empty line of Windows", &[b"\r\n"], &[(F, b"")]),

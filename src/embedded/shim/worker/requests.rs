@@ -46,9 +46,9 @@ impl Worker<'_> {
                         Ok(request) => self.answer(request, fds, origin, now),
                         Err(e) => Err(failure(FailureKind::Other, e.to_string())),
                     };
-                    match answer.unwrap_or_else(|reason| Some((Reply::Failed(reason), Vec::new()))) {
-                        Some((reply, fds)) => self.reply(origin, &reply, fds),
-                        None => {}
+                    let answer = answer.unwrap_or_else(|reason| Some((Reply::Failed(reason), Vec::new())));
+                    if let Some((reply, fds)) = answer {
+                        self.reply(origin, &reply, fds);
                     }
                 }
                 Ok(_) => self.refuse(now, "the daemon sent what only a shim sends"),
