@@ -140,7 +140,7 @@ mod tests {
     }
 
     fn wanted(host: Option<&'static [crate::embedded::launch::facts::Node]>) -> Wanted<'static> {
-        Wanted { nodes: &[], host, owner: None, has_own_dev: true, has_users: false, terminal: true }
+        Wanted { nodes: &[], host, owner: None, has_own_dev: true, terminal: true }
     }
 
     #[test]

@@ -1,12 +1,7 @@
 //! Which devices a container has, and which it may use. Pure. Behaviour: spec 09a §8.1, §8.4, §7.2.
 
-use std::path::PathBuf;
-
 use super::{facts::Node, refusal::Refusal};
-use crate::{
-    embedded::shim::plan::{Access, Device, Mount, Propagation, Source},
-    proto::cri,
-};
+use crate::{embedded::shim::plan::Device, proto::cri};
 
 /// Nodes every container has: path and numbers; characters all, for everybody.
 const USUAL: [(&str, (u32, u32)); 6] = [
@@ -74,51 +69,31 @@ pub struct Wanted<'a> {
     pub owner: Option<(u32, u32)>,
     /// Whether `/dev` is ours: else nothing is made in it.
     pub has_own_dev: bool,
-    /// Whether the pod has a user namespace: then nodes cannot be made, those of the host are shown.
-    pub has_users: bool,
     /// Whether there is a terminal.
     pub terminal: bool,
 }
 
-/// Nodes to make and nodes to show, by path; a later one takes the place of an earlier one.
-pub fn devices(wanted: &Wanted<'_>) -> (Vec<Device>, Vec<Mount>) {
+/// Nodes to make, by path; a later one takes the place of an earlier one.
+pub fn devices(wanted: &Wanted<'_>) -> Vec<Device> {
     if !wanted.has_own_dev {
-        return (Vec::new(), Vec::new());
+        return Vec::new();
     }
-    let mut all: Vec<(PathBuf, Device)> = Vec::new();
-    let mut add = |source: PathBuf, device: Device| match all.iter_mut().find(|(_, d)| d.path == device.path) {
-        Some(earlier) => *earlier = (source, device),
-        None => all.push((source, device)),
+    let mut all: Vec<Device> = Vec::new();
+    let mut add = |device: Device| match all.iter_mut().find(|earlier| earlier.path == device.path) {
+        Some(earlier) => *earlier = device,
+        None => all.push(device),
     };
     for (path, numbers) in USUAL {
-        add(path.into(), Device { path: path.to_owned(), kind: 'c', numbers, mode: 0o666, uid: 0, gid: 0 });
+        add(Device { path: path.to_owned(), kind: 'c', numbers, mode: 0o666, uid: 0, gid: 0 });
     }
-    for node in wanted.host.unwrap_or_default() {
-        add(node.source.clone(), device(node, None));
-    }
-    for node in wanted.nodes {
-        add(node.source.clone(), device(node, wanted.owner));
-    }
-    if !wanted.has_users {
-        return (all.into_iter().map(|(_, device)| device).collect(), Vec::new());
-    }
-    (Vec::new(), all.into_iter().map(|(source, device)| shown(device.path, source)).collect())
+    wanted.host.unwrap_or_default().iter().for_each(|node| add(device(node, None)));
+    wanted.nodes.iter().for_each(|node| add(device(node, wanted.owner)));
+    all
 }
 
 fn device(node: &Node, owner: Option<(u32, u32)>) -> Device {
     let (uid, gid) = owner.unwrap_or((node.uid, node.gid));
     Device { path: node.path.clone(), kind: node.kind, numbers: node.numbers, mode: node.mode, uid, gid }
-}
-
-fn shown(target: String, source: PathBuf) -> Mount {
-    Mount {
-        target,
-        source: Source::Bind(source),
-        access: Access::ReadWrite,
-        propagation: Propagation::Private,
-        flags: 0,
-        ids: None,
-    }
 }
 
 /// Which devices a container may use; the first rule forbids or allows everything.
@@ -164,12 +139,11 @@ mod tests {
     use super::*;
 
     fn node(path: &str, numbers: (u32, u32)) -> Node {
-        let source = PathBuf::from(format!("/host{path}"));
-        Node { source, path: path.into(), kind: 'b', numbers, mode: 0o600, uid: 3, gid: 4, access: "r".into() }
+        Node { path: path.into(), kind: 'b', numbers, mode: 0o600, uid: 3, gid: 4, access: "r".into() }
     }
 
     fn plain(nodes: &[Node]) -> Wanted<'_> {
-        Wanted { nodes, host: None, owner: None, has_own_dev: true, has_users: false, terminal: false }
+        Wanted { nodes, host: None, owner: None, has_own_dev: true, terminal: false }
     }
 
     fn lines(wanted: &Wanted<'_>) -> Vec<String> {
@@ -178,25 +152,19 @@ mod tests {
 
     #[test]
     fn everybody_has_the_usual_devices() {
-        let (made, shown) = devices(&plain(&[]));
+        let made = devices(&plain(&[]));
         assert_eq!(made.iter().map(|d| d.path.as_str()).collect::<Vec<_>>(), USUAL.map(|(path, _)| path));
-        assert!(shown.is_empty());
         let nodes = [node("/dev/null", (7, 1)), node("/dev/sda", (8, 0))];
-        let (made, _) = devices(&plain(&nodes));
+        let made = devices(&plain(&nodes));
         assert_eq!((made.len(), made.first().map(|d| d.numbers)), (7, Some((7, 1))));
         let owned = Wanted { owner: Some((1000, 2000)), ..plain(&nodes) };
-        let last = devices(&owned).0.pop().expect("a device");
+        let last = devices(&owned).pop().expect("a device");
         assert_eq!((last.uid, last.gid, last.mode), (1000, 2000, 0o600));
     }
 
     #[test]
-    fn in_a_user_namespace_nodes_are_shown() {
-        let nodes = [node("/dev/sda", (8, 0))];
-        let (made, shown) = devices(&Wanted { has_users: true, ..plain(&nodes) });
-        assert!(made.is_empty());
-        let last = shown.last().expect("a mount");
-        assert_eq!((last.target.as_str(), &last.source), ("/dev/sda", &Source::Bind("/host/dev/sda".into())));
-        assert_eq!(devices(&Wanted { has_own_dev: false, ..plain(&nodes) }), (vec![], vec![]));
+    fn nothing_is_made_in_the_hosts_dev() {
+        assert_eq!(devices(&Wanted { has_own_dev: false, ..plain(&[node("/dev/sda", (8, 0))]) }), vec![]);
     }
 
     #[test]

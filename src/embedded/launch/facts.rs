@@ -159,8 +159,6 @@ pub enum Place {
 /// A device node of the host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// Where it is on the host.
-    pub source: PathBuf,
     /// Where it is in the container.
     pub path: String,
     /// `b`, `c` or `p`.

@@ -158,7 +158,6 @@ fn node(source: &Path, target: &str, access: &str) -> io::Result<Option<Node>> {
     };
     let device = stat.st_rdev;
     Ok(Some(Node {
-        source: source.to_owned(),
         path: super::args::absolute(target),
         kind,
         numbers: (rustix::fs::major(device), rustix::fs::minor(device)),
@@ -246,7 +245,6 @@ fn edited(asked: &DeviceNode) -> Result<Node, Refusal> {
         Ok(Some(node)) => node,
         Ok(None) => return Err(refuse("the host's is not a device node")),
         Err(_) if said.is_some() && is_whole => Node {
-            source: source.into(),
             path: super::args::absolute(&asked.path),
             kind: 'c',
             numbers: (0, 0),

@@ -60,11 +60,8 @@ pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
         host: is_privileged.then_some(&*inputs.found.host_devices),
         owner: owner(&context, &identity, inputs.host),
         has_own_dev,
-        has_users: style.users.is_some(),
         terminal: config.tty,
     };
-    let (made, shown) = devices::devices(&wanted);
-    all.extend(shown);
     let list = |paths: &[String]| if is_privileged { Vec::new() } else { paths.to_vec() };
     let plan = LaunchPlan {
         container: inputs.id.to_owned(),
@@ -77,7 +74,7 @@ pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
             ..inputs.root.clone()
         },
         mounts: all,
-        devices: made,
+        devices: devices::devices(&wanted),
         masked: list(&context.masked_paths),
         read_only: list(&context.readonly_paths),
         process,

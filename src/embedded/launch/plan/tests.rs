@@ -83,7 +83,6 @@ fn privileged_containers_are_hardly_apart_from_the_host() {
         context.run_as_user = Some(cri::Int64Value { value: 5 });
     });
     let node = Node {
-        source: "/dev/kvm".into(),
         path: "/dev/kvm".into(),
         kind: 'c',
         numbers: (10, 232),
@@ -148,7 +147,6 @@ fn later_processes_have_words_and_a_terminal_of_their_own() {
 #[test]
 fn devices_can_belong_to_who_uses_them() {
     let node = Node {
-        source: "/dev/fuse".into(),
         path: "/dev/fuse".into(),
         kind: 'c',
         numbers: (10, 229),
