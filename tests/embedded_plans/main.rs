@@ -14,12 +14,15 @@ use std::{
 use berth::{
     embedded::{
         launch::{self, Found, Host, ImageConfig, Inputs, Place, Refusal, Sandbox, find::find, host},
-        shim::plan::{LaunchPlan, Process},
+        shim::{
+            child::{Around, make_namespaces},
+            plan::{LaunchPlan, Process},
+        },
     },
     proto::cri,
 };
 
-use crate::bench::{Bench, NOTHING, exec, is_root, said, start};
+use crate::bench::{Bench, MAP, NOTHING, Running, exec, is_root, said, start};
 
 const PASSWD: &[u8] = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n";
 const GROUP: &[u8] = b"user:x:1000:\nimage:x:50000:user\n";
@@ -203,5 +206,42 @@ fn privileged_containers_have_the_hosts_devices_and_rights() {
         let out = run(&pod.plan(bench, &config, &pod.found(&config)));
         let all = pod.host.capabilities;
         assert_eq!(out, format!("CapEff:\t{all:016x}\nSeccomp:\t0\n/dev/kmsg\n/dev/null\nmounted\n0\n"));
+    });
+}
+
+#[test]
+fn a_pod_can_have_users_of_its_own() {
+    // AC-09a-X10
+    if !is_root() {
+        return;
+    }
+    let bench = Bench::new();
+    let mut pod = Pod::new(&bench);
+    let line = || vec![cri::IdMapping { host_id: MAP.outside, container_id: MAP.inside, length: MAP.count }];
+    let users = cri::UserNamespace { uids: line(), gids: line(), ..Default::default() };
+    let linux = pod.config.linux.get_or_insert_default();
+    linux.sysctls = [("kernel.shm_rmid_forced".to_owned(), "1".to_owned())].into();
+    let options = linux.security_context.get_or_insert_default().namespace_options.get_or_insert_default();
+    options.userns_options = Some(users);
+    let asked = options.clone();
+    if !pod.host.has_user_namespaces {
+        return eprintln!("skipped: the kernel has no user namespaces for pods");
+    }
+    bench.shim(|bench| {
+        let wanted = launch::namespaces(&pod.config, "pod", &pod.host).expect("a plan");
+        let made = make_namespaces(&wanted).expect("namespaces");
+        let around = Around { namespaces: &made.namespaces, init: made.init, users: wanted.users };
+        let script = "cat /proc/self/uid_map; id -u; hostname; stat -c %u /etc/hosts /dev/null /; echo x > /made; \
+                      cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_unprivileged_port_start; \
+                      grep Seccomp: /proc/self/status";
+        let mut config = shell(script);
+        context(&mut config).namespace_options = Some(asked.clone());
+        context(&mut config).seccomp = Some(cri::SecurityProfile::default());
+        let plan = pod.plan(bench, &config, &pod.found(&config));
+        let out = said(start(&plan, &around).map(Running::end));
+        let words: Vec<&str> = out.split_whitespace().collect();
+        assert_eq!(words, ["0", "200000", "65536", "0", "pod", "0", "0", "0", "1", "0", "Seccomp:", "2"], "{out}");
+        let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(bench.at("u/made")).expect("made"));
+        assert_eq!(owner, MAP.outside);
     });
 }
