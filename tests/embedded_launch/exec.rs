@@ -51,6 +51,33 @@ fn a_further_process_is_in_all_of_the_container() {
 }
 
 #[test]
+fn nothing_of_the_host_is_open_to_a_program() {
+    // CVE-2024-21626
+    if !is_root() {
+        return;
+    }
+    Bench::new().shim(|bench| {
+        let plan = bench.plan(&["sh", "-c", "ls -l /proc/self/fd | grep -c ' -> '; cat"]);
+        let mut container = start(&plan, &NOTHING).expect("it runs");
+        assert_eq!(container.line(), "3");
+        for number in 3..24 {
+            let mut given = process(&["true"]);
+            given.cwd = format!("/proc/self/fd/{number}");
+            assert!(exec(&plan, container.pid, given).is_err(), "{number}");
+            for program in ["../bin/true", "../usr/bin/env"] {
+                let mut wanted = bench.plan(&[&format!("/proc/self/fd/{number}/{program}")]);
+                let failure = exec(&plan, container.pid, wanted.process.clone()).map(drop).expect_err("no program");
+                assert_eq!(failure.kind, FailureKind::Program, "{number}: {failure}");
+                wanted.container = "second".to_owned();
+                let failure = start(&wanted, &NOTHING).map(drop).expect_err("no program");
+                assert_eq!(failure.kind, FailureKind::Program, "{number}: {failure}");
+            }
+        }
+        container.kill();
+    });
+}
+
+#[test]
 fn programs_have_terminals() {
     if !is_root() {
         return;

@@ -60,6 +60,11 @@ fn new(kind: &str, data: &str, mount: &Mount) -> Step<OwnedFd> {
     let flags = mount.flags | read_only;
     let kernel_name = if kind == "cgroup" { "cgroup2" } else { kind };
     let made = match mount_api::new_mount(kernel_name, data, flags) {
+        // Few groups may be mapped: terminals then belong to group 0.
+        Err(error) if kind == "devpts" && error.raw_os_error() == Some(libc::EINVAL) => {
+            let rest: Vec<&str> = data.split(',').filter(|option| !option.starts_with("gid=")).collect();
+            mount_api::new_mount(kernel_name, &rest.join(","), flags)
+        }
         // Options the kernel has not, or that are not ours to give: the hierarchy is the same without.
         Err(_) if kind == "cgroup" => mount_api::new_mount(kernel_name, "", flags).or_else(|_| host_groups(flags)),
         other => other,

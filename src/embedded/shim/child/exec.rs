@@ -10,7 +10,7 @@ use std::{
         fd::{AsFd, AsRawFd, OwnedFd},
         unix::fs::MetadataExt,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use rustix::{
@@ -21,16 +21,16 @@ use rustix::{
 
 use super::{
     Launching, Stdio,
-    finalise::{self, Last},
+    finalise::{self, Last, tell},
     identity,
     join::{self, Born},
-    launch::{Go, announce, give, tell},
+    launch::{Go, announce, give},
     report::{self, Reporter},
     terminal,
     told::{Step, Told, failure},
 };
 use crate::{
-    embedded::shim::plan::{ExecPlan, Failure, IdMap},
+    embedded::shim::plan::{ExecPlan, IdMap},
     sys::spawn::{self, Alone, Kin},
 };
 
@@ -91,7 +91,7 @@ impl Joiner<'_> {
             let path = format!("/proc/{}/cgroup", self.init);
             let text = fs::read_to_string(&path).told(|| format!("read {path}"))?;
             let now = text.lines().find_map(|line| line.strip_prefix("0::")).ok_or(failure)?;
-            join::enter_groups(&[Path::new("/sys/fs/cgroup").join(now.trim_start_matches('/'))])
+            join::enter_groups(&[join::unified_root().join(now.trim_start_matches('/'))])
         })
     }
 
@@ -134,11 +134,11 @@ impl Joiner<'_> {
         let spawned = spawn::spawn(self.alone, Kin::Sibling, None, || {
             let Some((stdio, wait, release)) = waiting.take() else { return 127 };
             drop(release);
-            let run = || -> Step<()> {
+            let run = || -> Step<i32> {
                 Go::wait(wait)?;
-                Err(self.become_program(stdio, &host_proc)?)
+                self.become_program(stdio, &host_proc)
             };
-            run().map_or_else(|failure| tell(self.reporter, &failure), |()| 0)
+            run().unwrap_or_else(|failure| tell(self.reporter, &failure))
         });
         let pid = spawned.told(|| "make the process")?;
         announce(self.reporter, host_proc.as_fd(), pid)?;
@@ -146,8 +146,8 @@ impl Joiner<'_> {
         Go::release(release)
     }
 
-    /// Returns only what went wrong.
-    fn become_program(&self, stdio: Stdio, host_proc: &OwnedFd) -> Step<Failure> {
+    /// Returns only if something went wrong.
+    fn become_program(&self, stdio: Stdio, host_proc: &OwnedFd) -> Step<i32> {
         let process = &self.plan.process;
         setsid().told(|| "make a session")?;
         let profile = finalise::open_profile(process, host_proc.as_fd())?;
@@ -162,6 +162,6 @@ impl Joiner<'_> {
             }
         };
         finalise::take_stdio(stdio, slave)?;
-        Ok(finalise::execute(Last { process, reporter: self.reporter, profile }))
+        Ok(finalise::execute(self.alone, Last { process, reporter: self.reporter, profile }))
     }
 }

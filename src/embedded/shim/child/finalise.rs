@@ -8,7 +8,7 @@ use std::{
     fs,
     io::{self, Write},
     os::{
-        fd::{BorrowedFd, OwnedFd},
+        fd::{AsRawFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     embedded::shim::plan::{Failure, FailureKind, Process},
-    sys::spawn,
+    sys::spawn::{self, Alone},
 };
 
 /// What the last steps need.
@@ -71,16 +71,28 @@ pub(super) fn take_stdio(stdio: Stdio, slave: Option<OwnedFd>) -> Step<()> {
     rustix::stdio::dup2_stderr(error.told(|| "copy stderr")?).told(|| "set stderr")
 }
 
-/// Becomes the program. Returns only what went wrong.
-pub(super) fn execute(last: Last<'_>) -> Failure {
-    match prepare(&last) {
+/// Becomes the program. Returns only if that failed, and has told why: the exit code.
+///
+/// First everything that is open is closed, not only at `execve`: a working directory or program of
+/// `/proc/self/fd/7/../..` would lead to the host (CVE-2024-21626).
+pub(super) fn execute(alone: Alone, last: Last<'_>) -> i32 {
+    let keep = [last.reporter.number(), last.profile.as_ref().map_or(-1, AsRawFd::as_raw_fd)];
+    let closed = spawn::close_all_but(alone, &keep).told(|| "close descriptors");
+    let failure = match closed.and_then(|()| prepare(&last)) {
         Ok(program) => {
             let error = run(last.process, &program);
             let name = last.process.args.first().map_or("", String::as_str);
             program_failure(name, &program, &error)
         }
         Err(failure) => failure,
-    }
+    };
+    tell(last.reporter, &failure)
+}
+
+/// Tells why it failed; the exit code of a program that could not be executed.
+pub(super) fn tell(reporter: &Reporter, failure: &Failure) -> i32 {
+    reporter.failed(failure);
+    127
 }
 
 fn prepare(last: &Last<'_>) -> Step<PathBuf> {

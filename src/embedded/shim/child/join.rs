@@ -41,6 +41,12 @@ fn is_unified(group: &Path) -> bool {
     nix::sys::statfs::statfs(group).is_ok_and(|found| found.filesystem_type() == nix::sys::statfs::CGROUP2_SUPER_MAGIC)
 }
 
+/// Where the unified hierarchy is mounted, alone or beside the old ones.
+pub(super) fn unified_root() -> &'static Path {
+    let beside = Path::new("/sys/fs/cgroup/unified");
+    if is_unified(beside) { beside } else { Path::new("/sys/fs/cgroup") }
+}
+
 /// Whether control groups are those of the old hierarchies.
 pub(super) fn is_old(groups: &[PathBuf]) -> bool {
     groups.first().is_some_and(|group| !is_unified(group))

@@ -18,7 +18,7 @@ use rustix::{
 
 use super::{
     Around, Launching, Stdio, attach, devices,
-    finalise::{self, Last},
+    finalise::{self, Last, tell},
     identity,
     join::{self, Born},
     mounts::{self, Ready},
@@ -48,12 +48,6 @@ pub fn begin_launch(plan: &LaunchPlan, around: &Around<'_>, stdio: Stdio) -> Ste
         helper.run(stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
     })?;
     Launching::new(reports, helper)
-}
-
-/// Tells why it failed; the exit code of a program that could not be executed.
-pub(super) fn tell(reporter: &Reporter, failure: &crate::embedded::shim::plan::Failure) -> i32 {
-    reporter.failed(failure);
-    127
 }
 
 /// What the helper has made when the container's process begins.
@@ -125,11 +119,11 @@ impl Helper<'_> {
         let spawned = spawn::spawn(self.alone, Kin::Sibling, None, || {
             let Some((parts, wait, release)) = waiting.take() else { return 127 };
             drop(release);
-            let run = || -> Step<()> {
+            let run = || -> Step<i32> {
                 Go::wait(wait)?;
-                Err(Inside { plan: self.plan, reporter: self.reporter, parts }.run()?)
+                Inside { alone: self.alone, plan: self.plan, reporter: self.reporter, parts }.run()
             };
-            run().map_or_else(|failure| tell(self.reporter, &failure), |()| 0)
+            run().unwrap_or_else(|failure| tell(self.reporter, &failure))
         });
         let pid = spawned.told(|| "make the container's process")?;
         announce(self.reporter, host_proc.as_fd(), pid)?;
@@ -193,14 +187,15 @@ fn users_devices(plan: &LaunchPlan, around: &Around<'_>) -> Step<Option<Vec<Owne
 
 /// The container's process, in all its namespaces.
 struct Inside<'a> {
+    alone: Alone,
     plan: &'a LaunchPlan,
     reporter: &'a Reporter,
     parts: Parts,
 }
 
 impl Inside<'_> {
-    /// Returns only what went wrong.
-    fn run(self) -> Step<crate::embedded::shim::plan::Failure> {
+    /// Returns only if something went wrong.
+    fn run(self) -> Step<i32> {
         let plan = self.plan;
         setsid().told(|| "make a session")?;
         let profile = finalise::open_profile(&plan.process, self.parts.host_proc.as_fd())?;
@@ -220,7 +215,7 @@ impl Inside<'_> {
         }
         attach::pivot(root, plan.root.is_shared)?;
         finalise::take_stdio(self.parts.stdio, slave)?;
-        Ok(finalise::execute(Last { process: &plan.process, reporter: self.reporter, profile }))
+        Ok(finalise::execute(self.alone, Last { process: &plan.process, reporter: self.reporter, profile }))
     }
 
     /// Devices, links and terminal; returns the terminal's end for the process.

@@ -59,7 +59,7 @@ pub fn make_namespaces_with(plan: &NamespacePlan, program: BorrowedFd<'_>) -> Re
     let (reports, reporter) = report::pair()?;
     let maker = spawn::spawn(alone, Kin::Child, None, || {
         let done = make(alone, plan, &reporter, program);
-        done.map_or_else(|failure| super::launch::tell(&reporter, &failure), |()| 0)
+        done.map_or_else(|failure| super::finalise::tell(&reporter, &failure), |()| 0)
     });
     let maker = maker.told(|| "make a process")?;
     drop(reporter);
@@ -198,7 +198,7 @@ pub(super) fn user_namespace(alone: Alone, maps: (IdMap, IdMap)) -> Step<OwnedFd
             reporter.namespace(Namespace::User, file.as_fd())?;
             reporter.wait()
         };
-        hold().map_or_else(|failure| super::launch::tell(&reporter, &failure), |()| 0)
+        hold().map_or_else(|failure| super::finalise::tell(&reporter, &failure), |()| 0)
     });
     let holder = holder.told(|| "make a process")?;
     drop(reporter);

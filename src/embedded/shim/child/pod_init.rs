@@ -57,7 +57,7 @@ pub(super) fn start(alone: Alone, reporter: &Reporter, program: BorrowedFd<'_>) 
             Go::wait(wait)?;
             become_init(alone, reporter, program)
         };
-        run().map_or_else(|failure| super::launch::tell(reporter, &failure), |()| 0)
+        run().map_or_else(|failure| super::finalise::tell(reporter, &failure), |()| 0)
     });
     let pid = spawned.told(|| "make the pod's process 1")?;
     announce(reporter, host_proc.as_fd(), pid)?;
