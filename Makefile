@@ -1,5 +1,9 @@
 # What people type. Every target installs what it needs and says what it lacks.
 CARGO ?= cargo
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+BUILT = $(abspath $(or $(CARGO_TARGET_DIR),target))
+# Static and at a fixed address: nothing is relocated, so no page is a process's own for that.
+SHIM_FLAGS = -C target-feature=+crt-static -C relocation-model=static
 
 .PHONY: run test bench bench-server lint release deps fuzz-smoke fuzz fuzz-api
 
@@ -23,8 +27,9 @@ lint:           ## what CI refuses
 	$(CARGO) clippy --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --quiet
 
-release:        ## one stripped binary
-	$(CARGO) build --release
+release:        ## one stripped binary, with its shim within
+	RUSTFLAGS="$(SHIM_FLAGS)" $(CARGO) build --profile shim --bin berth-shim --target $(HOST)
+	BERTH_SHIM="$(BUILT)/$(HOST)/shim/berth-shim" $(CARGO) build --release --bin berth
 
 deps:           ## Debian packages the real-runtime tests use; without root they are skipped by name
 	@examples/install-deps.sh

@@ -1,4 +1,5 @@
-//! Compiles `proto/*.proto` with protox, so that no protoc is needed.
+//! Compiles `proto/*.proto` with protox, so that no protoc is needed, and builds the shim's program in where it was
+//! built before.
 
 use std::{env, error::Error, fs, path::PathBuf};
 
@@ -18,6 +19,7 @@ const PROTOS: &[&str] = &[
 const TABLE: &str = "core-v1-pod";
 
 fn main() -> Result<(), Box<dyn Error>> {
+    embed_shim()?;
     println!("cargo:rerun-if-changed=proto");
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("proto");
     let files: Vec<PathBuf> = PROTOS.iter().map(|name| root.join(format!("{name}.proto"))).collect();
@@ -27,5 +29,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     table.file.iter_mut().for_each(|file| file.source_code_info = None);
     let table_path = PathBuf::from(env::var("OUT_DIR")?).join(format!("{TABLE}.bin"));
     fs::write(table_path, table.encode_to_vec())?;
+    Ok(())
+}
+
+/// `BERTH_SHIM` names the shim's program (`make release` sets it). Without it `berth` looks beside itself.
+fn embed_shim() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-env-changed=BERTH_SHIM");
+    println!("cargo:rustc-check-cfg=cfg(embeds_shim)");
+    let Some(path) = env::var_os("BERTH_SHIM").filter(|path| !path.is_empty()) else { return Ok(()) };
+    let path = fs::canonicalize(&path).map_err(|e| format!("BERTH_SHIM {}: {e}", path.display()))?;
+    println!("cargo:rerun-if-changed={}", path.display());
+    println!("cargo:rustc-env=BERTH_SHIM_BYTES={}", path.display());
+    println!("cargo:rustc-cfg=embeds_shim");
     Ok(())
 }

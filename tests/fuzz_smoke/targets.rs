@@ -11,6 +11,12 @@ use std::{borrow::Cow, collections::BTreeMap, ffi::OsString, io, os::unix::ffi::
 use berth::{
     config::{self, FeatureGates, GoDuration, HostFacts, KubeletConfiguration, Personality, flags},
     cri::socket_path,
+    embedded::shim::{
+        exit_record::ExitRecord,
+        plan,
+        wire::{self, Datagram},
+        worker::record::{Splitter, Tag},
+    },
     images::{
         credentials::{docker, glob, hash, plugin_answer, plugin_config},
         record, reference,
@@ -88,6 +94,9 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("quantity", quantity),
     ("resolv_conf", resolv_conf),
     ("resource_state", resources_on_disk),
+    ("shim_exit_record", shim_exit_record),
+    ("shim_message", shim_message),
+    ("shim_output", shim_output),
     ("spdy_frames", spdy_frames),
     ("websocket_tunnel", websocket_tunnel),
 ];
@@ -600,6 +609,51 @@ pub fn cri_endpoint(data: &[u8]) {
 pub fn mounts(data: &[u8]) {
     let found = mount_table::parse(data);
     assert!(found.len() <= data.split(|b| *b == b'\n').count());
+}
+
+/// How a container ended, from a file that another version may have written.
+pub fn shim_exit_record(data: &[u8]) {
+    if let Some(record) = ExitRecord::parse(data) {
+        assert_eq!(ExitRecord::parse(record.text().as_bytes()), Some(record));
+    }
+}
+
+/// A datagram between a daemon and a shim of another version: what is understood is written as it was meant.
+pub fn shim_message(data: &[u8]) {
+    fn body<T: serde::Serialize + serde::de::DeserializeOwned + PartialEq>(read: &Datagram<'_>) {
+        let Ok(value) = read.body::<T>() else { return };
+        // What was short may be long when written in full; it is refused then.
+        let Ok(bytes) = wire::write(read.kind, read.sequence, &value) else { return };
+        let again = Datagram::read(&bytes).expect("ours");
+        assert!((again.kind, again.sequence) == (read.kind, read.sequence));
+        assert!(again.body::<T>().is_ok_and(|again| again == value), "another value");
+    }
+    let Ok(read) = Datagram::read(data) else { return };
+    match read.kind {
+        wire::Kind::Request => body::<plan::Request>(&read),
+        wire::Kind::Reply => body::<plan::Reply>(&read),
+        wire::Kind::Event => body::<plan::Event>(&read),
+    }
+}
+
+/// What a container writes: records do not depend on how it was read, and nothing is lost. First byte: the longest.
+pub fn shim_output(data: &[u8]) {
+    let Some((longest, data)) = data.split_first() else { return };
+    let longest = usize::from(*longest).max(1);
+    let read = |piece: usize| {
+        let (mut splitter, mut records) = (Splitter::new(longest), Vec::new());
+        data.chunks(piece)
+            .for_each(|chunk| splitter.feed(chunk, &mut |tag, record| records.push((tag, record.to_vec()))));
+        splitter.finish(&mut |tag, record| records.push((tag, record.to_vec())));
+        records
+    };
+    let records = read(data.len().max(1));
+    assert!(read(7) == records, "it depends on how it was read");
+    assert!(records.iter().all(|(_, record)| record.len() <= longest));
+    let lines = records.iter().filter(|(tag, _)| *tag == Tag::Full).count();
+    assert_eq!(lines, data.iter().filter(|byte| **byte == b'\n').count());
+    let kept: usize = records.iter().map(|(_, record)| record.len()).sum();
+    assert!(kept + 2 * lines >= data.len(), "only ends of lines are left out");
 }
 
 /// SPDY frames from a peer: what is read does not depend on how the bytes were cut.

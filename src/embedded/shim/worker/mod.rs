@@ -39,7 +39,7 @@ use std::{
         unix::fs::DirBuilderExt,
     },
     path::{Path, PathBuf},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use nix::sys::{
@@ -63,6 +63,8 @@ use starts::Start;
 
 /// The file of the shim's number, in its folder.
 pub const PID_FILE: &str = "shim.pid";
+/// Nothing is asked for that long before code is given back.
+const REST: Duration = Duration::from_secs(2);
 /// Bytes read at once from a stream.
 const CHUNK: usize = 32 << 10;
 /// The kernel's killer takes it last. Spec 09a §2.2.
@@ -96,6 +98,8 @@ struct Worker<'a> {
     idle_since: Option<Instant>,
     alone_since: Option<Instant>,
     leaving: Option<Instant>,
+    /// When code that was needed for what was asked is given back.
+    trims_at: Option<Instant>,
 }
 
 /// Runs the shim of a folder until it is told to end. Its standard input is the control socket.
@@ -136,6 +140,7 @@ pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Res
         idle_since: Some(now),
         alone_since: Some(now),
         leaving: None,
+        trims_at: Some(now + REST),
     };
     while !worker.is_done() {
         worker.turn()?;

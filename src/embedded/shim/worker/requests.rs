@@ -13,7 +13,7 @@ use super::{
         socket::Received,
         wire::{Datagram, Kind},
     },
-    Origin, Worker,
+    Origin, REST, Worker,
     client::Client,
     container::Container,
     groups, journal,
@@ -35,6 +35,7 @@ impl Worker<'_> {
     /// Takes one datagram from the daemon.
     pub(super) fn hear(&mut self, now: Instant) {
         let Some(connection) = &self.connection else { return };
+        self.trims_at = Some(now + REST);
         let origin = |sequence| Origin { connection: connection.number, sequence };
         match connection.receive() {
             Ok(Received::Nothing) => {}

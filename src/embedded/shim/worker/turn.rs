@@ -16,6 +16,7 @@ use super::{
     super::socket, Connection, Worker, container::Container, journal, memory::Memory, starts::Start, starts::kill,
     verdict,
 };
+use crate::sys::program;
 
 /// How long what was answered last may take to be sent.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -88,7 +89,8 @@ impl Worker<'_> {
     fn deadline(&self) -> Option<Instant> {
         let starts = self.starts.values().map(Start::until);
         let containers = self.containers.values().filter_map(Container::deadline);
-        let own = [self.leaving.map(|at| at + FAREWELL), verdict::goes_at(self.idle_since, self.alone_since)];
+        let leaves = self.leaving.map(|at| at + FAREWELL);
+        let own = [leaves, verdict::goes_at(self.idle_since, self.alone_since), self.trims_at];
         starts.chain(containers).chain(own.into_iter().flatten()).min()
     }
 
@@ -183,6 +185,11 @@ impl Worker<'_> {
         let flushed = self.connection.as_mut().map(|connection| connection.flush(&mut self.events));
         if let Some(Err(_)) = flushed {
             self.hang_up(now);
+        }
+        if self.trims_at.is_some_and(|at| at <= now) {
+            // A rest of hours follows; most of what starting took is not needed for it.
+            self.trims_at = None;
+            program::unmap_code();
         }
         self.idle_since = if self.is_empty() { self.idle_since.or(Some(now)) } else { None };
     }
