@@ -4,7 +4,7 @@ use std::{fs, io::Read, time::Instant};
 
 use berth::embedded::shim::child::{Progress, Stdio, begin_launch};
 
-use crate::bench::{Bench, NOTHING, PATIENCE, is_root, readable, reap, shell};
+use crate::bench::{Bench, NOTHING, PATIENCE, Running, exec, is_root, process, readable, reap, said, shell, start};
 
 #[test]
 fn limits_are_set() {
@@ -73,5 +73,32 @@ fn a_launch_that_hangs_is_killed() {
         let helper = children.expect("readable").trim().parse().expect("one child");
         assert_eq!(reap(helper), 137);
         fs::write(frozen.join("cgroup.freeze"), "0").expect("thawable");
+    });
+}
+
+#[test]
+fn a_container_may_see_its_group_as_the_root() {
+    if !is_root() {
+        return;
+    }
+    let bench = Bench::new();
+    let unified: Vec<_> = bench.plan(&[]).groups.into_iter().filter(|g| g.join("cgroup.freeze").exists()).collect();
+    if unified.is_empty() {
+        eprintln!("skipped: needs the unified hierarchy");
+        return;
+    }
+    bench.shim(|bench| {
+        let script = "grep ^0: /proc/self/cgroup; cat /sys/fs/cgroup/cgroup.procs; cat /sys/fs/cgroup/cgroup.freeze; \
+                      echo 1 2>/dev/null > /sys/fs/cgroup/cgroup.freeze || echo read-only; echo up; cat";
+        let mut plan = bench.plan(&["sh", "-c", script]);
+        (plan.groups, plan.has_group_namespace) = (unified, true);
+        let mut container = start(&plan, &NOTHING).expect("it runs");
+        let lines: Vec<String> = std::iter::repeat_with(|| container.line()).take_while(|line| line != "up").collect();
+        assert_eq!(lines.first().map(String::as_str), Some("0::/"));
+        assert_eq!(lines.last().map(String::as_str), Some("read-only"));
+        assert_eq!(lines.iter().filter(|line| *line == "0").count(), 1, "{lines:?}");
+        let given = process(&["sh", "-c", "grep ^0: /proc/self/cgroup"]);
+        assert_eq!(said(exec(&plan, container.pid, given).map(Running::end)), "0::/\n");
+        container.kill();
     });
 }

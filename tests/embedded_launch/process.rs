@@ -117,6 +117,19 @@ fn rights_are_those_of_the_plan() {
     });
 }
 
+#[test]
+fn signals_are_as_if_nobody_had_touched_them() {
+    if !is_root() {
+        return;
+    }
+    Bench::new().shim(|bench| {
+        let text = said(run(&bench.plan(&["cat", "/proc/self/status"])));
+        for field in ["SigBlk", "SigIgn", "SigCgt"] {
+            assert_eq!(status(&text, field), "0000000000000000", "{field}");
+        }
+    });
+}
+
 /// Allows everything but making directories, which fails with EPERM.
 pub fn no_mkdir() -> Vec<u8> {
     let number = if cfg!(target_arch = "x86_64") { 83_u32 } else { 34 };
