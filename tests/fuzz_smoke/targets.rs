@@ -11,11 +11,15 @@ use std::{borrow::Cow, collections::BTreeMap, ffi::OsString, io, os::unix::ffi::
 use berth::{
     config::{self, FeatureGates, GoDuration, HostFacts, KubeletConfiguration, Personality, flags},
     cri::socket_path,
-    embedded::shim::{
-        exit_record::ExitRecord,
-        plan,
-        wire::{self, Datagram},
-        worker::record::{Splitter, Tag},
+    embedded::{
+        launch::{ImageConfig, users},
+        seccomp::{Conditions, Machine, Profile, compile},
+        shim::{
+            exit_record::ExitRecord,
+            plan,
+            wire::{self, Datagram},
+            worker::record::{Splitter, Tag},
+        },
     },
     images::{
         credentials::{docker, glob, hash, plugin_answer, plugin_config},
@@ -75,10 +79,12 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("env_file", env_file),
     ("expansion", expansion),
     ("field_path", field_path),
+    ("filter_profile", filter_profile),
     ("go_duration", go_duration),
     ("host_names", host_names),
     ("image_pattern", image_pattern),
     ("image_reference", image_reference),
+    ("image_users", image_users),
     ("kubelet_config", kubelet_config),
     ("kubelet_dropin", kubelet_dropin),
     ("log_cri", log_cri),
@@ -528,6 +534,36 @@ pub fn field_path(data: &[u8]) {
     if let Ok(value) = fieldpath::resource_value(&POD, &selector, None, &BTreeMap::new()) {
         assert!(value.parse::<i64>().is_ok(), "{value}");
     }
+}
+
+/// A profile of system calls: what it becomes is a program the kernel takes.
+pub fn filter_profile(data: &[u8]) {
+    let Ok(profile) = Profile::parse(data) else { return };
+    for machine in [Machine::X86_64, Machine::Aarch64, Machine::Riscv64] {
+        let on = Conditions { machine, capabilities: vec!["SYS_ADMIN"], kernel: (6, 1), has_spec_allow: true };
+        let Ok(filter) = compile(&profile, &on) else { continue };
+        let program = &filter.instructions;
+        assert!((1..=4096).contains(&program.len()) && filter.bytes().len() == program.len() * 8);
+        for (at, i) in program.iter().enumerate() {
+            let farthest = match i.code {
+                0x06 => continue, // returns
+                0x05 => i.k as usize,
+                _ => usize::from(i.jump_true.max(i.jump_false)),
+            };
+            assert!(at + 1 + farthest < program.len(), "{i:?} at {at} leaves the program");
+        }
+    }
+}
+
+/// A line with an image's user, and its accounts; the same text serves as both files.
+pub fn image_users(data: &[u8]) {
+    let (user, rest) = first_line(data);
+    let image =
+        ImageConfig { user: user.into_owned(), passwd: rest.to_vec(), group: rest.to_vec(), ..Default::default() };
+    let Ok(who) = users::identity(&cri::LinuxContainerSecurityContext::default(), &image, &[]) else { return };
+    assert!(who.uid <= i32::MAX as u32 && who.groups.iter().all(|gid| *gid <= i32::MAX as u32));
+    assert!(who.groups.is_sorted() && who.groups.contains(&who.gid));
+    assert!(who.groups.windows(2).all(|pair| pair[0] < pair[1]));
 }
 
 /// Lines: host name, subdomain, cluster domain; the rest is the node's hosts file.
