@@ -14,6 +14,7 @@ pub mod ids;
 pub mod images;
 pub mod launch;
 mod names;
+pub mod network;
 pub mod ports;
 mod reconcile;
 pub mod recover;

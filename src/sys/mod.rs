@@ -16,6 +16,9 @@ pub mod machine;
 #[allow(unsafe_code, reason = "mount_setattr has no safe interface")]
 pub mod mount_api;
 pub mod mount_table;
+pub mod net_namespace;
+#[allow(unsafe_code, reason = "the runtime polls descriptors by an unsafe interface only")]
+pub mod netlink;
 #[allow(unsafe_code, reason = "unmapping has no safe interface")]
 pub mod program;
 #[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]

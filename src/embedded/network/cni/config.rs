@@ -1,0 +1,184 @@
+//! What a network's configuration says. Pure.
+//!
+//! Behaviour: spec 09b §13.1.
+
+use serde_json::{Map, Value};
+
+/// Versions of the protocol we speak.
+const VERSIONS: [&str; 7] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0", "0.3", "1.0"];
+/// Names of files that hold a configuration end so.
+const ENDINGS: [&str; 3] = [".conf", ".conflist", ".json"];
+
+/// A network: plugins that are called one after the other.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Network {
+    /// Its name.
+    pub name: String,
+    /// The version of the protocol.
+    pub version: String,
+    /// The plugins.
+    pub plugins: Vec<Map<String, Value>>,
+    /// The file's text, as a list.
+    pub text: String,
+}
+
+/// The first file that counts, by name.
+pub fn first(mut names: Vec<String>) -> Option<String> {
+    names.retain(|name| ENDINGS.iter().any(|ending| name.ends_with(ending)));
+    names.sort();
+    names.into_iter().next()
+}
+
+/// Reads a file of this name.
+///
+/// # Errors
+/// Why it cannot be used.
+pub fn parse(file: &str, text: &str) -> Result<Network, String> {
+    let object: Map<String, Value> =
+        serde_json::from_str(text).map_err(|e| format!("failed to load CNI config {file}: {e}"))?;
+    let of = |key: &str| object.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let name = of("name");
+    let version = if of("cniVersion").is_empty() { "0.1.0".to_owned() } else { of("cniVersion") };
+    let is_list = file.ends_with(".conflist");
+    let plugins = if is_list { listed(file, &object)? } else { vec![object.clone()] };
+    if plugins.iter().any(|plugin| kind(plugin).is_empty()) {
+        return Err(format!("failed to load CNI config {file}: network type not found in {file}"));
+    }
+    if !is_name(&name) {
+        return Err(format!("failed to load CNI config {file}: invalid network name {name:?}"));
+    }
+    if !VERSIONS.contains(&version.as_str()) {
+        return Err(format!("failed to load CNI config {file}: unsupported CNI version {version:?}"));
+    }
+    let text = if is_list { text.to_owned() } else { wrapped(&name, &version, object).to_string() };
+    Ok(Network { name, version, plugins, text })
+}
+
+fn listed(file: &str, object: &Map<String, Value>) -> Result<Vec<Map<String, Value>>, String> {
+    let empty = || format!("failed to load CNI config {file}: CNI config list {file} has no networks");
+    let list = object.get("plugins").and_then(Value::as_array).filter(|list| !list.is_empty()).ok_or_else(empty)?;
+    let plugin = |value: &Value| value.as_object().cloned();
+    list.iter()
+        .map(plugin)
+        .collect::<Option<_>>()
+        .ok_or_else(|| format!("failed to load CNI config {file}: a plugin is no object"))
+}
+
+fn wrapped(name: &str, version: &str, plugin: Map<String, Value>) -> Value {
+    serde_json::json!({"name": name, "cniVersion": version, "plugins": [plugin]})
+}
+
+/// A plugin's type, which is its program's name.
+pub fn kind(plugin: &Map<String, Value>) -> &str {
+    plugin.get("type").and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Whether a type can be a program's name: no path.
+pub fn is_program(kind: &str) -> bool {
+    !kind.is_empty() && !kind.contains('/') && !kind.contains('\0') && kind != "." && kind != ".."
+}
+
+/// Names become parts of files' names.
+fn is_name(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
+        && name.len() <= 128
+}
+
+/// Whether plugins of this version tell whether they are ready, and clear up.
+pub fn has_status(version: &str) -> bool {
+    version == "1.1.0"
+}
+
+/// Whether plugins of this version are told the result when a pod leaves.
+pub fn tells_result(version: &str) -> bool {
+    !version.starts_with("0.3")
+}
+
+/// What a plugin is told: its own configuration and what belongs to the call. Of what is known about the pod only that
+/// which the plugin says it can use.
+pub fn input(
+    network: &Network,
+    plugin: &Map<String, Value>,
+    known: &Map<String, Value>,
+    previous: Option<&Value>,
+) -> Value {
+    let mut told = plugin.clone();
+    told.insert("name".to_owned(), network.name.clone().into());
+    told.insert("cniVersion".to_owned(), network.version.clone().into());
+    let uses = |key: &str| plugin.get("capabilities").and_then(|c| c.get(key)).and_then(Value::as_bool) == Some(true);
+    let used: Map<String, Value> =
+        known.iter().filter(|(key, _)| uses(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
+    if !used.is_empty() {
+        told.insert("runtimeConfig".to_owned(), used.into());
+    }
+    if let Some(previous) = previous {
+        told.insert("prevResult".to_owned(), previous.clone());
+    }
+    told.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_first_file_counts() {
+        let names = |list: &[&str]| list.iter().map(|n| (*n).to_owned()).collect();
+        assert_eq!(first(names(&["20-b.conf", "10-a.conflist", "00-x.txt"])).as_deref(), Some("10-a.conflist"));
+        assert_eq!(first(names(&["README"])), None);
+    }
+
+    #[test]
+    fn a_single_plugin_becomes_a_list() {
+        let network = parse("a.conf", r#"{"name":"n","cniVersion":"0.4.0","type":"bridge","x":1}"#).expect("fine");
+        assert_eq!(
+            (network.name.as_str(), network.version.as_str(), kind(&network.plugins[0])),
+            ("n", "0.4.0", "bridge")
+        );
+        assert_eq!(parse("a.conflist", &network.text).expect("fine").plugins, network.plugins);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (file, text, expected) in [
+            ("a.conf", "{}", "failed to load CNI config a.conf: network type not found in a.conf"),
+            (
+                "a.conflist",
+                r#"{"name":"n","cniVersion":"1.0.0","plugins":[]}"#,
+                "failed to load CNI config a.conflist: CNI config list a.conflist has no networks",
+            ),
+            (
+                "a.conf",
+                r#"{"name":"../n","cniVersion":"1.0.0","type":"x"}"#,
+                "failed to load CNI config a.conf: invalid network name \"../n\"",
+            ),
+            (
+                "a.conf",
+                r#"{"name":"n","type":"x"}"#,
+                "failed to load CNI config a.conf: unsupported CNI version \"0.1.0\"",
+            ),
+        ] {
+            assert_eq!(parse(file, text).expect_err("wrong"), expected);
+        }
+        assert!(parse("a.conf", "{").expect_err("no JSON").starts_with("failed to load CNI config a.conf: "));
+    }
+
+    #[test]
+    fn a_plugin_is_told_what_it_can_use() {
+        let text = r#"{"name":"n","cniVersion":"1.0.0","type":"x","capabilities":{"portMappings":true,"dns":false}}"#;
+        let network = parse("a.conf", text).expect("fine");
+        let known = json!({"portMappings": [1], "dns": {}, "bandwidth": {}});
+        let told =
+            input(&network, &network.plugins[0], known.as_object().expect("an object"), Some(&json!({"ips": []})));
+        assert_eq!(told["runtimeConfig"], json!({"portMappings": [1]}));
+        assert_eq!(
+            (&told["name"], &told["cniVersion"], &told["prevResult"]),
+            (&json!("n"), &json!("1.0.0"), &json!({"ips": []}))
+        );
+        for kind in ["", "a/b", "..", "x\0"] {
+            assert!(!is_program(kind), "{kind:?}");
+        }
+    }
+}

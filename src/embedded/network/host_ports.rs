@@ -1,0 +1,223 @@
+//! Which port of the machine leads to which pod. Pure.
+//!
+//! A key is taken by one pod at a time: the second fails and is told who has it, where others let the newest win silently.
+//! Behaviour: spec 09b §12.
+
+use std::{collections::BTreeMap, fmt, net::IpAddr};
+
+/// A protocol that has ports.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+impl Protocol {
+    /// Its number.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        })
+    }
+}
+
+/// A port of a pod that is wanted on the machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PortMapping {
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The machine's port; 0: none.
+    pub host_port: u16,
+    /// The pod's port; 0: the same.
+    pub container_port: u16,
+    /// The machine's address; empty, `0.0.0.0` or `::` for all.
+    pub host_ip: String,
+}
+
+/// What arrives where.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Key {
+    /// Whether it is of the sixth version.
+    pub is_v6: bool,
+    /// The machine's address; `None`: all.
+    pub address: Option<IpAddr>,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The port.
+    pub port: u16,
+}
+
+/// An entry that leads to a pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// What arrives where.
+    pub key: Key,
+    /// The pod's address.
+    pub pod: IpAddr,
+    /// Its port.
+    pub port: u16,
+}
+
+/// Why a pod's ports cannot be had.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PortError {
+    /// Another has it.
+    #[error("hostPort {port}/{protocol} is already in use by sandbox {by}")]
+    Taken {
+        /// The machine's port.
+        port: u16,
+        /// The protocol.
+        protocol: Protocol,
+        /// Who has it.
+        by: String,
+    },
+    /// What is said to be an address is none.
+    #[error("hostPort {port}/{protocol}: host IP {address:?} is no address")]
+    NoAddress {
+        /// The machine's port.
+        port: u16,
+        /// The protocol.
+        protocol: Protocol,
+        /// What was given.
+        address: String,
+    },
+}
+
+/// Who has which port.
+#[derive(Debug, Default)]
+pub struct HostPorts {
+    taken: BTreeMap<Key, (String, Entry)>,
+}
+
+impl HostPorts {
+    /// The entries a pod's mappings make; for a pod with addresses of both versions, of both.
+    ///
+    /// # Errors
+    /// An address that is none.
+    pub fn entries(mappings: &[PortMapping], pod: &[IpAddr]) -> Result<Vec<Entry>, PortError> {
+        let mut entries: Vec<Entry> = Vec::new();
+        for mapping in mappings.iter().filter(|m| m.host_port != 0) {
+            let (address, only) = bound(mapping)?;
+            for pod in pod.iter().filter(|a| only.is_none_or(|is_v6| is_v6 == a.is_ipv6())) {
+                let key = Key { is_v6: pod.is_ipv6(), address, protocol: mapping.protocol, port: mapping.host_port };
+                let port = if mapping.container_port == 0 { mapping.host_port } else { mapping.container_port };
+                if entries.iter().all(|e| e.key != key) {
+                    entries.push(Entry { key, pod: *pod, port });
+                }
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Takes entries for a pod, all or none.
+    ///
+    /// # Errors
+    /// One that another pod has.
+    pub fn take(&mut self, pod: &str, entries: &[Entry]) -> Result<(), PortError> {
+        for entry in entries {
+            if let Some((by, _)) = self.taken.get(&entry.key).filter(|(by, _)| by != pod) {
+                let Key { port, protocol, .. } = entry.key;
+                return Err(PortError::Taken { port, protocol, by: by.clone() });
+            }
+        }
+        self.taken.extend(entries.iter().map(|e| (e.key, (pod.to_owned(), *e))));
+        Ok(())
+    }
+
+    /// Gives back what a pod has, and tells it.
+    pub fn release(&mut self, pod: &str) -> Vec<Entry> {
+        let had: Vec<Entry> = self.taken.values().filter(|(by, _)| by == pod).map(|(_, e)| *e).collect();
+        self.taken.retain(|_, (by, _)| by != pod);
+        had
+    }
+
+    /// Every entry.
+    pub fn all(&self) -> Vec<Entry> {
+        self.taken.values().map(|(_, entry)| *entry).collect()
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.taken.clear();
+    }
+}
+
+/// The machine's address of a mapping, and the version it is limited to.
+fn bound(mapping: &PortMapping) -> Result<(Option<IpAddr>, Option<bool>), PortError> {
+    if mapping.host_ip.is_empty() {
+        return Ok((None, None));
+    }
+    let address: IpAddr = mapping.host_ip.parse().map_err(|_| PortError::NoAddress {
+        port: mapping.host_port,
+        protocol: mapping.protocol,
+        address: mapping.host_ip.clone(),
+    })?;
+    Ok(((!address.is_unspecified()).then_some(address), Some(address.is_ipv6())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(host_ip: &str, host_port: u16, container_port: u16) -> PortMapping {
+        PortMapping { protocol: Protocol::Tcp, host_port, container_port, host_ip: host_ip.to_owned() }
+    }
+
+    fn addresses() -> [IpAddr; 2] {
+        ["10.9.0.2".parse().expect("an address"), "fd00::2".parse().expect("an address")]
+    }
+
+    #[test]
+    fn mappings_become_entries() {
+        let cases: [(&str, u16, &[&str]); 6] = [
+            ("", 80, &["* 10.9.0.2", "* fd00::2"]),
+            ("0.0.0.0", 80, &["* 10.9.0.2"]),
+            ("::", 80, &["* fd00::2"]),
+            ("127.0.0.1", 80, &["127.0.0.1 10.9.0.2"]),
+            ("fd01::1", 80, &["fd01::1 fd00::2"]),
+            ("", 0, &[]),
+        ];
+        for (host_ip, host_port, expected) in cases {
+            let entries = HostPorts::entries(&[mapping(host_ip, host_port, 8080)], &addresses()).expect("well-formed");
+            let told: Vec<String> = entries
+                .iter()
+                .map(|e| format!("{} {}", e.key.address.map_or("*".to_owned(), |a| a.to_string()), e.pod))
+                .collect();
+            assert_eq!(told, expected, "{host_ip}");
+            assert!(entries.iter().all(|e| e.port == 8080));
+        }
+        assert!(HostPorts::entries(&[mapping("localhost", 80, 80)], &addresses()).is_err());
+    }
+
+    #[test]
+    fn the_second_pod_is_told_who_has_the_port() {
+        // AC-09b-N7
+        let mut ports = HostPorts::default();
+        let entries = HostPorts::entries(&[mapping("", 80, 0)], &addresses()).expect("well-formed");
+        ports.take("first", &entries).expect("free");
+        ports.take("first", &entries).expect("its own");
+        let refused = ports.take("second", &entries).expect_err("taken").to_string();
+        assert_eq!(refused, "hostPort 80/tcp is already in use by sandbox first");
+        let narrow = HostPorts::entries(&[mapping("127.0.0.1", 80, 0)], &addresses()).expect("well-formed");
+        ports.take("second", &narrow).expect("another key");
+        assert_eq!(ports.release("first").len(), 2);
+        ports.take("second", &entries).expect("free again");
+        assert_eq!(ports.all().len(), 3);
+    }
+}

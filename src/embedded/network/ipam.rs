@@ -1,0 +1,238 @@
+//! Which pod has which address. Pure.
+//!
+//! Next fit from a cursor, so that an address is not used again soon; one that was given back rests for [`REST`] besides:
+//! neighbours and connections forget it meanwhile. Behaviour: spec 09b §11.1-§11.3, §14.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use super::cidr::Cidr;
+
+/// How long an address rests after a pod gave it back.
+pub const REST: Duration = Duration::from_secs(10);
+
+/// No address is left.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("no IP addresses available in range set: {first}-{last}")]
+pub struct Exhausted {
+    /// The first of the range.
+    pub first: IpAddr,
+    /// The last.
+    pub last: IpAddr,
+}
+
+/// Addresses of pods.
+#[derive(Debug, Default)]
+pub struct Ipam {
+    ranges: Vec<Range>,
+    leases: BTreeMap<IpAddr, String>,
+    resting: BTreeMap<IpAddr, Instant>,
+}
+
+#[derive(Debug)]
+struct Range {
+    net: Cidr,
+    /// Place of the address that was given last.
+    cursor: u128,
+}
+
+impl Range {
+    /// Places of the first and the last address a pod or the bridge may have.
+    fn bounds(&self) -> (u128, u128) {
+        let last = self.net.size_less_one();
+        // The last of a net of version 4 reaches everybody; version 6 has none such.
+        (1, if self.net.is_v6() { last } else { last.saturating_sub(1) })
+    }
+
+    fn exhausted(&self) -> Exhausted {
+        let (first, last) = self.bounds();
+        Exhausted { first: self.net.nth(first), last: self.net.nth(last) }
+    }
+}
+
+impl Ipam {
+    /// Gives new leases from these nets; those that were given stay.
+    pub fn set_nets(&mut self, nets: &[Cidr]) {
+        let cursor = |net: Cidr| self.ranges.iter().find(|r| r.net == net).map_or(1, |r| r.cursor);
+        self.ranges = nets.iter().map(|net| Range { net: *net, cursor: cursor(*net) }).collect();
+    }
+
+    /// The nets new leases come from.
+    pub fn nets(&self) -> Vec<Cidr> {
+        self.ranges.iter().map(|r| r.net).collect()
+    }
+
+    /// Leases an address of each net for a pod; those it has already where it has some.
+    ///
+    /// # Errors
+    /// Where a net has none left; nothing is leased then.
+    pub fn lease(&mut self, pod: &str, now: Instant) -> Result<Vec<IpAddr>, Exhausted> {
+        let had = self.of(pod);
+        if !had.is_empty() {
+            return Ok(had);
+        }
+        self.resting.retain(|_, since| now.saturating_duration_since(*since) < REST);
+        let found: Vec<u128> = self.ranges.iter().map(|range| self.free(range)).collect::<Result<_, _>>()?;
+        let mut given = Vec::new();
+        for (range, place) in self.ranges.iter_mut().zip(found) {
+            range.cursor = place;
+            let address = range.net.nth(place);
+            self.leases.insert(address, pod.to_owned());
+            given.push(address);
+        }
+        Ok(given)
+    }
+
+    fn free(&self, range: &Range) -> Result<u128, Exhausted> {
+        let (first, last) = range.bounds();
+        let is_free = |place: u128| {
+            let address = range.net.nth(place);
+            place != 1 && !self.leases.contains_key(&address) && !self.resting.contains_key(&address)
+        };
+        // Among so many one is free, or none is: nobody walks through a net of version 6.
+        let tries = self.leases.len() as u128 + self.resting.len() as u128 + 2;
+        let mut place = range.cursor;
+        for _ in 0..tries.min(last) {
+            place = if place >= last || place < first { first } else { place + 1 };
+            if place <= last && is_free(place) {
+                return Ok(place);
+            }
+        }
+        Err(range.exhausted())
+    }
+
+    /// Takes back what a pod has. Whether it had something.
+    pub fn release(&mut self, pod: &str, now: Instant) -> bool {
+        let had = self.of(pod);
+        for address in &had {
+            self.leases.remove(address);
+            self.resting.insert(*address, now);
+        }
+        !had.is_empty()
+    }
+
+    /// What a pod has, in the order of the nets.
+    pub fn of(&self, pod: &str) -> Vec<IpAddr> {
+        let mut had: Vec<IpAddr> = self.leases.iter().filter(|(_, p)| *p == pod).map(|(a, _)| *a).collect();
+        had.sort_by_key(|address| self.ranges.iter().position(|r| r.net.contains(*address)).unwrap_or(usize::MAX));
+        had
+    }
+
+    /// Every lease.
+    pub fn leases(&self) -> &BTreeMap<IpAddr, String> {
+        &self.leases
+    }
+
+    /// Forgets everything but what these pods have.
+    pub fn restore<'a>(&mut self, pods: impl IntoIterator<Item = (&'a str, &'a [IpAddr])>) {
+        self.resting.clear();
+        self.leases = pods.into_iter().flat_map(|(pod, has)| has.iter().map(move |a| (*a, pod.to_owned()))).collect();
+        for range in &mut self.ranges {
+            range.cursor = self.leases.keys().filter_map(|a| range.net.place(*a)).max().unwrap_or(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(nets: &[&str]) -> Ipam {
+        let mut ipam = Ipam::default();
+        ipam.set_nets(&nets.iter().map(|n| n.parse().expect("a net")).collect::<Vec<_>>());
+        ipam
+    }
+
+    fn told(given: &[IpAddr]) -> String {
+        given.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    }
+
+    #[test]
+    fn five_pods_fit_into_a_small_net() {
+        // AC-09b-N3
+        let (mut ipam, start) = (of(&["10.9.0.0/29"]), Instant::now());
+        for n in 2..=6 {
+            assert_eq!(told(&ipam.lease(&n.to_string(), start).expect("free")), format!("10.9.0.{n}"));
+        }
+        let full = ipam.lease("7", start).expect_err("none left").to_string();
+        assert_eq!(full, "no IP addresses available in range set: 10.9.0.1-10.9.0.6");
+        assert!(ipam.release("4", start) && !ipam.release("4", start));
+        assert!(ipam.lease("7", start + Duration::from_millis(9_999)).is_err(), "it rests");
+        assert_eq!(told(&ipam.lease("7", start + REST).expect("rested")), "10.9.0.4");
+    }
+
+    #[test]
+    fn both_versions_and_what_a_pod_has() {
+        let (mut ipam, now) = (of(&["fd00::/64", "10.9.0.0/24"]), Instant::now());
+        assert_eq!(told(&ipam.lease("a", now).expect("free")), "fd00::2,10.9.0.2");
+        assert_eq!(told(&ipam.lease("a", now).expect("the same")), "fd00::2,10.9.0.2");
+        assert_eq!(told(&ipam.lease("b", now).expect("free")), "fd00::3,10.9.0.3");
+        ipam.release("a", now);
+        ipam.release("b", now);
+        assert_eq!(told(&ipam.lease("c", now).expect("next fit")), "fd00::4,10.9.0.4");
+    }
+
+    #[test]
+    fn a_full_second_net_leases_nothing_of_the_first() {
+        let (mut ipam, now) = (of(&["10.9.0.0/24", "fd00::/127"]), Instant::now());
+        assert!(ipam.lease("a", now).is_err());
+        assert!(ipam.leases().is_empty());
+        for tiny in ["10.0.0.0/31", "10.0.0.0/32", "10.0.0.0/30"] {
+            assert_eq!(of(&[tiny]).lease("a", now).is_ok(), tiny.ends_with("30"), "{tiny}");
+        }
+    }
+
+    #[test]
+    fn another_net_is_for_new_pods_only() {
+        let (mut ipam, now) = (of(&["10.9.0.0/24"]), Instant::now());
+        ipam.lease("old", now).expect("free");
+        ipam.set_nets(&["10.10.0.0/24".parse().expect("a net")]);
+        assert_eq!(told(&ipam.lease("new", now).expect("free")), "10.10.0.2");
+        assert_eq!(told(&ipam.of("old")), "10.9.0.2");
+    }
+
+    #[test]
+    fn restoring_forgets_what_nobody_has() {
+        // AC-09b-N4, AC-09b-N5
+        let (mut ipam, now) = (of(&["10.9.0.0/24"]), Instant::now());
+        for pod in ["a", "b", "c"] {
+            ipam.lease(pod, now).expect("free");
+        }
+        let kept = ipam.of("b");
+        ipam.restore([("b", kept.as_slice())]);
+        assert_eq!(ipam.leases().len(), 1);
+        assert_eq!(told(&ipam.lease("d", now).expect("free")), "10.9.0.4");
+        ipam.restore([]);
+        assert!(ipam.leases().is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_shares_an_address(acts in proptest::collection::vec((0u8..20, any::<bool>()), 0..200)) {
+            let (mut ipam, mut now) = (of(&["10.9.0.0/27"]), Instant::now());
+            for (pod, leases) in acts {
+                now += Duration::from_secs(3);
+                if leases {
+                    if let Ok(given) = ipam.lease(&pod.to_string(), now) {
+                        prop_assert_eq!(given.len(), 1);
+                    }
+                } else {
+                    ipam.release(&pod.to_string(), now);
+                }
+                let mut pods: Vec<&String> = ipam.leases().values().collect();
+                pods.sort();
+                let count = pods.len();
+                pods.dedup();
+                prop_assert_eq!(count, pods.len());
+                for address in ipam.leases().keys() {
+                    let last = address.to_string().rsplit('.').next().expect("a part").parse::<u8>().expect("a number");
+                    prop_assert!((2..=30).contains(&last));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What our links, files and tables are called. Pure.
+
+use std::fmt::Write as _;
+
+use sha2::{Digest, Sha256};
+
+/// Our name: the packet filter's table, the bridge, files of namespaces.
+pub const NAME: &str = "berth";
+/// The pod's link, in the pod.
+pub const POD_LINK: &str = "eth0";
+/// Names a host's end may have; the first is taken unless another pod has it.
+const CHOICES: usize = 8;
+
+/// The bridge's name where none is configured.
+pub fn bridge() -> String {
+    let mut name = format!("{NAME}0");
+    // The kernel's names have 15 characters.
+    name.truncate(15);
+    name
+}
+
+/// Names the host's end of a pod's pair may have, in order.
+pub fn host_ends(sandbox: &str) -> Vec<String> {
+    let digest = hex(&Sha256::digest(sandbox.as_bytes()));
+    (0..CHOICES).filter_map(|n| digest.get(n * 8..n * 8 + 8)).map(|part| format!("veth{part}")).collect()
+}
+
+/// Whether a link may be the host's end of a pod of ours.
+pub fn is_host_end(link: &str) -> bool {
+    link.strip_prefix("veth").is_some_and(|rest| rest.len() == 8 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// The file that names a pod's network namespace.
+pub fn namespace_file(sandbox: &str) -> String {
+    let short: String = sandbox.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
+    format!("{NAME}-{short}")
+}
+
+/// Whether a file in the directory of namespaces is ours.
+pub fn is_namespace_file(name: &str) -> bool {
+    name.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('-')).is_some_and(|id| !id.is_empty() && id.len() <= 16)
+}
+
+/// The bridge's hardware address: the machine's own, so that it does not change with its ports.
+pub fn bridge_mac(machine_id: &str, bridge: &str) -> [u8; 6] {
+    let digest = Sha256::digest(format!("{} {bridge}", machine_id.trim()).as_bytes());
+    // Locally administered, for one receiver.
+    [0x0a, digest[0], digest[1], digest[2], digest[3], digest[4]]
+}
+
+/// A pod's hardware address: its address of version 4, else a hash of what it has.
+pub fn pod_mac(addresses: &[std::net::IpAddr]) -> [u8; 6] {
+    let v4 = addresses.iter().find_map(|a| match a {
+        std::net::IpAddr::V4(v4) => Some(v4.octets()),
+        std::net::IpAddr::V6(_) => None,
+    });
+    let last = v4.unwrap_or_else(|| {
+        let text: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        let digest = Sha256::digest(text.join(",").as_bytes());
+        [digest[0], digest[1], digest[2], digest[3]]
+    });
+    [0x0a, 0x58, last[0], last[1], last[2], last[3]]
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing into a text does not fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_and_differ() {
+        let (a, b) = (host_ends("a"), host_ends("b"));
+        assert_eq!(a[0], "vethca978112");
+        assert!(a.len() == 8 && a.iter().all(|name| name.len() <= 15 && is_host_end(name) && !b.contains(name)));
+        assert!(!is_host_end("veth0") && !is_host_end("vethzzzzzzzz") && !is_host_end("eth0"));
+        let file = namespace_file(&"0123456789abcdef".repeat(4));
+        assert_eq!(file, "berth-0123456789abcdef");
+        assert!(is_namespace_file(&file) && !is_namespace_file("cni-1") && !is_namespace_file("berth-"));
+        assert_eq!(namespace_file("../../x"), "berth-x");
+    }
+
+    #[test]
+    fn hardware_addresses_follow_addresses() {
+        let v4 = "10.9.0.2".parse().expect("an address");
+        let v6 = "fd00::2".parse().expect("an address");
+        assert_eq!(pod_mac(&[v6, v4]), [0x0a, 0x58, 10, 9, 0, 2]);
+        assert_eq!(pod_mac(&[v6])[..2], [0x0a, 0x58]);
+        assert_eq!(bridge_mac("x\n", "b"), bridge_mac("x", "b"));
+        assert_eq!(bridge_mac("x", "b")[0] & 3, 2);
+    }
+}

@@ -1,0 +1,352 @@
+//! Links, addresses, routes and queues, as messages and from them. Pure.
+//!
+//! Numbers are those of `linux/if_link.h`, `linux/rtnetlink.h`, `linux/if_bridge.h` and `linux/pkt_sched.h`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::message::{Attributes, CREATE, EXCLUSIVE, Message, REPLACE, u32_at};
+use super::socket::Reply;
+
+const NEW_LINK: u16 = 16;
+const DELETE_LINK: u16 = 17;
+const GET_LINK: u16 = 18;
+const SET_LINK: u16 = 19;
+const NEW_ADDRESS: u16 = 20;
+const DELETE_ADDRESS: u16 = 21;
+const GET_ADDRESS: u16 = 22;
+const NEW_ROUTE: u16 = 24;
+const GET_ROUTE: u16 = 26;
+const NEW_QUEUE: u16 = 36;
+
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_MASTER: u16 = 10;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_IFALIAS: u16 = 20;
+const IFLA_NET_NS_FD: u16 = 28;
+const INFO_KIND: u16 = 1;
+const INFO_DATA: u16 = 2;
+const INFO_SLAVE_KIND: u16 = 4;
+const INFO_SLAVE_DATA: u16 = 5;
+const BRIDGE_FORWARD_DELAY: u16 = 1;
+const BRIDGE_STP: u16 = 5;
+const BRIDGE_PORT_HAIRPIN: u16 = 4;
+const VETH_PEER: u16 = 1;
+
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_FLAGS: u16 = 8;
+const NO_DUPLICATE_DETECTION: u32 = 0x02;
+
+const RTA_DESTINATION: u16 = 1;
+const RTA_LINK: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const TABLE_MAIN: u8 = 254;
+const PROTOCOL_STATIC: u8 = 4;
+const UNICAST: u8 = 1;
+
+const UP: u32 = 1;
+const INET: u8 = 2;
+const INET6: u8 = 10;
+
+/// Bytes of `ifinfomsg`.
+const LINK_HEAD: usize = 16;
+/// Bytes of `ifaddrmsg`.
+const ADDRESS_HEAD: usize = 8;
+/// Bytes of `rtmsg`.
+const ROUTE_HEAD: usize = 12;
+
+/// A link's hardware address.
+pub type Mac = [u8; 6];
+
+/// A link of the namespace that was asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// Its number.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// What somebody noted on it.
+    pub alias: String,
+    /// `veth`, `bridge`; empty for a device.
+    pub kind: String,
+    /// The bridge it is a port of; 0: none.
+    pub master: u32,
+    /// Bytes a packet may have.
+    pub mtu: u32,
+    /// Whether it is up.
+    pub is_up: bool,
+}
+
+/// A route of the main table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Route {
+    /// The first address; `None` for a default route.
+    pub destination: Option<IpAddr>,
+    /// Bits of the destination that count.
+    pub prefix: u8,
+    /// The link's number; 0 where it has several.
+    pub link: u32,
+    /// Whether it is of the sixth version.
+    pub is_v6: bool,
+}
+
+fn link_head(index: u32, flags: u32, change: u32) -> [u8; LINK_HEAD] {
+    let mut head = [0; LINK_HEAD];
+    head[4..8].copy_from_slice(&index.to_ne_bytes());
+    head[8..12].copy_from_slice(&flags.to_ne_bytes());
+    head[12..16].copy_from_slice(&change.to_ne_bytes());
+    head
+}
+
+/// Makes a bridge without spanning tree and without delay.
+pub fn new_bridge(name: &str, mac: Mac, mtu: u32) -> Message {
+    Message::new(NEW_LINK, CREATE | EXCLUSIVE, &link_head(0, 0, 0))
+        .with_text(IFLA_IFNAME, name)
+        .with(IFLA_ADDRESS, &mac)
+        .with_u32(IFLA_MTU, mtu)
+        .with_nest(IFLA_LINKINFO, |m| {
+            m.with_text(INFO_KIND, "bridge")
+                .with_nest(INFO_DATA, |m| m.with_u32(BRIDGE_FORWARD_DELAY, 0).with_u32(BRIDGE_STP, 0))
+        })
+}
+
+/// Puts a bridge that is there right: hardware address, MTU, no spanning tree, up.
+pub fn set_bridge(index: u32, mac: Mac, mtu: u32) -> Message {
+    Message::new(NEW_LINK, 0, &link_head(index, UP, UP)).with(IFLA_ADDRESS, &mac).with_u32(IFLA_MTU, mtu).with_nest(
+        IFLA_LINKINFO,
+        |m| {
+            m.with_text(INFO_KIND, "bridge")
+                .with_nest(INFO_DATA, |m| m.with_u32(BRIDGE_FORWARD_DELAY, 0).with_u32(BRIDGE_STP, 0))
+        },
+    )
+}
+
+/// A pair of links: one here, a port of a bridge, the other in another namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair<'a> {
+    /// The name here.
+    pub name: &'a str,
+    /// The bridge's number.
+    pub bridge: u32,
+    /// The name there.
+    pub peer: &'a str,
+    /// Its hardware address.
+    pub mac: Mac,
+    /// An open descriptor of the other namespace.
+    pub namespace: i32,
+    /// Bytes a packet may have.
+    pub mtu: u32,
+}
+
+/// Makes a pair.
+pub fn new_pair(pair: &Pair<'_>) -> Message {
+    let namespace = pair.namespace.cast_unsigned();
+    Message::new(NEW_LINK, CREATE | EXCLUSIVE, &link_head(0, 0, 0))
+        .with_text(IFLA_IFNAME, pair.name)
+        .with_u32(IFLA_MTU, pair.mtu)
+        .with_u32(IFLA_MASTER, pair.bridge)
+        .with_nest(IFLA_LINKINFO, |m| {
+            m.with_text(INFO_KIND, "veth").with_nest(INFO_DATA, |m| {
+                m.with_nest(VETH_PEER, |m| {
+                    m.with_head(&link_head(0, 0, 0))
+                        .with_text(IFLA_IFNAME, pair.peer)
+                        .with(IFLA_ADDRESS, &pair.mac)
+                        .with_u32(IFLA_MTU, pair.mtu)
+                        .with_u32(IFLA_NET_NS_FD, namespace)
+                })
+            })
+        })
+}
+
+/// Notes a text on a port, lets it send back what it received (a pod talking to its own port), and takes it up.
+pub fn set_port(name: &str, alias: &str) -> Message {
+    Message::new(NEW_LINK, 0, &link_head(0, UP, UP))
+        .with_text(IFLA_IFNAME, name)
+        .with(IFLA_IFALIAS, alias.as_bytes())
+        .with_nest(IFLA_LINKINFO, |m| {
+            m.with_text(INFO_SLAVE_KIND, "bridge").with_nest(INFO_SLAVE_DATA, |m| m.with(BRIDGE_PORT_HAIRPIN, &[1]))
+        })
+}
+
+/// Takes a link up.
+pub fn up(index: u32) -> Message {
+    Message::new(SET_LINK, 0, &link_head(index, UP, UP))
+}
+
+/// Removes a link, by number.
+pub fn delete_link(index: u32) -> Message {
+    Message::new(DELETE_LINK, 0, &link_head(index, 0, 0))
+}
+
+/// Asks for one link.
+pub fn get_link(name: &str) -> Message {
+    Message::new(GET_LINK, 0, &link_head(0, 0, 0)).with_text(IFLA_IFNAME, name)
+}
+
+/// Asks for all links.
+pub fn get_links() -> Message {
+    Message::new(GET_LINK, 0, &link_head(0, 0, 0))
+}
+
+/// Reads a link.
+pub fn link(reply: &Reply) -> Option<Link> {
+    if reply.kind != NEW_LINK {
+        return None;
+    }
+    let found = Attributes::behind(&reply.body, LINK_HEAD);
+    Some(Link {
+        index: u32_at(&reply.body, 4)?,
+        name: found.text(IFLA_IFNAME)?,
+        alias: found.text(IFLA_IFALIAS).unwrap_or_default(),
+        kind: found.nest(IFLA_LINKINFO).text(INFO_KIND).unwrap_or_default(),
+        master: found.u32(IFLA_MASTER).unwrap_or(0),
+        mtu: found.u32(IFLA_MTU).unwrap_or(0),
+        is_up: u32_at(&reply.body, 8)? & UP != 0,
+    })
+}
+
+fn family(of: IpAddr) -> u8 {
+    if of.is_ipv4() { INET } else { INET6 }
+}
+
+fn octets(of: IpAddr) -> Vec<u8> {
+    match of {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok().map(|b| Ipv4Addr::from(b).into()),
+        16 => <[u8; 16]>::try_from(bytes).ok().map(|b| Ipv6Addr::from(b).into()),
+        _ => None,
+    }
+}
+
+fn address_message(kind: u16, flags: u16, link: u32, of: IpAddr, prefix: u8) -> Message {
+    let mut head = [0; ADDRESS_HEAD];
+    head[0] = family(of);
+    head[1] = prefix;
+    head[4..8].copy_from_slice(&link.to_ne_bytes());
+    Message::new(kind, flags, &head).with(IFA_LOCAL, &octets(of)).with(IFA_ADDRESS, &octets(of))
+}
+
+/// Gives a link an address that is used at once: nobody asks whether another has it.
+pub fn new_address(link: u32, of: IpAddr, prefix: u8) -> Message {
+    let message = address_message(NEW_ADDRESS, CREATE | REPLACE, link, of, prefix);
+    if of.is_ipv6() { message.with_u32(IFA_FLAGS, NO_DUPLICATE_DETECTION) } else { message }
+}
+
+/// Takes an address from a link.
+pub fn delete_address(link: u32, of: IpAddr, prefix: u8) -> Message {
+    address_message(DELETE_ADDRESS, 0, link, of, prefix)
+}
+
+/// Asks for all addresses.
+pub fn get_addresses() -> Message {
+    Message::new(GET_ADDRESS, 0, &[0; ADDRESS_HEAD])
+}
+
+/// Reads an address: the link, the address, the bits of its net.
+pub fn address_of(reply: &Reply) -> Option<(u32, IpAddr, u8)> {
+    if reply.kind != NEW_ADDRESS {
+        return None;
+    }
+    let found = Attributes::behind(&reply.body, ADDRESS_HEAD);
+    let bytes = found.get(IFA_LOCAL).or_else(|| found.get(IFA_ADDRESS))?;
+    Some((u32_at(&reply.body, 4)?, address(bytes)?, *reply.body.get(1)?))
+}
+
+/// Sends what has no other route to a gateway.
+pub fn new_default_route(link: u32, gateway: IpAddr) -> Message {
+    let mut head = [0; ROUTE_HEAD];
+    head[0] = family(gateway);
+    head[4] = TABLE_MAIN;
+    head[5] = PROTOCOL_STATIC;
+    head[7] = UNICAST;
+    Message::new(NEW_ROUTE, CREATE | REPLACE, &head).with(RTA_GATEWAY, &octets(gateway)).with_u32(RTA_LINK, link)
+}
+
+/// Asks for all routes of a version.
+pub fn get_routes(is_v6: bool) -> Message {
+    let mut head = [0; ROUTE_HEAD];
+    head[0] = if is_v6 { INET6 } else { INET };
+    Message::new(GET_ROUTE, 0, &head)
+}
+
+/// Reads a unicast route of the main table.
+pub fn route(reply: &Reply) -> Option<Route> {
+    let head = reply.body.get(..ROUTE_HEAD)?;
+    if reply.kind != NEW_ROUTE || head[4] != TABLE_MAIN || head[7] != UNICAST {
+        return None;
+    }
+    let found = Attributes::behind(&reply.body, ROUTE_HEAD);
+    Some(Route {
+        destination: found.get(RTA_DESTINATION).and_then(address),
+        prefix: head[1],
+        link: found.u32(RTA_LINK).unwrap_or(0),
+        is_v6: head[0] == INET6,
+    })
+}
+
+/// A token bucket on what a link sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TokenBucket {
+    /// Bytes in a second.
+    pub rate: u64,
+    /// Bytes that may go at once.
+    pub burst: u32,
+    /// Bytes that may wait.
+    pub limit: u32,
+}
+
+/// Puts a token bucket on a link, in place of whatever queue it has.
+pub fn set_bucket(link: u32, bucket: &TokenBucket) -> Message {
+    const TCA_KIND: u16 = 1;
+    const TCA_OPTIONS: u16 = 2;
+    const TBF_PARAMETERS: u16 = 1;
+    const TBF_RATE64: u16 = 4;
+    const TBF_BURST: u16 = 6;
+    const ROOT: u32 = 0xffff_ffff;
+    const HANDLE: u32 = 1 << 16;
+    /// Says that the link is an Ethernet: else a table of rates is wanted.
+    const ETHERNET: u8 = 1;
+    let mut head = [0; 20];
+    head[4..8].copy_from_slice(&link.to_ne_bytes());
+    head[8..12].copy_from_slice(&HANDLE.to_ne_bytes());
+    head[12..16].copy_from_slice(&ROOT.to_ne_bytes());
+    let mut parameters = [0; 36];
+    parameters[1] = ETHERNET;
+    parameters[8..12].copy_from_slice(&u32::try_from(bucket.rate).unwrap_or(u32::MAX).to_ne_bytes());
+    parameters[24..28].copy_from_slice(&bucket.limit.to_ne_bytes());
+    Message::new(NEW_QUEUE, CREATE | REPLACE, &head).with_text(TCA_KIND, "tbf").with_nest(TCA_OPTIONS, |m| {
+        let m = m.with(TBF_PARAMETERS, &parameters).with_u32(TBF_BURST, bucket.burst);
+        if bucket.rate > u64::from(u32::MAX) { m.with(TBF_RATE64, &bucket.rate.to_ne_bytes()) } else { m }
+    })
+}
+
+/// Forgets which hardware an address belongs to.
+pub fn delete_neighbour(link: u32, of: IpAddr) -> Message {
+    const DELETE_NEIGHBOUR: u16 = 29;
+    const NDA_DESTINATION: u16 = 1;
+    let mut head = [0; 12];
+    head[0] = family(of);
+    head[4..8].copy_from_slice(&link.to_ne_bytes());
+    Message::new(DELETE_NEIGHBOUR, 0, &head).with(NDA_DESTINATION, &octets(of))
+}
+
+/// Makes a link a port of a bridge.
+pub fn set_master(link: u32, bridge: u32) -> Message {
+    Message::new(SET_LINK, 0, &link_head(link, UP, UP)).with_u32(IFLA_MASTER, bridge)
+}
+
+/// The name of a link that news tell was removed.
+pub fn removed_link(reply: &Reply) -> Option<String> {
+    (reply.kind == DELETE_LINK).then(|| Attributes::behind(&reply.body, LINK_HEAD).text(IFLA_IFNAME)).flatten()
+}
+
+/// Group of the news of links, as a bit.
+pub const LINK_NEWS: u32 = 1;

@@ -1,0 +1,176 @@
+//! A pod comes and goes on the built-in bridge.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
+
+use berth::{embedded::network::Network, sys::net_namespace};
+
+use super::ground::*;
+
+#[test]
+fn a_pod_has_a_network_and_leaves_nothing() {
+    on_a_machine("a_pod_has_a_network_and_leaves_nothing", async |ground| {
+        // AC-09b-N14: nobody gave a range.
+        let network = ready(ground.settings()).await;
+        let (one, two) = (pod(1), pod(2));
+        let first = network.setup(&one).await.expect("a network");
+        let second = network.setup(&two).await.expect("a network");
+        assert_eq!((first.ips[0], second.ips[0]), (address("10.87.0.2"), address("10.87.0.3")));
+        serve(netns(&one), "0.0.0.0:80", "one");
+        serve(&ground.outside, "0.0.0.0:80", "outside");
+        assert_eq!(ask(Some(netns(&two)), "10.87.0.2:80").expect("an answer"), "one 10.87.0.3");
+        assert_eq!(ask(None, "10.87.0.2:80").expect("an answer"), "one 10.87.0.1");
+        assert_eq!(ask(Some(netns(&two)), &format!("{OUTSIDE}:80")).expect("an answer"), format!("outside {NODE}"));
+        assert_eq!(
+            ask(Some(netns(&two)), "127.0.0.1:80").map_err(|e| e.kind()),
+            Err(std::io::ErrorKind::ConnectionRefused)
+        );
+        assert!(network.namespace_file(&one.id).is_file());
+        for pod in [&one, &two, &one] {
+            network.teardown(pod).await.expect("taken down, also twice");
+        }
+        assert_eq!(ground.left(), Vec::<String>::new());
+        let third = network.setup(&pod(3)).await.expect("a network");
+        assert_eq!(third.ips, [address("10.87.0.4")], "the others rest");
+        assert_eq!(network.warning().await, None);
+    });
+}
+
+#[test]
+fn both_versions_are_usable_at_once() {
+    on_a_machine("both_versions_are_usable_at_once", async |ground| {
+        // AC-09b-N6
+        let network = ground.builtin("10.9.0.0/24,fd00:9::/64").await;
+        let (one, two) = (pod(1), pod(2));
+        let first = network.setup(&one).await.expect("a network");
+        assert_eq!(first.ips, [address("10.9.0.2"), address("fd00:9::2")]);
+        serve(netns(&one), "[::]:80", "one");
+        let begun = Instant::now();
+        assert_eq!(ask(None, "[fd00:9::2]:80").expect("an answer"), "one fd00:9::1");
+        network.setup(&two).await.expect("a network");
+        assert_eq!(ask(Some(netns(&two)), "[fd00:9::2]:80").expect("an answer"), "one fd00:9::3");
+        assert!(begun.elapsed() < Duration::from_millis(900), "nobody looked for duplicates: {:?}", begun.elapsed());
+        serve(&ground.outside, "[::]:80", "outside");
+        assert_eq!(ask(Some(netns(&two)), "[fd99::9]:80").expect("an answer"), "outside fd99::1");
+    });
+}
+
+#[test]
+fn a_small_range_is_used_up() {
+    on_a_machine("a_small_range_is_used_up", async |ground| {
+        // AC-09b-N3; that addresses rest is in the table of `ipam`.
+        let network = ground.builtin("10.9.0.0/29").await;
+        for number in 1..=5 {
+            network.setup(&pod(number)).await.expect("a network");
+        }
+        let refused = network.setup(&pod(6)).await.expect_err("none left").to_string();
+        assert_eq!(refused, "no IP addresses available in range set: 10.9.0.1-10.9.0.6");
+        assert!(!network.namespace_file(&pod(6).id).exists());
+        assert_eq!(network.leased(), (5, 0));
+    });
+}
+
+#[test]
+fn another_range_leaves_old_pods_alone() {
+    on_a_machine("another_range_leaves_old_pods_alone", async |ground| {
+        let network = ground.builtin("10.9.0.0/24").await;
+        let (old, new) = (pod(1), pod(2));
+        network.setup(&old).await.expect("a network");
+        serve(netns(&old), "0.0.0.0:80", "old");
+        network.update_pod_cidr("10.10.0.0/24,fd00:10::/64").await.expect("another range");
+        let attached = network.setup(&new).await.expect("a network");
+        assert_eq!(attached.ips, [address("10.10.0.2"), address("fd00:10::2")]);
+        assert_eq!(ask(Some(netns(&new)), "10.9.0.2:80").expect("an answer"), "old 10.10.0.2");
+        assert_eq!(ask(None, "10.9.0.2:80").expect("an answer"), "old 10.9.0.1");
+        network.teardown(&old).await.expect("taken down");
+        assert!(!ruleset().contains("10.9.0.0/24"), "nobody uses it: {}", ruleset());
+        assert!(network.update_pod_cidr("nonsense").await.is_err());
+    });
+}
+
+#[test]
+fn a_pod_is_as_fast_as_it_may_be() {
+    on_a_machine("a_pod_is_as_fast_as_it_may_be", async |ground| {
+        // AC-09b-N13
+        let network = ground.builtin("10.9.0.0/24").await;
+        let slow = annotated(pod(1), "kubernetes.io/egress-bandwidth", "1M");
+        network.setup(&slow).await.expect("a network");
+        let rate = sent(&network, &ground, &slow);
+        assert!((600_000.0..1_100_000.0).contains(&rate), "{rate} bit/s");
+        let refused = network.setup(&annotated(pod(2), "kubernetes.io/ingress-bandwidth", "5")).await;
+        assert_eq!(refused.expect_err("too slow").to_string(), "resource is unreasonably small (< 1kbit)");
+        assert_eq!(network.leased(), (1, 0));
+        let limited = annotated(pod(3), "kubernetes.io/ingress-bandwidth", "10M");
+        network.setup(&limited).await.expect("a network");
+    });
+}
+
+fn sent(_: &Network, ground: &Ground, pod: &berth::embedded::network::SandboxNetwork) -> f64 {
+    const BYTES: usize = 200_000;
+    let listener =
+        net_namespace::within(ground.outside.as_fd(), || TcpListener::bind("0.0.0.0:90")).expect("listening");
+    let stream = net_namespace::within(netns(pod).as_fd(), || TcpStream::connect((OUTSIDE, 90))).expect("connected");
+    let writer = std::thread::spawn(move || {
+        // The reader may have had enough.
+        let _ = (&stream).write_all(&[0; BYTES * 4]);
+    });
+    let (mut from, _) = listener.accept().expect("a connection");
+    let mut bytes = vec![0; BYTES / 4];
+    // The first bytes may go at once.
+    from.read_exact(&mut bytes).expect("bytes");
+    let begun = Instant::now();
+    let mut bytes = vec![0; BYTES];
+    from.read_exact(&mut bytes).expect("bytes");
+    let rate = BYTES as f64 * 8.0 / begun.elapsed().as_secs_f64();
+    drop((from, listener));
+    writer.join().expect("the writer");
+    rate
+}
+
+#[test]
+fn a_port_inside_a_pod_is_reached() {
+    on_a_machine("a_port_inside_a_pod_is_reached", async |ground| {
+        // AC-09b-N11
+        let network = ground.builtin("10.9.0.0/24").await;
+        let pod = pod(1);
+        network.setup(&pod).await.expect("a network");
+        serve(netns(&pod), "[::1]:80", "six");
+        serve(netns(&pod), "127.0.0.1:81", "four");
+        for (port, expected) in [(80, "six ::1"), (81, "four 127.0.0.1")] {
+            let mut stream = network.dial(&pod, port).await.expect("connected");
+            let mut answer = String::new();
+            tokio::io::AsyncReadExt::read_to_string(&mut stream, &mut answer).await.expect("an answer");
+            assert_eq!(answer, expected);
+        }
+        let refused = network.dial(&pod, 82).await.expect_err("nobody listens").to_string();
+        let expected = format!("failed to connect to localhost:82 inside namespace {:?}, IPv4: ", pod.id);
+        assert!(refused.starts_with(&expected) && refused.contains(" IPv6 "), "{refused}");
+    });
+}
+
+#[test]
+fn a_bridge_that_was_removed_is_made_again() {
+    on_a_machine("a_bridge_that_was_removed_is_made_again", async |ground| {
+        use berth::sys::netlink::{Protocol, Socket, route};
+        let network = ground.builtin("10.9.0.0/24").await;
+        let keeper = network.clone();
+        let _keeping = tokio::spawn(async move { keeper.keep(Default::default()).await });
+        let pod = pod(1);
+        network.setup(&pod).await.expect("a network");
+        serve(netns(&pod), "0.0.0.0:80", "pod");
+        let mut socket = Socket::open(Protocol::Route).expect("a socket");
+        let bridge =
+            route::link(&socket.ask(route::get_link("berth0")).expect("there").expect("told")).expect("a link");
+        tokio::task::yield_now().await;
+        socket.request(route::delete_link(bridge.index)).expect("removed");
+        let begun = Instant::now();
+        while ask_within(None, "10.9.0.2:80", Duration::from_millis(100)).is_err() {
+            assert!(begun.elapsed() < LIMIT, "the pod is cut off");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+}
