@@ -13,7 +13,11 @@ use berth::{
     embedded::network::Protocol,
     sys::{
         net_namespace,
-        netlink::{self, Socket, filter},
+        netlink::{
+            self, Socket,
+            connections::{self, End},
+            filter,
+        },
     },
 };
 
@@ -144,7 +148,7 @@ fn datagrams_find_the_new_pod() {
         for (number, name) in [(1, "first"), (2, "second")] {
             let mut pod = pod(number);
             pod.ports = vec![port(Protocol::Udp, 53, 5353)];
-            network.setup(&pod).await.expect("a network");
+            let attached = network.setup(&pod).await.expect("a network");
             let server = net_namespace::within(netns(&pod).as_fd(), || UdpSocket::bind("0.0.0.0:5353")).expect("bound");
             server.set_read_timeout(Some(LIMIT)).expect("a limit");
             let serving = thread::spawn(move || {
@@ -154,6 +158,13 @@ fn datagrams_find_the_new_pod() {
             });
             assert_eq!(answer().expect("an answer"), name);
             serving.join().expect("served");
+            let mut socket = Socket::open(netlink::Protocol::Netfilter).expect("a socket");
+            for (of, end) in [(address(OUTSIDE), End::Client), (attached.ips[0], End::Server)] {
+                let found = socket.dump(&connections::list_of(of, end)).expect("listed");
+                let found: Vec<_> = found.iter().filter_map(connections::connection).filter(|c| c.has(of)).collect();
+                assert_eq!(found.len(), 1, "{found:?}");
+                assert_eq!((found[0].original.port, found[0].reply.source), (53, attached.ips[0]));
+            }
             network.teardown(&pod).await.expect("taken down");
         }
     });

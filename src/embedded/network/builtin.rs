@@ -211,7 +211,9 @@ impl Builtin {
         };
         let net_of = |ip: IpAddr| nets.iter().find(|net| net.contains(ip)).copied();
         let addresses: Vec<(IpAddr, Cidr)> = ips.iter().filter_map(|ip| Some((*ip, net_of(*ip)?))).collect();
-        let join = Join { sandbox: &pod.id, namespace: namespace.as_fd(), bridge, addresses: &addresses, bandwidth };
+        let bridge_name = self.settings.bridge.as_str();
+        let namespace = namespace.as_fd();
+        let join = Join { sandbox: &pod.id, namespace, bridge, bridge_name, addresses: &addresses, bandwidth };
         // First, because another pod may have a port, and links are dear.
         self.firewall.open(&pod.id, ports, &ips)?;
         pod_link::attach(&join).map_err(|e| NetworkError::kernel("pod's links", e))?;

@@ -4,7 +4,7 @@
 //! at start, when ranges change, and when somebody removed something of it. Blocking. Behaviour: spec 09b §12.
 
 use std::{
-    io,
+    fs, io,
     net::IpAddr,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -25,6 +25,9 @@ use crate::sys::netlink::{
     connections::{self, Connection, End},
     filter,
 };
+
+/// Tracked connections from which on the kernel chooses among them.
+const MANY: usize = 10_000;
 
 /// Our table and who has which port of the machine.
 #[derive(Debug)]
@@ -112,7 +115,7 @@ impl Firewall {
         drop(state);
         let udp: Vec<u16> = entries.iter().filter(|e| e.key.protocol == Protocol::Udp).map(|e| e.key.port).collect();
         if !udp.is_empty() {
-            forget(|c| c.original.protocol == Protocol::Udp.number() && udp.contains(&c.original.port), None);
+            forget(|c| c.original.protocol == Protocol::Udp.number() && udp.contains(&c.original.port), &[]);
         }
         Ok(())
     }
@@ -139,8 +142,8 @@ impl Firewall {
             }
         }
         drop(state);
-        for address in addresses {
-            forget(|c| c.has(*address), Some(*address));
+        if !addresses.is_empty() && self.has_filter {
+            forget(|c| addresses.iter().any(|a| c.has(*a)), addresses);
         }
         Ok(())
     }
@@ -212,26 +215,29 @@ fn is_whole(rules: &Rules) -> io::Result<bool> {
 }
 
 /// Forgets tracked connections. What cannot be forgotten ends by itself, so that failures are only noted.
-fn forget(chosen: impl Fn(&Connection) -> bool, of: Option<IpAddr>) {
+fn forget(chosen: impl Fn(&Connection) -> bool, of: &[IpAddr]) {
     if let Err(e) = try_forget(chosen, of) {
         tracing::debug!(err = %e, "Tracked connections not forgotten");
     }
 }
 
-fn try_forget(chosen: impl Fn(&Connection) -> bool, of: Option<IpAddr>) -> io::Result<()> {
+/// Each list is a walk through the kernel's whole table, so that few connections are listed at once; of many the kernel
+/// chooses those of the addresses.
+fn try_forget(chosen: impl Fn(&Connection) -> bool, of: &[IpAddr]) -> io::Result<()> {
+    let tracked = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
+    // Without the file there may be any number.
+    let tracked: Option<usize> = tracked.ok().and_then(|text| text.trim().parse().ok());
+    if tracked == Some(0) {
+        return Ok(());
+    }
     let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
     let mut found = Vec::new();
-    match of {
-        Some(address) => {
-            for end in [End::Client, End::Server] {
-                let some = socket.dump(&connections::list_of(address, end));
-                found.extend(some.or_else(|_| socket.dump(&connections::list(address.is_ipv6())))?);
-            }
-        }
-        None => {
-            for is_v6 in [false, true] {
-                found.extend(socket.dump(&connections::list(is_v6))?);
-            }
+    if of.is_empty() || tracked.is_some_and(|count| count < MANY) {
+        found = socket.dump(&connections::list())?;
+    } else {
+        for (address, end) in of.iter().flat_map(|a| [(a, End::Client), (a, End::Server)]) {
+            let some = socket.dump(&connections::list_of(*address, end));
+            found.extend(some.or_else(|_| socket.dump(&connections::list()))?);
         }
     }
     let gone = found.iter().filter_map(connections::connection).filter(|c| chosen(c));

@@ -62,6 +62,12 @@ pub fn pod_mac(addresses: &[std::net::IpAddr]) -> [u8; 6] {
     [0x0a, 0x58, last[0], last[1], last[2], last[3]]
 }
 
+/// The group in which neighbours ask for an address of version 6, as the kernel writes it.
+pub fn solicited_group(address: std::net::IpAddr) -> Option<String> {
+    let std::net::IpAddr::V6(v6) = address else { return None };
+    Some(format!("ff0200000000000000000001ff{}", hex(&v6.octets()[13..])))
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         // Writing into a text does not fail.
@@ -92,6 +98,8 @@ mod tests {
         let v6 = "fd00::2".parse().expect("an address");
         assert_eq!(pod_mac(&[v6, v4]), [0x0a, 0x58, 10, 9, 0, 2]);
         assert_eq!(pod_mac(&[v6])[..2], [0x0a, 0x58]);
+        assert_eq!(solicited_group(v6).expect("a group"), "ff0200000000000000000001ff000002");
+        assert_eq!(solicited_group(v4), None);
         assert_eq!(bridge_mac("x\n", "b"), bridge_mac("x", "b"));
         assert_eq!(bridge_mac("x", "b")[0] & 3, 2);
     }

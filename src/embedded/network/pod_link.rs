@@ -4,12 +4,15 @@
 //! Behaviour: spec 09b §11.2-§11.4, §14.
 
 use std::{
-    io,
+    fs, io,
     net::IpAddr,
     os::fd::{AsRawFd, BorrowedFd},
+    thread,
+    time::Duration,
 };
 
 use nix::errno::Errno;
+use tracing::warn;
 
 use super::{
     bandwidth::{self, Bandwidth},
@@ -27,6 +30,9 @@ use crate::sys::{
 
 /// The loopback's number, in every namespace.
 const LOOPBACK: u32 = 1;
+/// Looks at a link that does not run yet, and the time between them: half a second.
+const LOOKS: u32 = 250;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
 /// What is joined to what.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +43,8 @@ pub struct Join<'a> {
     pub namespace: BorrowedFd<'a>,
     /// The bridge.
     pub bridge: Bridge,
+    /// Its name.
+    pub bridge_name: &'a str,
     /// The pod's addresses, each with its range.
     pub addresses: &'a [(IpAddr, Cidr)],
     /// How fast it may be.
@@ -101,7 +109,21 @@ fn configure(socket: &mut Socket, join: &Join<'_>, host_end: &str) -> io::Result
         let link = bridge::find(socket, host_end)?.ok_or(Errno::ENODEV)?;
         socket.request(route::set_bucket(link.index, &bandwidth::bucket(bits, join.bridge.mtu)))?;
     }
-    net_namespace::within(join.namespace, || inside(join))
+    net_namespace::within(join.namespace, || inside(join))?;
+    wait_until_running(socket, host_end)?;
+    wait_until_running(socket, join.bridge_name)
+}
+
+/// What is sent before a link runs is lost, and the pod's first datagrams with it.
+fn wait_until_running(socket: &mut Socket, link: &str) -> io::Result<()> {
+    for _ in 0..LOOKS {
+        if bridge::find(socket, link)?.ok_or(Errno::ENODEV)?.is_running {
+            return Ok(());
+        }
+        thread::sleep(BETWEEN_LOOKS);
+    }
+    warn!(link, "Link does not run yet");
+    Ok(())
 }
 
 fn inside(join: &Join<'_>) -> io::Result<()> {
@@ -125,7 +147,25 @@ fn inside(join: &Join<'_>) -> io::Result<()> {
     if let Some(bits) = join.bandwidth.egress {
         all.push(route::set_bucket(link, &bandwidth::bucket(bits, join.bridge.mtu)));
     }
-    Ok(socket.all(all)?)
+    socket.all(all)?;
+    wait_until_running(&mut socket, names::POD_LINK)?;
+    wait_until_asked(join)
+}
+
+/// The kernel listens for questions after an address of version 6 a moment after it has taken it; a question that comes
+/// before is repeated after a second only.
+fn wait_until_asked(join: &Join<'_>) -> io::Result<()> {
+    let groups: Vec<String> = join.addresses.iter().filter_map(|(a, _)| names::solicited_group(*a)).collect();
+    for _ in 0..LOOKS {
+        let joined = if groups.is_empty() { String::new() } else { fs::read_to_string("/proc/thread-self/net/igmp6")? };
+        let of_pod: Vec<&str> = joined.lines().filter(|line| line.contains(names::POD_LINK)).collect();
+        if groups.iter().all(|group| of_pod.iter().any(|line| line.contains(group))) {
+            return Ok(());
+        }
+        thread::sleep(BETWEEN_LOOKS);
+    }
+    warn!(podSandboxID = join.sandbox, "Pod does not listen for neighbours yet");
+    Ok(())
 }
 
 /// Takes the loopback of a namespace up.

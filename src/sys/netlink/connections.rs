@@ -76,9 +76,9 @@ fn family(is_v6: bool) -> u8 {
     if is_v6 { 10 } else { 2 }
 }
 
-/// Asks for all of a version.
-pub fn list(is_v6: bool) -> Message {
-    Message::new(SUBSYSTEM << 8 | GET, 0, &[family(is_v6), 0, 0, 0])
+/// Asks for all, of both versions: one walk through the kernel's table.
+pub fn list() -> Message {
+    Message::new(SUBSYSTEM << 8 | GET, 0, &[0; HEAD])
 }
 
 /// Asks for those of an address. Kernels of before 5.8 refuse it, or tell all.
@@ -88,7 +88,7 @@ pub fn list_of(address: IpAddr, end: End) -> Message {
         End::Client => (ORIGINAL, BY_SOURCE, 0),
         End::Server => (REPLY, 0, BY_SOURCE),
     };
-    list(address.is_ipv6())
+    Message::new(SUBSYSTEM << 8 | GET, 0, &[family(address.is_ipv6()), 0, 0, 0])
         .with_nest(tuple, |m| {
             m.with_nest(1, |m| match address {
                 IpAddr::V4(v4) => m.with(1, &v4.octets()),

@@ -22,6 +22,7 @@ const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_MASTER: u16 = 10;
+const IFLA_OPERSTATE: u16 = 16;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_IFALIAS: u16 = 20;
 const IFLA_NET_NS_FD: u16 = 28;
@@ -47,6 +48,8 @@ const PROTOCOL_STATIC: u8 = 4;
 const UNICAST: u8 = 1;
 
 const UP: u32 = 1;
+/// States of a link that sends: unknown, up.
+const RUNNING: [u8; 2] = [0, 6];
 const INET: u8 = 2;
 const INET6: u8 = 10;
 
@@ -77,6 +80,9 @@ pub struct Link {
     pub mtu: u32,
     /// Whether it is up.
     pub is_up: bool,
+    /// Whether it sends what it is given; a link that was just taken up does a moment later. Kernels of 6.8 and later see
+    /// to it when they are asked.
+    pub is_running: bool,
 }
 
 /// A route of the main table.
@@ -204,6 +210,7 @@ pub fn link(reply: &Reply) -> Option<Link> {
         master: found.u32(IFLA_MASTER).unwrap_or(0),
         mtu: found.u32(IFLA_MTU).unwrap_or(0),
         is_up: u32_at(&reply.body, 8)? & UP != 0,
+        is_running: found.get(IFLA_OPERSTATE).and_then(|state| state.first()).is_none_or(|s| RUNNING.contains(s)),
     })
 }
 
