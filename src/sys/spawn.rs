@@ -175,18 +175,21 @@ pub fn hard_limit(resource: u32) -> io::Result<u64> {
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(limit.rlim_max) }
 }
 
-/// Joins a new session keyring, so that keys of the session that started us are out of reach.
+/// Joins the session keyring of a name, or a nameless new one where that is another's, so that keys of the session that
+/// started us are out of reach.
 ///
 /// # Errors
 /// What the kernel says; `ENOSYS` and `EDQUOT` mean that there are none to be had.
 pub fn join_keyring(name: &str) -> io::Result<()> {
     const JOIN_SESSION_KEYRING: i32 = 1;
     let name = std::ffi::CString::new(name)?;
-    // SAFETY: the name ends with a zero and lives over the call.
-    match unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, name.as_ptr()) } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
+    for name in [name.as_ptr(), std::ptr::null()] {
+        // SAFETY: the name ends with a zero and lives over the call; none is allowed too.
+        if unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, name) } != -1 {
+            return Ok(());
+        }
     }
+    Err(io::Error::last_os_error())
 }
 
 /// Sets a seccomp filter: `sock_filter` records of 8 bytes in the machine's byte order.
