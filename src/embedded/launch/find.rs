@@ -7,6 +7,7 @@ use std::{
     fs, io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
+    sync::Once,
 };
 
 use super::{
@@ -60,15 +61,25 @@ pub fn find(
         found.profile = Some(text);
     }
     if host.has_apparmor {
-        // Not readable in some containers: then no profile is known.
-        let text = read(Path::new("/sys/kernel/security/apparmor/profiles")).unwrap_or_default();
-        found.apparmor = security::apparmor_profiles(&String::from_utf8_lossy(&text));
+        found.apparmor = loaded_profiles();
     }
     let names = cdi::names(config);
     if !names.is_empty() {
         found.edits = looked_up(&cdi::edits(&names, &specs(cdi_directories))?)?;
     }
     Ok(found)
+}
+
+/// Names of loaded AppArmor profiles. That none of ours is among them is said once.
+fn loaded_profiles() -> Vec<String> {
+    static SAID: Once = Once::new();
+    // Not readable in some containers: then no profile is known.
+    let text = read(Path::new("/sys/kernel/security/apparmor/profiles")).unwrap_or_default();
+    let loaded = security::apparmor_profiles(&String::from_utf8_lossy(&text));
+    if security::default_apparmor(&loaded).is_none() {
+        SAID.call_once(|| tracing::warn!("No default AppArmor profile is loaded: containers run unconfined"));
+    }
+    loaded
 }
 
 /// The source of a mount, without symbolic links, and how what it lies on travels.

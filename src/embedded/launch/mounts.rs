@@ -165,6 +165,7 @@ fn of_request(asked: &cri::Mount, place: &Place, has_recursive: bool) -> Result<
     if asked.container_path.is_empty() || asked.container_path.contains('\0') {
         return Err(Refusal::invalid(format!("mount of {:?} has no container path", asked.host_path)));
     }
+    check_target(&absolute(&asked.container_path))?;
     let propagation = MountPropagation::try_from(asked.propagation)
         .map_err(|_| Refusal::invalid(format!("unknown mount propagation {}", asked.propagation)))?;
     let ids = match (range(&asked.uid_mappings)?, range(&asked.gid_mappings)?) {
@@ -190,6 +191,30 @@ fn of_request(asked: &cri::Mount, place: &Place, has_recursive: bool) -> Result<
         MountPropagation::PropagationBidirectional => Propagation::Shared,
     };
     Ok(Mount { target: absolute(&asked.container_path), source, access, propagation, flags: 0, ids })
+}
+
+/// Files of `/proc` that may be hidden; anything else there would let a container lie to whoever sets it up.
+const OF_PROC: [&str; 10] = [
+    "/proc/cpuinfo",
+    "/proc/diskstats",
+    "/proc/loadavg",
+    "/proc/meminfo",
+    "/proc/net/dev",
+    "/proc/slabinfo",
+    "/proc/stat",
+    "/proc/swaps",
+    "/proc/sys/kernel/ns_last_pid",
+    "/proc/uptime",
+];
+
+fn check_target(target: &str) -> Result<(), Refusal> {
+    if target == "/" {
+        return Err(Refusal::invalid("nothing can be mounted on the root of a container"));
+    }
+    if target.starts_with("/proc/") && !OF_PROC.contains(&target) {
+        return Err(Refusal::invalid(format!("{target:?} cannot be mounted because it is inside /proc")));
+    }
+    Ok(())
 }
 
 fn check_propagation(

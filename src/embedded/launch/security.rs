@@ -95,10 +95,13 @@ pub fn apparmor(
         Some(Profile::Localhost(name)) if loaded.contains(&name) => Ok(Some(name)),
         Some(Profile::Localhost(name)) => Err(Refusal::plain(format!("apparmor profile not found {name}"))),
         None | Some(Profile::Default) if context.privileged => Ok(None),
-        None | Some(Profile::Default) => {
-            Ok(DEFAULT_APPARMOR.iter().find(|name| loaded.iter().any(|l| l == *name)).map(|name| (*name).to_owned()))
-        }
+        None | Some(Profile::Default) => Ok(default_apparmor(loaded).map(str::to_owned)),
     }
+}
+
+/// The profile containers get that ask for none by name; none where none is loaded: they are unconfined.
+pub fn default_apparmor(loaded: &[String]) -> Option<&'static str> {
+    DEFAULT_APPARMOR.into_iter().find(|name| loaded.iter().any(|l| l == name))
 }
 
 /// Names in the kernel's list of profiles: `name (enforce)`.

@@ -128,6 +128,11 @@ fn requests_take_the_place_of_ours_and_outer_ones_come_first() {
     );
     assert_eq!(targets(&all(vec![asked("/x/../../y/")], PLAIN).expect("mounts")).get(6), Some(&"/y"));
     assert!(all(vec![asked("")], PLAIN).is_err());
+    for (target, is_fine) in
+        [("/proc", true), ("/proc/cpuinfo", true), ("/proc/self/attr", false), ("/x/../proc/1", false), ("/", false)]
+    {
+        assert_eq!(all(vec![asked(target)], PLAIN).is_ok(), is_fine, "{target}");
+    }
 }
 
 #[test]
