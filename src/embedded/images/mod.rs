@@ -24,10 +24,12 @@ pub mod model;
 pub mod names;
 pub mod platform;
 pub mod record;
+pub mod registry;
 pub mod snapshots;
 pub mod store;
 pub mod tar;
 mod usage;
 
 pub use error::{ImageError, Kind};
+pub use registry::Credentials;
 pub use store::{FsInfo, FsUsage, ImageStore, Settings};

@@ -20,6 +20,7 @@ use std::{
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
+use self::pull::Pulls;
 use super::{
     apply::{Bounds, Policy},
     archive::{Archive, Found},
@@ -34,6 +35,7 @@ use super::{
     names::Name,
     platform,
     record::{Origin, Record, Reference},
+    registry::Credentials,
     snapshots::{self, Snapshots, Snapshotter},
 };
 use crate::embedded::{
@@ -60,6 +62,10 @@ pub struct Settings {
     pub bounds: Bounds,
     /// Names of images that are never collected.
     pub pinned: Vec<String>,
+    /// Directories with `<host>/hosts.toml`, in the order in which they are looked at.
+    pub registries: Vec<PathBuf>,
+    /// How long a download may give nothing; zero: for ever.
+    pub patience: Duration,
     /// The program the built-in images are made of; none: there are none.
     pub program: Option<PathBuf>,
 }
@@ -67,8 +73,15 @@ pub struct Settings {
 impl Settings {
     /// Defaults below a directory, without built-in images.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        let (snapshotter, bounds) = (Snapshotter::Auto, Bounds::default());
-        Self { root: root.into(), snapshotter, bounds, pinned: Vec::new(), program: None }
+        Self {
+            root: root.into(),
+            snapshotter: Snapshotter::Auto,
+            bounds: Bounds::default(),
+            pinned: Vec::new(),
+            registries: Vec::new(),
+            patience: Duration::from_secs(300),
+            program: None,
+        }
     }
 }
 
@@ -103,6 +116,7 @@ struct Inner {
     pinned: BTreeSet<String>,
     garbage: Notify,
     writable: (AtomicU64, AtomicU64),
+    pulls: Pulls,
 }
 
 /// The store. Clones are the same store.
@@ -141,6 +155,7 @@ impl ImageStore {
             writing: Mutex::new(()),
             garbage: Notify::new(),
             writable: (AtomicU64::new(0), AtomicU64::new(0)),
+            pulls: Pulls::new(),
             settings,
         };
         let out = Self { inner: Arc::new(inner) };
@@ -277,28 +292,21 @@ impl ImageStore {
         blocking(move || inner.import(&path, reference.as_ref())).await
     }
 
-    /// Brings an image here: built-in images and those that are here under that very digest are there at once.
+    /// Brings an image here. Built-in images are here; what another caller pulls with the same credentials is shared.
     ///
     /// # Errors
-    /// Where the name is none, or nobody has the image.
-    pub async fn pull(&self, reference: &str) -> Result<Arc<Record>, ImageError> {
+    /// Where the name is none, or the image cannot be had: the texts of spec 09b §4.3.
+    pub async fn pull(&self, reference: &str, credentials: &Credentials) -> Result<Arc<Record>, ImageError> {
         if reference.is_empty() {
             return Err(ImageError::invalid("image reference is empty"));
         }
         let name = Name::parse(reference)?;
-        let here = self.inner.catalogue().named(&name.to_string());
         if builtin::HOSTS.contains(&name.host.as_str()) {
             let missing = format!("failed to pull and unpack image \"{name}\": {name}: not found");
+            let here = self.inner.catalogue().named(&name.to_string());
             return here.ok_or_else(|| ImageError::not_found(missing));
         }
-        let cannot = || {
-            let why = "this build pulls from no registry; import an archive instead";
-            ImageError::new(
-                super::error::Kind::Unavailable,
-                format!("failed to pull and unpack image \"{name}\": {why}"),
-            )
-        };
-        here.filter(|_| name.tag().is_none()).ok_or_else(cannot)
+        Pulls::join(&self.inner, &name, credentials).await
     }
 
     /// Deletes what nobody uses as it accumulates, and measures writable layers now and then; never returns.
@@ -477,7 +485,8 @@ impl Inner {
             let refs = record.refs.iter().map(|reference| reference.target);
             refs.chain([record.id, record.manifest.digest, record.target.digest])
         });
-        let kept: BTreeSet<Digest> = digests.collect();
+        let mut kept: BTreeSet<Digest> = digests.collect();
+        kept.extend(self.pulls.held());
         match self.content.list() {
             Ok(blobs) => {
                 for (digest, _) in blobs.iter().filter(|(digest, _)| !kept.contains(digest)) {
@@ -549,6 +558,8 @@ fn now_ns() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
+
+mod pull;
 
 #[cfg(test)]
 mod tests;

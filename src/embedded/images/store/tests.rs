@@ -5,7 +5,7 @@ use std::{fs, io::Write as _};
 use super::*;
 use crate::embedded::images::error::Kind;
 
-fn is_root() -> bool {
+pub(super) fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
         println!("skipped: needs root");
@@ -14,7 +14,7 @@ fn is_root() -> bool {
 }
 
 /// A layer of some files, packed or not.
-fn layer(files: &[(&str, &str)]) -> Vec<u8> {
+pub(super) fn layer(files: &[(&str, &str)]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for (name, content) in files {
         let mut header = tar::Header::new_gnu();
@@ -25,7 +25,7 @@ fn layer(files: &[(&str, &str)]) -> Vec<u8> {
     builder.into_inner().expect("in memory")
 }
 
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     encoder.write_all(bytes).expect("in memory");
     encoder.finish().expect("in memory")
@@ -75,7 +75,7 @@ async fn imported(store: &ImageStore, folder: &Path, bytes: &[u8]) -> Vec<Arc<Re
     store.import(&path, None).await.expect("imports")
 }
 
-fn numbers(root: &Path) -> Vec<String> {
+pub(super) fn numbers(root: &Path) -> Vec<String> {
     let mut out: Vec<String> = fs::read_dir(root.join("layers"))
         .expect("listable")
         .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
@@ -248,21 +248,24 @@ async fn built_in_images_are_made_once_and_come_back() {
     fs::write(&program, "#!not really\n").expect("writable");
     let settings = Settings { program: Some(program.clone()), ..Settings::new(&root) };
     let store = ImageStore::open(settings.clone()).await.expect("opens");
-    let demo = store.pull("berth.local/demo").await.expect("built in");
-    assert_eq!(demo.id, store.pull("builtin.local/demo:latest").await.expect("built in").id);
+    let demo = store.pull("berth.local/demo", &Credentials::default()).await.expect("built in");
+    assert_eq!(demo.id, store.pull("builtin.local/demo:latest", &Credentials::default()).await.expect("built in").id);
     assert!(demo.pinned && demo.repo_tags().len() == 4, "{:?}", demo.repo_tags());
-    assert_eq!(store.pull("berth.local/nothing").await.expect_err("unknown").kind, Kind::NotFound);
+    assert_eq!(
+        store.pull("berth.local/nothing", &Credentials::default()).await.expect_err("unknown").kind,
+        Kind::NotFound
+    );
     assert_eq!(store.list("").expect("a list").len(), 2);
     assert_eq!(numbers(&root), ["1"], "they share their layer");
     assert_eq!(fs::read_link(root.join("layers/1/d/bin/sh")).expect("a link"), Path::new("berth"));
     store.remove("berth.local/demo").await.expect("removed");
     drop(store);
     let store = ImageStore::open(settings.clone()).await.expect("opens");
-    assert_eq!(store.pull("berth.local/demo").await.expect("back").id, demo.id);
+    assert_eq!(store.pull("berth.local/demo", &Credentials::default()).await.expect("back").id, demo.id);
     drop(store);
     fs::write(&program, "#!another program\n").expect("writable");
     let store = ImageStore::open(settings).await.expect("opens");
-    assert_ne!(store.pull("berth.local/demo").await.expect("new").id, demo.id);
+    assert_ne!(store.pull("berth.local/demo", &Credentials::default()).await.expect("new").id, demo.id);
     assert_eq!((store.list("").expect("a list").len(), numbers(&root)), (2, vec!["2".to_owned()]));
 }
 

@@ -1,0 +1,228 @@
+//! Where an image's registry and its mirrors are: `hosts.toml` as containerd has it.
+//!
+//! Blocking: reads small files. Behaviour: spec 09b §4.1.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::{IpAddr, Ipv6Addr},
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use tracing::warn;
+
+/// Longest file that is read, bytes.
+const LONGEST: u64 = 1 << 20;
+
+/// A place an image can be had from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Endpoint {
+    /// `https` or `http`.
+    pub scheme: String,
+    /// `host` or `host:port`.
+    pub authority: String,
+    /// What comes before the repository: `/v2`.
+    pub prefix: String,
+    /// Whether it may say what a tag means.
+    pub resolves: bool,
+    /// Authorities whose certificates are taken, besides the machine's.
+    pub authorities: Vec<PathBuf>,
+    /// Whether any certificate is taken.
+    pub skips_verification: bool,
+    /// Headers that are sent.
+    pub headers: Vec<(String, String)>,
+    /// Whether plain HTTP is tried where TLS fails: this very machine.
+    pub falls_back: bool,
+}
+
+#[derive(Deserialize, Default)]
+struct File {
+    server: Option<String>,
+    #[serde(default)]
+    host: toml::Table,
+    #[serde(flatten)]
+    own: Host,
+}
+
+#[derive(Deserialize, Default, Clone)]
+struct Host {
+    capabilities: Option<Vec<String>>,
+    ca: Option<OneOrMany>,
+    #[serde(default)]
+    skip_verify: bool,
+    #[serde(default)]
+    override_path: bool,
+    #[serde(default)]
+    header: BTreeMap<String, OneOrMany>,
+}
+
+#[derive(Deserialize, Clone)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    fn list(&self) -> Vec<String> {
+        match self {
+            Self::One(text) => vec![text.clone()],
+            Self::Many(list) => list.clone(),
+        }
+    }
+}
+
+/// Where images of a registry are had from, in the order in which they are asked; `roots` hold a directory per registry.
+pub fn endpoints(host: &str, roots: &[PathBuf]) -> Vec<Endpoint> {
+    let Some(folder) = folder(host, roots) else { return vec![upstream(host)] };
+    match read(&folder.join("hosts.toml")) {
+        Some(text) => match from_toml(host, &text, &folder) {
+            Ok(endpoints) => endpoints,
+            Err(error) => {
+                warn!(folder = %folder.display(), error, "Broken hosts.toml is ignored");
+                vec![upstream(host)]
+            }
+        },
+        None => {
+            let mut upstream = upstream(host);
+            let files = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
+            upstream.authorities = files.filter(|path| path.extension().is_some_and(|kind| kind == "crt")).collect();
+            upstream.authorities.sort();
+            vec![upstream]
+        }
+    }
+}
+
+fn folder(host: &str, roots: &[PathBuf]) -> Option<PathBuf> {
+    let underscored = host.split_once(':').map(|(name, port)| format!("{name}_{port}_"));
+    let names: Vec<String> = underscored.into_iter().chain([host.to_owned(), "_default".to_owned()]).collect();
+    let candidates = roots.iter().flat_map(|root| names.iter().map(move |name| root.join(name)));
+    candidates.into_iter().find(|path| path.is_dir())
+}
+
+fn read(path: &Path) -> Option<String> {
+    let is_short = fs::metadata(path).is_ok_and(|metadata| metadata.len() <= LONGEST);
+    if is_short { fs::read_to_string(path).ok() } else { None }
+}
+
+/// The registry itself.
+fn upstream(host: &str) -> Endpoint {
+    let authority = if host == "docker.io" { "registry-1.docker.io" } else { host };
+    Endpoint {
+        scheme: "https".into(),
+        authority: authority.into(),
+        prefix: "/v2".into(),
+        resolves: true,
+        authorities: Vec::new(),
+        skips_verification: false,
+        headers: Vec::new(),
+        falls_back: is_this_machine(authority),
+    }
+}
+
+fn is_this_machine(authority: &str) -> bool {
+    let name = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, _)) => address,
+        None => authority.split(':').next().unwrap_or_default(),
+    };
+    match name.parse::<IpAddr>() {
+        Ok(IpAddr::V4(address)) => address.is_loopback(),
+        Ok(IpAddr::V6(address)) => address == Ipv6Addr::LOCALHOST,
+        Err(_) => name == "localhost",
+    }
+}
+
+fn from_toml(host: &str, text: &str, folder: &Path) -> Result<Vec<Endpoint>, String> {
+    let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+    let mut out = Vec::new();
+    for (url, host) in &file.host {
+        let settings: Host = host.clone().try_into().map_err(|error: toml::de::Error| error.to_string())?;
+        out.push(endpoint(url, &settings, folder)?);
+    }
+    let last = match &file.server {
+        Some(server) => endpoint(server, &file.own, folder)?,
+        None => upstream(host),
+    };
+    if !out.iter().any(|endpoint: &Endpoint| endpoint.authority == last.authority) {
+        out.push(last);
+    }
+    Ok(out)
+}
+
+fn endpoint(url: &str, settings: &Host, folder: &Path) -> Result<Endpoint, String> {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("https", url));
+    if !matches!(scheme, "http" | "https") {
+        return Err(format!("scheme of {url:?} is neither http nor https"));
+    }
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    if authority.is_empty() {
+        return Err(format!("{url:?} names no host"));
+    }
+    let path = path.trim_end_matches('/');
+    let path = if path.is_empty() { String::new() } else { format!("/{path}") };
+    let has_version = settings.override_path || path.ends_with("/v2");
+    let can = |what: &str| settings.capabilities.as_ref().is_none_or(|list| list.iter().any(|entry| entry == what));
+    let authorities = settings.ca.iter().flat_map(OneOrMany::list).map(|path| folder.join(path));
+    let headers = settings
+        .header
+        .iter()
+        .flat_map(|(name, values)| values.list().into_iter().map(move |value| (name.clone(), value)));
+    Ok(Endpoint {
+        scheme: scheme.into(),
+        authority: authority.into(),
+        prefix: if has_version { path } else { format!("{path}/v2") },
+        resolves: can("resolve"),
+        authorities: authorities.collect(),
+        skips_verification: settings.skip_verify,
+        headers: headers.collect(),
+        falls_back: false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(endpoints: &[Endpoint]) -> Vec<String> {
+        endpoints.iter().map(|e| format!("{}://{}{}", e.scheme, e.authority, e.prefix)).collect()
+    }
+
+    #[test]
+    fn without_configuration_the_registry_is_asked() {
+        assert_eq!(shown(&endpoints("docker.io", &[])), ["https://registry-1.docker.io/v2"]);
+        for (host, expected) in
+            [("localhost:5000", true), ("127.0.0.2", true), ("[::1]:5000", true), ("r.tld", false), ("10.0.0.1", false)]
+        {
+            assert_eq!(endpoints(host, &[])[0].falls_back, expected, "{host}");
+        }
+    }
+
+    #[test]
+    fn mirrors_come_in_their_order() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let folder = dir.path().join("r.tld_5000_");
+        fs::create_dir(&folder).expect("makeable");
+        let text = r#"
+            server = "https://r.tld:5000"
+            [host."http://z.mirror/cache"]
+              capabilities = ["pull"]
+              header = { x-a = ["1", "2"] }
+            [host."https://a.mirror"]
+              ca = "own.crt"
+              skip_verify = true
+            [host."https://b.mirror/custom"]
+              override_path = true
+        "#;
+        fs::write(folder.join("hosts.toml"), text).expect("writable");
+        let roots = [PathBuf::from("/nowhere"), dir.path().to_owned()];
+        let found = endpoints("r.tld:5000", &roots);
+        let expected =
+            ["http://z.mirror/cache/v2", "https://a.mirror/v2", "https://b.mirror/custom", "https://r.tld:5000/v2"];
+        assert_eq!(shown(&found), expected);
+        assert_eq!((found[0].resolves, found[1].resolves, found[0].headers.len()), (false, true, 2));
+        assert_eq!(found[1].authorities, [folder.join("own.crt")]);
+        fs::write(folder.join("hosts.toml"), "server = 5").expect("writable");
+        assert_eq!(shown(&endpoints("r.tld:5000", &roots)), ["https://r.tld:5000/v2"]);
+    }
+}

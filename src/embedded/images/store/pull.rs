@@ -1,0 +1,282 @@
+//! Brings an image here from its registry.
+//!
+//! Whoever asks for the same name with the same credentials meanwhile shares the work; the last one who leaves ends it. Layers
+//! are downloaded side by side and unpacked in their order as they come. Behaviour: spec 09b §4.3.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::{
+    FutureExt, StreamExt, TryStreamExt,
+    future::{BoxFuture, Shared, WeakShared},
+    stream,
+};
+use tokio::sync::{Semaphore, oneshot};
+use tracing::info;
+
+use super::{Inner, blocking, now_ns};
+use crate::embedded::images::{
+    archive::Found,
+    catalogue::references,
+    digest::{Digest, chain_ids},
+    error::{Attempt, ImageError, Kind},
+    layers::Lease,
+    model::{self, Descriptor, LONGEST_CONFIG, LONGEST_MANIFEST, Top},
+    names::Name,
+    platform,
+    record::{Origin, Record},
+    registry::{Credentials, Session, session::Resolved},
+};
+use crate::embedded::store::record::{self, Durability};
+
+/// Downloads at a time: of all pulls, and of one.
+const SLOTS: (usize, usize) = (6, 3);
+/// Deepest index in an index.
+const DEEPEST: usize = 3;
+/// Disk that must be there for an image, besides thrice what is downloaded: bytes.
+const MARGIN: u64 = 64 << 20;
+/// Longest wait for the next byte where the configuration sets none.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+type Outcome = Result<Arc<Record>, ImageError>;
+type Work = BoxFuture<'static, Outcome>;
+
+/// Pulls that are under way.
+pub(super) struct Pulls {
+    slots: Arc<Semaphore>,
+    running: Mutex<BTreeMap<(String, Digest), WeakShared<Work>>>,
+    blobs: Arc<Blobs>,
+}
+
+/// Blobs somebody downloads or is about to use, how often; and who downloads which.
+#[derive(Default)]
+pub(super) struct Blobs {
+    held: Mutex<BTreeMap<Digest, usize>>,
+    turns: Mutex<BTreeMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// Keeps blobs from being collected.
+struct Hold {
+    of: Arc<Blobs>,
+    digests: Vec<Digest>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut held = self.of.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = self.of.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        for digest in &self.digests {
+            let left = held.get(digest).map_or(0, |count| count.saturating_sub(1));
+            if left == 0 {
+                held.remove(digest);
+                turns.remove(digest);
+            } else {
+                held.insert(*digest, left);
+            }
+        }
+    }
+}
+
+impl Blobs {
+    fn hold(self: &Arc<Self>, digests: Vec<Digest>) -> Hold {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        digests.iter().for_each(|digest| *held.entry(*digest).or_default() += 1);
+        Hold { of: Arc::clone(self), digests }
+    }
+
+    fn turn(&self, digest: Digest) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(turns.entry(digest).or_default())
+    }
+}
+
+impl Pulls {
+    pub(super) fn new() -> Self {
+        let slots = Arc::new(Semaphore::new(SLOTS.0));
+        Self { slots, running: Mutex::default(), blobs: Arc::default() }
+    }
+
+    /// Blobs that pulls need now.
+    pub(super) fn held(&self) -> Vec<Digest> {
+        self.blobs.held.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+    }
+
+    /// Joins the pull of that name and credentials, or begins it.
+    pub(super) fn join(inner: &Arc<Inner>, name: &Name, credentials: &Credentials) -> Shared<Work> {
+        let mut running = inner.pulls.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.retain(|_, pull| pull.upgrade().is_some_and(|pull| pull.peek().is_none()));
+        let key = (name.to_string(), credentials.key());
+        if let Some(pull) = running.get(&key).and_then(WeakShared::upgrade) {
+            return pull;
+        }
+        let work = pull(Arc::clone(inner), name.clone(), credentials.clone()).boxed().shared();
+        if let Some(weak) = work.downgrade() {
+            running.insert(key, weak);
+        }
+        work
+    }
+}
+
+async fn pull(inner: Arc<Inner>, name: Name, credentials: Credentials) -> Outcome {
+    let result = pull_now(&inner, &name, &credentials).await;
+    // Packed layers are of no use any more, whatever became of them.
+    inner.garbage.notify_one();
+    result.map_err(|error| {
+        let is_unavailable = error.kind == Kind::Unavailable;
+        let error = error.within(format!("failed to pull and unpack image \"{name}\""));
+        if is_unavailable {
+            ImageError { text: format!("RegistryUnavailable: {}", error.text), ..error }
+        } else {
+            error
+        }
+    })
+}
+
+async fn pull_now(inner: &Arc<Inner>, name: &Name, credentials: &Credentials) -> Outcome {
+    let session = {
+        let (inner, name, credentials) = (Arc::clone(inner), name.clone(), credentials.clone());
+        blocking(move || {
+            let settings = &inner.settings;
+            let patience = if settings.patience.is_zero() { FOR_EVER } else { settings.patience };
+            let (content, slots) = (inner.content.clone(), Arc::clone(&inner.pulls.slots));
+            Session::new(&name, &credentials, &settings.registries, content, slots, patience)
+        })
+        .await?
+    };
+    let resolved = session.resolve().await?;
+    let (here, names) = (Arc::clone(inner), name.clone());
+    let target = resolved.target.digest;
+    // The registry has just let this caller have it.
+    if let Some(known) = blocking(move || here.refer(&names, target)).await? {
+        return Ok(known);
+    }
+    let found = documents(&session, resolved, name).await?;
+    fetch(inner, session, found).await
+}
+
+/// Manifest and configuration for this machine.
+async fn documents(session: &Session, resolved: Resolved, name: &Name) -> Result<Found, ImageError> {
+    let target_bytes = resolved.bytes.to_vec();
+    let (mut manifest, mut bytes) = (resolved.target.clone(), resolved.bytes);
+    for _ in 0..DEEPEST {
+        match model::top(&bytes, &manifest.media_type)? {
+            Top::Index(index) => {
+                manifest = platform::choose(&index, &platform::host())?.clone();
+                bytes = session.document(&manifest, LONGEST_MANIFEST).await?;
+            }
+            Top::Manifest(parsed) => {
+                let config = session.document(&parsed.config, LONGEST_CONFIG).await?.to_vec();
+                return Ok(Found {
+                    names: vec![name.clone()],
+                    target: resolved.target,
+                    target_bytes,
+                    manifest,
+                    manifest_bytes: bytes.to_vec(),
+                    parsed,
+                    config,
+                    layers: Vec::new(),
+                });
+            }
+        }
+    }
+    Err(ImageError::bad_content("indexes are nested too deeply"))
+}
+
+/// Downloads what is missing and unpacks it as it comes.
+async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
+    let (known, lease) = {
+        let (inner, found) = (Arc::clone(inner), found.clone());
+        blocking(move || inner.known_layers(&found)).await?
+    };
+    let wanted: Vec<Descriptor> = found.parsed.layers.iter().skip(known).cloned().collect();
+    inner.guard_disk(&wanted)?;
+    let total = wanted.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.size));
+    session.progress.total.store(total, std::sync::atomic::Ordering::Relaxed);
+    let _hold = inner.pulls.blobs.hold(wanted.iter().map(|layer| layer.digest).collect());
+    let (senders, receivers): (Vec<_>, Vec<_>) = wanted.iter().map(|_| oneshot::channel::<()>()).unzip();
+    let downloads = stream::iter(wanted.into_iter().zip(senders))
+        .map(|(layer, sender)| {
+            let (session, turn) = (&session, inner.pulls.blobs.turn(layer.digest));
+            async move {
+                let _turn = turn.lock().await;
+                session.layer(&layer).await?;
+                // Where unpacking failed it says why.
+                let _ = sender.send(());
+                Ok::<(), ImageError>(())
+            }
+        })
+        .buffer_unordered(SLOTS.1)
+        .try_collect::<()>();
+    let unpacking = {
+        let (inner, found) = (Arc::clone(inner), found.clone());
+        blocking(move || {
+            let mut receivers = receivers.into_iter().map(Some).collect::<Vec<_>>();
+            let record = inner.commit(&found, Origin::Pull, |at| {
+                let gone = || ImageError::new(Kind::Cancelled, "pull was cancelled");
+                let slot = at.checked_sub(known).and_then(|at| receivers.get_mut(at)).and_then(Option::take);
+                slot.ok_or_else(gone)?.blocking_recv().map_err(|_| gone())?;
+                let layer = found.parsed.layers.get(at).ok_or_else(gone)?;
+                inner.content.open_blob(&layer.digest)
+            });
+            drop(lease);
+            record
+        })
+    };
+    // A failed download ends the other half: nobody tells it of its layer.
+    match futures::join!(downloads, unpacking) {
+        (Err(error), _) => Err(error),
+        (Ok(()), outcome) => outcome,
+    }
+}
+
+impl Inner {
+    /// Adds names to an image that is here under that very digest.
+    fn refer(&self, name: &Name, target: Digest) -> Result<Option<Arc<Record>>, ImageError> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = self.catalogue().clone();
+        let Some(known) = changed.targeting(&target).filter(|known| self.layers.has_all(&known.layers)) else {
+            return Ok(None);
+        };
+        let refs = references(name, target, now_ns());
+        let id = known.id;
+        for written in changed.add(Record { refs, ..Record::clone(&known) }) {
+            record::write(&self.record_path(&written.id), &*written, Durability::Synced)
+                .attempt("write image record")?;
+        }
+        *self.catalogue() = changed;
+        info!(image = %id, name = %name, "Image was here already");
+        Ok(self.catalogue().get(&id))
+    }
+
+    /// How many layers from the bottom are here, and a lease of them.
+    fn known_layers(&self, found: &Found) -> Result<(usize, Lease), ImageError> {
+        let config = model::config(&found.config, found.parsed.layers.len())?;
+        let mut lease = self.layers.lease();
+        let absent = || Err::<io::Empty, _>(ImageError::not_found("layer is not here"));
+        for (chain, diff_id) in chain_ids(&config.diff_ids).into_iter().zip(&config.diff_ids) {
+            if self.layers.extend(&mut lease, chain, *diff_id, absent).is_err() {
+                break;
+            }
+        }
+        Ok((lease.numbers().len(), lease))
+    }
+
+    /// # Errors
+    /// `not enough disk space`.
+    fn guard_disk(&self, layers: &[Descriptor]) -> Result<(), ImageError> {
+        let disk = rustix::fs::statvfs(&self.settings.root).attempt("look at the disk")?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize).saturating_sub(self.layers.policy().keep_free);
+        let packed = layers.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.size));
+        if layers.is_empty() || packed.saturating_mul(3).saturating_add(MARGIN) <= free {
+            return Ok(());
+        }
+        Err(ImageError::new(Kind::ResourceExhausted, "not enough disk space"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

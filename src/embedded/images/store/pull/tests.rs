@@ -1,0 +1,309 @@
+//! Pulls from a registry in this process, which behaves as badly as it is told.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    thread,
+};
+
+use super::super::{
+    ImageStore, Settings,
+    tests::{gzip, is_root, layer, numbers},
+};
+use super::*;
+
+/// What it serves, by path without `/v2/`: type and bytes.
+#[derive(Default)]
+struct Registry {
+    content: BTreeMap<String, (String, Vec<u8>)>,
+    /// `Authorization` it wants, where it wants one.
+    wants: Option<String>,
+    /// Answer to everything, where it is out of order.
+    status: Option<u16>,
+    /// The first answers of blobs break off after so many bytes.
+    breaks_at: Option<usize>,
+    broken: AtomicBool,
+    sent: AtomicU64,
+    requests: AtomicUsize,
+    seen: Mutex<Vec<String>>,
+    port: u16,
+}
+
+impl Registry {
+    /// Serves until the test process ends.
+    fn start(mut self) -> (String, Arc<Self>) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bindable");
+        self.port = listener.local_addr().expect("bound").port();
+        let (host, registry) = (format!("127.0.0.1:{}", self.port), Arc::new(self));
+        let serving = Arc::clone(&registry);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let registry = Arc::clone(&serving);
+                thread::spawn(move || registry.answer(stream));
+            }
+        });
+        (host, registry)
+    }
+
+    fn answer(&self, mut stream: TcpStream) -> Option<()> {
+        let mut lines = BufReader::new(stream.try_clone().ok()?).lines();
+        let first = lines.next()?.ok()?;
+        let headers: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+        let header = |name: &str| {
+            let found = headers.iter().find(|line| line.to_ascii_lowercase().starts_with(&format!("{name}: ")));
+            found.map(|line| line[name.len() + 2..].to_owned())
+        };
+        let target = first.split(' ').nth(1)?.to_owned();
+        if !target.starts_with('/') || first.starts_with('\u{16}') {
+            return None;
+        }
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.seen.lock().ok()?.push(target.clone());
+        let path = target.split('?').next()?;
+        if path == "/token" {
+            let good = header("authorization").is_some_and(|value| value == "Basic dTpw");
+            let (status, body) = if good { (200, r#"{"token":"good"}"#) } else { (401, "{}") };
+            return write!(
+                stream,
+                "HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+                body.len()
+            )
+            .ok();
+        }
+        if let Some(status) = self.status {
+            return write!(stream, "HTTP/1.1 {status} x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").ok();
+        }
+        if self.wants.is_some() && self.wants != header("authorization") {
+            let challenge = format!("Bearer realm=\"http://127.0.0.1:{}/token\",service=\"s\"", self.port);
+            return write!(
+                stream,
+                "HTTP/1.1 401 x\r\nWWW-Authenticate: {challenge}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            )
+            .ok();
+        }
+        let Some((kind, bytes)) = self.content.get(path.strip_prefix("/v2/")?) else {
+            return write!(stream, "HTTP/1.1 404 x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").ok();
+        };
+        let from: usize = header("range")
+            .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok())
+            .unwrap_or(0);
+        let rest = bytes.get(from..)?;
+        let status = if from > 0 { 206 } else { 200 };
+        write!(
+            stream,
+            "HTTP/1.1 {status} x\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{}/{}\r\nConnection: close\r\n\r\n",
+            rest.len(),
+            bytes.len().saturating_sub(1),
+            bytes.len()
+        )
+        .ok()?;
+        let breaks = self.breaks_at.filter(|at| rest.len() > *at && !self.broken.swap(true, Ordering::Relaxed));
+        let rest = &rest[..breaks.unwrap_or(rest.len())];
+        if path.contains("/blobs/") {
+            self.sent.fetch_add(rest.len() as u64, Ordering::Relaxed);
+        }
+        stream.write_all(rest).ok()
+    }
+
+    fn put(&mut self, path: String, kind: &str, bytes: &[u8]) {
+        self.content.insert(path, (kind.to_owned(), bytes.to_vec()));
+    }
+
+    /// Adds an image; the digest of what its tag leads to: an index with an attestation first.
+    fn image(&mut self, repository: &str, tag: &str, files: &[(&str, &str)]) -> Digest {
+        let plain = layer(files);
+        let packed = gzip(&plain);
+        let machine = platform::host();
+        let config = serde_json::json!({
+            "architecture": machine.architecture, "os": "linux", "config": {"Cmd": ["x"]},
+            "rootfs": {"type": "layers", "diff_ids": [Digest::of(&plain)]},
+        });
+        let config = config.to_string().into_bytes();
+        let manifest = serde_json::json!({
+            "schemaVersion": 2, "mediaType": model::OCI_MANIFEST,
+            "config": Descriptor::of(model::OCI_CONFIG, &config),
+            "layers": [Descriptor::of("application/vnd.oci.image.layer.v1.tar+gzip", &packed)],
+        });
+        let manifest = manifest.to_string().into_bytes();
+        let mut other = serde_json::json!(Descriptor::of(model::OCI_MANIFEST, b"attestation"));
+        other["platform"] = serde_json::json!({"os": "unknown", "architecture": "unknown"});
+        let mut own = serde_json::json!(Descriptor::of(model::OCI_MANIFEST, &manifest));
+        own["platform"] = serde_json::json!({"os": "linux", "architecture": machine.architecture});
+        let index = serde_json::json!({"schemaVersion": 2, "mediaType": model::OCI_INDEX, "manifests": [other, own]});
+        let index = index.to_string().into_bytes();
+        let digest = Digest::of(&index);
+        self.put(format!("{repository}/manifests/{tag}"), model::OCI_INDEX, &index);
+        self.put(format!("{repository}/manifests/{digest}"), model::OCI_INDEX, &index);
+        self.put(format!("{repository}/manifests/{}", Digest::of(&manifest)), model::OCI_MANIFEST, &manifest);
+        for blob in [&config, &packed] {
+            self.put(format!("{repository}/blobs/{}", Digest::of(blob)), "application/octet-stream", blob);
+        }
+        digest
+    }
+}
+
+async fn store(dir: &Path) -> ImageStore {
+    let settings = Settings { registries: vec![dir.join("certs.d")], ..Settings::new(dir.join("root")) };
+    ImageStore::open(settings).await.expect("opens")
+}
+
+fn nobody() -> Credentials {
+    Credentials::default()
+}
+
+#[tokio::test]
+async fn an_image_is_pulled_from_this_machine_over_plain_http() {
+    // AC-09b-I2, I8, I15
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut registry = Registry::default();
+    let digest = registry.image("a/b", "1", &[("etc/passwd", "root")]);
+    let (host, registry) = registry.start();
+    let store = store(dir.path()).await;
+    let by_digest = format!("{host}/a/b@{digest}");
+    let pulled = store.pull(&by_digest, &nobody()).await.expect("pulled");
+    assert_eq!((pulled.repo_tags(), pulled.repo_digests()), (vec![], vec![by_digest.clone()]));
+    let blobs = registry.sent.load(Ordering::Relaxed);
+    let again = store.pull(&format!("{host}/a/b:1"), &nobody()).await.expect("here");
+    assert_eq!((again.id, again.repo_tags()), (pulled.id, vec![format!("{host}/a/b:1")]));
+    assert_eq!(registry.sent.load(Ordering::Relaxed), blobs, "nothing is downloaded twice");
+    assert!(dir.path().join("root/layers/1/d/etc/passwd").exists());
+    store.collect().await.expect("collected");
+    let blobs = fs::read_dir(dir.path().join("root/content/blobs/sha256")).expect("listable").count();
+    assert_eq!(blobs, 3, "configuration, manifest and index stay, packed layers go");
+}
+
+#[tokio::test]
+async fn a_download_that_breaks_off_goes_on() {
+    // AC-09b-I6
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let noise: String = (0..4000).map(|i: u32| Digest::of(&i.to_le_bytes()).hex()).collect();
+    let mut registry = Registry { breaks_at: Some(60_000), ..Registry::default() };
+    registry.image("a", "1", &[("noise", &noise)]);
+    let size: u64 =
+        registry.content.iter().filter(|(path, _)| path.contains("/blobs/")).map(|(_, (_, b))| b.len() as u64).sum();
+    let (host, registry) = registry.start();
+    let store = store(dir.path()).await;
+    store.pull(&format!("{host}/a:1"), &nobody()).await.expect("pulled");
+    assert!(registry.broken.load(Ordering::Relaxed));
+    let sent = registry.sent.load(Ordering::Relaxed);
+    assert!(sent * 100 <= size * 105, "{sent} of {size}");
+}
+
+#[tokio::test]
+async fn credentials_are_each_callers_own() {
+    // AC-09b-I7
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut registry = Registry { wants: Some("Bearer good".into()), ..Registry::default() };
+    registry.image("secret", "1", &[("f", "x")]);
+    let (host, _registry) = registry.start();
+    let store = store(dir.path()).await;
+    let name = format!("{host}/secret:1");
+    let with = |password: &str| Credentials { username: "u".into(), password: password.into(), ..nobody() };
+    let (good, bad, none) = (with("p"), with("wrong"), nobody());
+    let (good, bad, none) = futures::join!(store.pull(&name, &good), store.pull(&name, &bad), store.pull(&name, &none));
+    good.expect("the right password");
+    for error in [bad.expect_err("the wrong password"), none.expect_err("no password")] {
+        let begin = format!(
+            "failed to pull and unpack image \"{name}\": failed to resolve reference \"{name}\": failed to authorize: "
+        );
+        assert!(error.text.starts_with(&begin), "{error}");
+        assert_eq!(error.kind, Kind::Unknown);
+    }
+    store.pull(&name, &with("wrong")).await.expect_err("present, and still not theirs");
+}
+
+#[tokio::test]
+async fn those_who_ask_for_the_same_share_the_work() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut registry = Registry::default();
+    registry.image("a", "1", &[("f", "x")]);
+    let (host, registry) = registry.start();
+    let store = store(dir.path()).await;
+    let (name, nobody) = (format!("{host}/a:1"), nobody());
+    let all = futures::future::join_all((0..10).map(|_| store.pull(&name, &nobody))).await;
+    let ids: std::collections::BTreeSet<_> = all.into_iter().map(|pulled| pulled.expect("pulled").id).collect();
+    assert_eq!(ids.len(), 1);
+    assert_eq!(registry.requests.load(Ordering::Relaxed), 4, "index, manifest, configuration, layer");
+}
+
+#[tokio::test]
+async fn mirrors_are_asked_first_and_told_whose_image_it_is() {
+    // AC-09b-I9
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut upstream = Registry::default();
+    upstream.image("a", "1", &[("f", "x")]);
+    let (upstream_host, upstream) = upstream.start();
+    let (mirror_host, mirror) = Registry::default().start();
+    let folder = dir.path().join("certs.d/r.tld");
+    fs::create_dir_all(&folder).expect("makeable");
+    let text = format!("server = \"http://{upstream_host}\"\n[host.\"http://{mirror_host}\"]\n");
+    fs::write(folder.join("hosts.toml"), text).expect("writable");
+    let store = store(dir.path()).await;
+    let pulled = store.pull("r.tld/a:1", &nobody()).await.expect("pulled");
+    assert_eq!(pulled.repo_tags(), ["r.tld/a:1"]);
+    let seen = mirror.seen.lock().expect("not poisoned").clone();
+    assert_eq!(seen.first().map(String::as_str), Some("/v2/a/manifests/1?ns=r.tld"));
+    assert!(upstream.requests.load(Ordering::Relaxed) >= 4);
+}
+
+#[tokio::test]
+async fn what_goes_wrong_is_told_in_the_words_kubelets_know() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut registry = Registry::default();
+    let digest = registry.image("a", "1", &[("f", "x")]);
+    let blob = registry.content.keys().find(|path| path.contains("/blobs/")).cloned().expect("a blob");
+    registry.put(blob, "x", b"something else entirely");
+    registry.put("loop/manifests/1".into(), model::OCI_INDEX, br#"{"schemaVersion":2,"manifests":[]}"#);
+    registry.put(
+        "old/manifests/1".into(),
+        "application/vnd.docker.distribution.manifest.v1+prettyjws",
+        br#"{"schemaVersion":1}"#,
+    );
+    registry.put("bad/manifests/1".into(), model::OCI_MANIFEST, b"<html>");
+    registry.put(format!("wrong/manifests/{digest}"), model::OCI_INDEX, b"{}");
+    let (host, _registry) = registry.start();
+    let (forbidden, _f) = Registry { status: Some(403), ..Registry::default() }.start();
+    let store = store(dir.path()).await;
+    for (name, kind, text) in [
+        (format!("{host}/a:1"), Kind::DataLoss, "mismatch"),
+        (format!("{host}/none:1"), Kind::NotFound, "none:1: not found"),
+        (format!("{host}/loop:1"), Kind::NotFound, "no match for platform in manifest: not found"),
+        (format!("{host}/old:1"), Kind::Unknown, "v1+prettyjws"),
+        (format!("{host}/bad:1"), Kind::Unknown, "invalid manifest"),
+        (format!("{host}/wrong@{digest}"), Kind::DataLoss, "digest mismatch"),
+        (
+            format!("{forbidden}/a:1"),
+            Kind::Unknown,
+            "pull access denied, repository does not exist or may require authorization: ",
+        ),
+        ("127.0.0.1:1/a:1".to_owned(), Kind::Unavailable, "RegistryUnavailable: failed to pull and unpack image"),
+        ("Not A Ref!!".to_owned(), Kind::InvalidArgument, "invalid reference format"),
+        (String::new(), Kind::InvalidArgument, "empty"),
+    ] {
+        let error = store.pull(&name, &nobody()).await.expect_err(&name);
+        assert!(error.kind == kind && error.text.contains(text), "{name}: {:?}: {error}", error.kind);
+    }
+    assert!(store.list("").expect("a list").is_empty() && numbers(&dir.path().join("root")).is_empty());
+}
