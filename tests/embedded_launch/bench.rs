@@ -288,15 +288,28 @@ pub fn start(plan: &LaunchPlan, around: &Around<'_>) -> Result<Running, Failure>
     finish(begin_launch(plan, around, stdio)?, Some(input), Some((out, err)))
 }
 
-/// Starts a process in it.
-pub fn exec(plan: &LaunchPlan, init: u32, process: Process) -> Result<Running, Failure> {
+/// A process that was begun, and its pipes.
+pub type Begun = (Launching, Option<std::io::PipeWriter>, Option<(std::io::PipeReader, std::io::PipeReader)>);
+
+/// Begins to start a process in a container.
+pub fn begin(plan: &LaunchPlan, init: u32, process: Process) -> Result<Begun, Failure> {
     let is_terminal = process.terminal.is_some();
-    let plan = (ExecPlan { container: plan.container.clone(), exec: "e".to_owned(), process }, &plan.groups);
+    let asked = ExecPlan { container: plan.container.clone(), exec: "e".to_owned(), process };
     if is_terminal {
-        return finish(begin_exec(&plan.0, init, plan.1, Stdio::Terminal)?, None, None);
+        return Ok((begin_exec(&asked, init, &plan.groups, Stdio::Terminal)?, None, None));
     }
     let (stdio, input, out, err) = pipes();
-    finish(begin_exec(&plan.0, init, plan.1, stdio)?, Some(input), Some((out, err)))
+    Ok((begin_exec(&asked, init, &plan.groups, stdio)?, Some(input), Some((out, err))))
+}
+
+/// Waits until what was begun runs.
+pub fn conclude_begun(begun: Result<Begun, Failure>) -> Result<Running, Failure> {
+    begun.and_then(|(launching, input, output)| finish(launching, input, output))
+}
+
+/// Starts a process in a container.
+pub fn exec(plan: &LaunchPlan, init: u32, process: Process) -> Result<Running, Failure> {
+    conclude_begun(begin(plan, init, process))
 }
 
 fn finish(

@@ -9,7 +9,7 @@ use std::{
 use berth::embedded::shim::plan::FailureKind;
 
 use crate::{
-    bench::{Bench, NOTHING, PATIENCE, exec, is_root, process, readable, said, start},
+    bench::{Bench, NOTHING, PATIENCE, begin, conclude_begun, exec, is_root, process, readable, said, start},
     process::no_mkdir,
 };
 
@@ -73,6 +73,29 @@ fn nothing_of_the_host_is_open_to_a_program() {
                 assert_eq!(failure.kind, FailureKind::Program, "{number}: {failure}");
             }
         }
+        container.kill();
+    });
+}
+
+#[test]
+fn many_at_once_leave_nothing_open() {
+    // AC-09a-X20
+    if !is_root() {
+        return;
+    }
+    Bench::new().shim(|bench| {
+        let open = || std::fs::read_dir("/proc/self/fd").expect("readable").count();
+        let plan = bench.plan(&["sh", "-c", "echo up; cat"]);
+        let mut container = start(&plan, &NOTHING).expect("it runs");
+        assert_eq!(container.line(), "up");
+        let before = open();
+        for _ in 0..4 {
+            let begun: Vec<_> = (0..64).map(|_| begin(&plan, container.pid, process(&["echo", "hello"]))).collect();
+            for running in begun.into_iter().map(conclude_begun) {
+                assert_eq!(said(running.map(crate::bench::Running::end)), "hello\n");
+            }
+        }
+        assert_eq!(open(), before);
         container.kill();
     });
 }

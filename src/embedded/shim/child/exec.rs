@@ -91,7 +91,7 @@ impl Joiner<'_> {
             let path = format!("/proc/{}/cgroup", self.init);
             let text = fs::read_to_string(&path).told(|| format!("read {path}"))?;
             let now = text.lines().find_map(|line| line.strip_prefix("0::")).ok_or(failure)?;
-            join::enter_groups(&[join::unified_root().join(now.trim_start_matches('/'))])
+            join::enter(&[join::unified_root().join(now.trim_start_matches('/'))], Born::Outside)
         })
     }
 

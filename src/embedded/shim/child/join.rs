@@ -94,14 +94,6 @@ fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::E2BIG))
 }
 
-/// Moves this process into groups, one directory for each hierarchy.
-///
-/// # Errors
-/// Names the group, and what the kernel says.
-pub fn enter_groups(groups: &[PathBuf]) -> Step<()> {
-    enter(groups, Born::Outside)
-}
-
 /// Moves this process into those it was not born into.
 pub(super) fn enter(groups: &[PathBuf], born: Born) -> Step<()> {
     for group in groups {

@@ -35,7 +35,6 @@ mod told;
 use std::os::fd::OwnedFd;
 
 pub use exec::begin_exec;
-pub use join::enter_groups;
 pub use launch::begin_launch;
 pub use launching::{Launching, Progress};
 pub use namespaces::{Made, make_namespaces, make_namespaces_with};
