@@ -74,6 +74,7 @@ mod tests {
                 held("started", None),
                 held("stranger", None),
             ],
+            starting: Vec::new(),
             events: Vec::new(),
         };
         assert_eq!(with_shim(&mut s, &hello, OomRule::Strict, 500), ["stranger"]);

@@ -117,6 +117,7 @@ impl FakeShim {
             namespaces: Vec::new(),
             init: None,
             containers: state.containers.values().cloned().collect(),
+            starting: Vec::new(),
             events: state.events.clone(),
         };
         (Connected { shim: self.clone(), events }, hello)

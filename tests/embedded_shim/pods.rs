@@ -51,17 +51,24 @@ async fn a_pod_runs_logs_executes_and_ends() {
     if !bench::is_root() {
         return;
     }
-    let benches = [Bench::new(), Bench::new()];
+    let (leaf, benches) = (Bench::new(), [Bench::new(), Bench::new()]);
     let mut rig = Rig::of(program()).await;
     let namespaces = NamespacePlan {
         made: vec![Namespace::Network, Namespace::Ipc, Namespace::Uts],
         hostname: "pod-a".to_owned(),
         shares_processes: true,
+        groups: leaf.plan(&[]).groups,
         ..NamespacePlan::default()
     };
     let made = rig.shim.make_namespaces(namespaces.clone()).await.expect("made");
     assert_eq!(made.held.len(), 3);
     let init = made.init.expect("a process 1");
+    for group in &leaf.plan(&[]).groups {
+        let text = fs::read_to_string(group.join("cgroup.procs")).expect("readable");
+        let mut pids: Vec<&str> = text.lines().collect();
+        pids.sort_by_key(|pid| pid.parse::<u32>().expect("a number"));
+        assert_eq!(pids, [rig.pid, init].map(|pid| pid.to_string()), "{}", group.display());
+    }
     assert_eq!(kind(rig.shim.make_namespaces(namespaces).await), FailureKind::State);
     for (id, bench) in ["a", "b"].into_iter().zip(&benches) {
         let plan = plan(&rig, bench, id, "hostname; echo err >&2; exec sleep 1000");

@@ -10,8 +10,9 @@ use std::{
 use berth::embedded::shim::{
     client,
     exit_record::ExitRecord,
-    plan::{Event, FailureKind, LaunchPlan, Scope, Target},
+    plan::{Event, FailureKind, LaunchPlan, Reply, Request, Scope, Target},
     socket,
+    wire::{self, Kind},
 };
 
 use crate::rig::{Rig, exec_plan, kind, pipe, plan, read_all, records, until};
@@ -34,6 +35,9 @@ tests! {
     a_pipe_held_by_others_is_given_up
     a_shim_ends_when_told_and_not_before
     datagrams_that_are_none_end_the_connection_only
+    whatever_is_sent_containers_run_on
+    plans_may_be_long
+    a_start_goes_on_without_a_client
     nothing_grows_with_the_number_of_processes
 }
 
@@ -339,6 +343,84 @@ async fn datagrams_that_are_none_end_the_connection_only() {
     assert_eq!(rig.hello.containers.len(), 1);
     rig.kill("a").await;
     assert_eq!(of(&rig.event().await), ("a", 137));
+}
+
+/// Every message that is asked, damaged in many ways: each is answered or ends its connection.
+async fn whatever_is_sent_containers_run_on() {
+    let mut rig = Rig::new().await;
+    let started = rig.launch("a", "exec sleep 1000").await;
+    let (request, kind) = (|request: Request| wire::write(Kind::Request, 1, &request).expect("short"), Scope::Group);
+    let seeds = [
+        request(Request::Hello),
+        request(Request::Signal { to: Target::Exec("a".to_owned(), "e".to_owned()), signal: 15, scope: kind }),
+        request(Request::Resize { of: Target::Container("a".to_owned()), columns: 80, rows: 25 }),
+        request(Request::Attach { container: "a".to_owned(), stdin: true }),
+        request(Request::ReopenLog("a".to_owned())),
+        request(Request::Forget("a".to_owned())),
+        request(Request::Shutdown),
+        wire::write(Kind::Reply, 1, &Reply::Done).expect("short"),
+    ];
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut dice = move |sides: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state >> 33).expect("31 bits") % sides
+    };
+    for _ in 0..300 {
+        let socket = socket::connect(rig.folder.path()).expect("connected");
+        let (_end, sent) = pipe();
+        for _ in 0..8 {
+            let mut bytes = seeds[dice(seeds.len())].clone();
+            // The header mostly stays, so that the body is looked at.
+            let at = if dice(4) == 0 { dice(bytes.len()) } else { 16 + dice(bytes.len() - 16) };
+            bytes[at] = u8::try_from(dice(256)).expect("a byte");
+            let fds = [sent.as_fd(), sent.as_fd(), sent.as_fd()];
+            match socket::send(socket.as_fd(), &bytes, &fds[..dice(4)]) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => break,
+                Err(e) => panic!("{e}"),
+            }
+        }
+        // Whoever connects next waits in a queue that is not endless.
+        until(|| match socket::receive(socket.as_fd()) {
+            Ok(socket::Received::Nothing) => None,
+            _ => Some(()),
+        })
+        .await;
+    }
+    rig.again().await;
+    let held: Vec<_> = rig.hello.containers.iter().map(|held| (held.started, held.exit)).collect();
+    assert_eq!(held, [(started, None)]);
+    rig.kill("a").await;
+    assert_eq!(of(&rig.event().await), ("a", 137));
+}
+
+async fn plans_may_be_long() {
+    let mut rig = Rig::new().await;
+    let mut long = rig.plan("a", "exit 3");
+    long.process.env = (0..9000).map(|i| format!("V{i}={}", "x".repeat(100))).collect();
+    rig.shim.launch(long.clone()).await.expect("launched");
+    assert_eq!(of(&rig.event().await), ("a", 3));
+    long.process.env.extend(long.process.env.clone());
+    let refused = rig.shim.launch(long).await.expect_err("too long");
+    assert!(matches!(refused, client::ShimError::Wire(wire::WireError::Long(_))), "{refused}");
+}
+
+async fn a_start_goes_on_without_a_client() {
+    let mut rig = Rig::new().await;
+    let shim = rig.shim.clone();
+    let slow = LaunchPlan { limit_ms: 1000, ..plan("a", &["slow"]) };
+    let asked = tokio::spawn(async move { shim.launch(slow).await });
+    let children = format!("/proc/{0}/task/{0}/children", rig.pid);
+    until(|| (!fs::read_to_string(&children).expect("children").is_empty()).then_some(())).await;
+    rig.again().await;
+    assert!(asked.await.expect("ran").expect_err("cut off").is_lost());
+    assert_eq!(rig.hello.starting, ["a"]);
+    until(|| fs::read_to_string(&children).expect("children").is_empty().then_some(())).await;
+    rig.again().await;
+    assert_eq!((rig.hello.starting.len(), rig.hello.containers.len()), (0, 0));
 }
 
 /// Nothing grows and no descriptor is left with the number of processes. (AC-09a-X20, for the shim's part.)

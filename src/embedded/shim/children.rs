@@ -1,4 +1,4 @@
-//! What is between fork and exec, as the loop wants it: [`child`](super::child) behind the loop's seam.
+//! What is between fork and exec, as the loop wants it: [`child`] behind the loop's seam.
 
 use std::os::fd::{AsFd, BorrowedFd};
 

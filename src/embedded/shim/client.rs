@@ -124,6 +124,12 @@ pub struct Shim(Arc<Shared>);
 #[derive(Debug)]
 pub struct Events(mpsc::Receiver<Event>);
 
+impl From<Events> for mpsc::Receiver<Event> {
+    fn from(events: Events) -> Self {
+        events.0
+    }
+}
+
 impl Events {
     /// The next event; none: the connection is lost.
     pub async fn next(&mut self) -> Option<Event> {
@@ -198,7 +204,9 @@ impl Connection {
                 let reply = datagram.body().map_err(io::Error::other)?;
                 let asked = self.shared.waiting().answers.remove(&datagram.sequence);
                 // Who asked may have given up; descriptors are closed then.
-                asked.map(|asked| asked.send((reply, fds)));
+                if let Some(asked) = asked {
+                    let _gave_up = asked.send((reply, fds));
+                }
                 Ok(())
             }
             Kind::Event => {

@@ -118,6 +118,9 @@ pub struct Hello {
     pub init: Option<u32>,
     /// Containers it has started and not forgotten.
     pub containers: Vec<Held>,
+    /// Containers that are being started for a daemon that has gone: soon they are held, or nothing is left of them.
+    #[serde(default)]
+    pub starting: Vec<String>,
     /// Events that were not acknowledged.
     pub events: Vec<Event>,
 }

@@ -7,7 +7,7 @@
 //!  SIGCHLD ──► reap ──► exits/<id>   container: streams ──► record ──► log file, clients
 //! ```
 //!
-//! The [`Worker`] owns everything. A turn asks each part what it waits for, polls once, and acts on what is ready: the
+//! The `Worker` owns everything. A turn asks each part what it waits for, polls once, and acts on what is ready: the
 //! set of descriptors is a function of the state, so nothing is registered or forgotten. Each stream is read once per
 //! turn, which is what makes them fair. Behaviour: spec 09 §2, 09a §4, §10-§14.
 
@@ -87,6 +87,8 @@ struct Worker<'a> {
     signals: SignalFd,
     connection: Option<Connection>,
     connections: u64,
+    /// Until when nobody is accepted: there was no descriptor left.
+    deaf_until: Option<Instant>,
     pod: Pod,
     containers: BTreeMap<u32, Container>,
     starts: BTreeMap<u32, Start>,
@@ -130,6 +132,7 @@ pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Res
         signals,
         connection: None,
         connections: 0,
+        deaf_until: None,
         pod: Pod::default(),
         containers: BTreeMap::new(),
         starts: BTreeMap::new(),

@@ -18,7 +18,7 @@ use super::{
     container::Container,
     groups, journal,
     launcher::{Made, Stdio},
-    starts::{failure, kill},
+    starts::{Start, failure, kill},
 };
 use crate::sys;
 
@@ -118,6 +118,7 @@ impl Worker<'_> {
             namespaces: self.pod.namespaces.iter().map(|(kind, _)| *kind).collect(),
             init: self.pod.init,
             containers: self.containers.values().map(Container::held).collect(),
+            starting: self.starts.values().filter_map(Start::container).map(str::to_owned).collect(),
             events: self.events.greeting(MOST_GREETED),
         };
         Ok(Some((Reply::Hello(hello), self.namespace_copies()?)))

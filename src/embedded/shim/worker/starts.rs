@@ -64,6 +64,14 @@ impl Start {
     pub(super) fn until(&self) -> Instant {
         self.until
     }
+
+    /// The container, where it is one that is started.
+    pub(super) fn container(&self) -> Option<&str> {
+        match &self.what {
+            What::Launch(launch) => Some(&launch.id),
+            What::Exec { .. } => None,
+        }
+    }
 }
 
 impl Worker<'_> {
@@ -73,8 +81,7 @@ impl Worker<'_> {
         if !verdict::is_name(id) {
             return Err(failure(FailureKind::Other, format!("{id:?} is not an id")));
         }
-        let is_starting = |start: &Start| matches!(&start.what, What::Launch(launch) if launch.id == *id);
-        if self.container(id).is_some() || self.starts.values().any(is_starting) {
+        if self.container(id).is_some() || self.starts.values().any(|start| start.container() == Some(id)) {
             return Err(failure(FailureKind::State, format!("container {id:?} was started already")));
         }
         let other = |e: std::io::Error| failure(FailureKind::Other, e.to_string());

@@ -21,6 +21,9 @@ use crate::sys::program;
 /// How long what was answered last may take to be sent.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// Pause before the next connection is tried, where one could not be accepted.
+const DEAF: Duration = Duration::from_secs(1);
+
 /// Whose descriptor is ready. Containers and starts by their keys, the rest by position.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Token {
@@ -80,7 +83,9 @@ impl Worker<'_> {
             flags.set(PollFlags::OUT, connection.is_blocked());
             add(Token::Connection, connection.fd(), flags);
         }
-        add(Token::Listener, self.listener.as_fd(), PollFlags::IN);
+        if self.deaf_until.is_none() {
+            add(Token::Listener, self.listener.as_fd(), PollFlags::IN);
+        }
         for (key, container) in &self.containers {
             container_interests(*key, container, add);
         }
@@ -90,7 +95,8 @@ impl Worker<'_> {
         let starts = self.starts.values().map(Start::until);
         let containers = self.containers.values().filter_map(Container::deadline);
         let leaves = self.leaving.map(|at| at + FAREWELL);
-        let own = [leaves, verdict::goes_at(self.idle_since, self.alone_since), self.trims_at];
+        let goes = verdict::goes_at(self.idle_since, self.alone_since);
+        let own = [leaves, goes, self.trims_at, self.deaf_until];
         starts.chain(containers).chain(own.into_iter().flatten()).min()
     }
 
@@ -104,7 +110,7 @@ impl Worker<'_> {
                     self.hear(now);
                 }
             }
-            Token::Listener => self.accept(),
+            Token::Listener => self.accept(now),
             Token::Output(key, at) => {
                 if let Some(container) = self.containers.get_mut(&key) {
                     container.read_output(at, &mut self.buffer, now);
@@ -157,7 +163,7 @@ impl Worker<'_> {
     }
 
     /// A new daemon replaces the old one.
-    fn accept(&mut self) {
+    fn accept(&mut self, now: Instant) {
         match socket::accept(self.listener.as_fd()) {
             Ok(Some(fd)) => {
                 self.connections += 1;
@@ -166,7 +172,10 @@ impl Worker<'_> {
                 self.alone_since = None;
             }
             Ok(None) => {}
-            Err(e) => journal::say(&format!("accept: {e}")),
+            Err(e) => {
+                journal::say(&format!("accept: {e}"));
+                self.deaf_until = Some(now + DEAF);
+            }
         }
     }
 
@@ -186,6 +195,7 @@ impl Worker<'_> {
         if let Some(Err(_)) = flushed {
             self.hang_up(now);
         }
+        self.deaf_until = self.deaf_until.filter(|until| *until > now);
         if self.trims_at.is_some_and(|at| at <= now) {
             // A rest of hours follows; most of what starting took is not needed for it.
             self.trims_at = None;
