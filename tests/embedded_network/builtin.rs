@@ -138,15 +138,16 @@ fn a_port_inside_a_pod_is_reached() {
         let network = ground.builtin("10.9.0.0/24").await;
         let pod = pod(1);
         network.setup(&pod).await.expect("a network");
+        let file = network.namespace_file(&pod.id);
         serve(netns(&pod), "[::1]:80", "six");
         serve(netns(&pod), "127.0.0.1:81", "four");
         for (port, expected) in [(80, "six ::1"), (81, "four 127.0.0.1")] {
-            let mut stream = network.dial(&pod, port).await.expect("connected");
+            let mut stream = network.dial(Some(&file), &pod.id, port).await.expect("connected");
             let mut answer = String::new();
             tokio::io::AsyncReadExt::read_to_string(&mut stream, &mut answer).await.expect("an answer");
             assert_eq!(answer, expected);
         }
-        let refused = network.dial(&pod, 82).await.expect_err("nobody listens").to_string();
+        let refused = network.dial(Some(&file), &pod.id, 82).await.expect_err("nobody listens").to_string();
         let expected = format!("failed to connect to localhost:82 inside namespace {:?}, IPv4: ", pod.id);
         assert!(refused.starts_with(&expected) && refused.contains(" IPv6 "), "{refused}");
     });

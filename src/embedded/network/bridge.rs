@@ -144,6 +144,7 @@ fn machine_id() -> String {
 fn settings(bridge: &str, has_v6: bool) -> Result<(), NetworkError> {
     set("ipv4/ip_forward", "1").map_err(|e| NetworkError::kernel("net.ipv4.ip_forward", e))?;
     if has_v6 {
+        keep_router_advertisements();
         set("ipv6/conf/all/forwarding", "1").map_err(|e| NetworkError::kernel("net.ipv6.conf.all.forwarding", e))?;
     }
     attempt(&format!("ipv4/conf/{bridge}/route_localnet"), "1");
@@ -156,6 +157,30 @@ fn settings(bridge: &str, has_v6: bool) -> Result<(), NetworkError> {
         }
     }
     Ok(())
+}
+
+/// A machine that forwards no longer listens to routers, and loses the route it had from one, unless it is told to.
+fn keep_router_advertisements() {
+    if read("ipv6/conf/all/forwarding").as_deref() == Some("1") {
+        return;
+    }
+    let uplinks = || {
+        let mut socket = Socket::open(Protocol::Route)?;
+        let routes = socket.dump(&route::get_routes(true))?;
+        let links = socket.dump(&route::get_links())?;
+        let by_default: Vec<u32> =
+            routes.iter().filter_map(route::route).filter(|r| r.destination.is_none()).map(|r| r.link).collect();
+        let links = links.iter().filter_map(route::link);
+        Ok::<_, io::Error>(links.filter(|l| by_default.contains(&l.index)).map(|l| l.name).collect::<Vec<_>>())
+    };
+    // Without the list nothing is known to be lost.
+    for link in uplinks().unwrap_or_default() {
+        let key = format!("ipv6/conf/{link}/accept_ra");
+        if read(&key).as_deref() == Some("1") {
+            info!(link, "Router advertisements are listened to although the machine forwards");
+            attempt(&key, "2");
+        }
+    }
 }
 
 fn read(key: &str) -> Option<String> {

@@ -92,6 +92,11 @@ impl Builtin {
         self.leases().ipam().nets()
     }
 
+    /// What a pod has.
+    pub fn addresses(&self, pod: &str) -> Vec<IpAddr> {
+        self.leases().ipam().of(pod)
+    }
+
     /// Addresses that are leased: of version 4 and of version 6.
     pub fn leased(&self) -> (usize, usize) {
         let leases = self.leases();
@@ -149,15 +154,19 @@ impl Builtin {
         self.firewall.set(|rules| (rules.pods, rules.no_masquerade) = (pods, known))
     }
 
-    /// Leases from other ranges from now on. Pods keep what they have, and their gateway.
+    /// Leases from other ranges from now on. Pods keep what they have, and their gateway. Where plugins make the networks the
+    /// machine is not set up for them (`prepares`).
     ///
     /// # Errors
     /// What failed.
-    pub fn set_nets(&self, nets: &[Cidr]) -> Result<(), NetworkError> {
+    pub fn set_nets(&self, nets: &[Cidr], prepares: bool) -> Result<(), NetworkError> {
         if self.nets() == nets {
             return Ok(());
         }
         self.leases().set_nets(nets);
+        if !prepares {
+            return Ok(());
+        }
         let bridge = self.prepare()?;
         self.prune(&bridge)
     }

@@ -152,11 +152,19 @@ fn watch(directory: &Path) -> std::io::Result<EventStream<Vec<u8>>> {
     let mut failure = std::io::ErrorKind::NotFound.into();
     for place in directory.ancestors() {
         match inotify.watches().add(place, mask) {
+            // One that was made this moment is not told of by what is above it.
+            Ok(_) if place != directory && place.join(next_part(directory, place)).exists() => return watch(directory),
             Ok(_) => return inotify.into_event_stream(vec![0; 4096]),
             Err(e) => failure = e,
         }
     }
     Err(failure)
+}
+
+/// The first part of a path below a place above it.
+fn next_part<'a>(path: &'a Path, above: &Path) -> &'a Path {
+    let first = path.strip_prefix(above).ok().and_then(|rest| rest.iter().next());
+    first.map_or(path, Path::new)
 }
 
 async fn settle(changes: &mut EventStream<Vec<u8>>) {

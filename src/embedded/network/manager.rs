@@ -113,12 +113,17 @@ impl Network {
     /// # Errors
     /// That message.
     pub async fn status(&self) -> Result<(), String> {
+        mode::readiness(self.trouble().await)
+    }
+
+    /// Why pods cannot have a network, without the words the condition's message begins with; `None` where they can.
+    pub async fn trouble(&self) -> Option<String> {
         let mode = self.mode();
         let cni_failure = match mode {
             Mode::Cni => self.inner.plugins.status().await.err(),
             Mode::Builtin => None,
         };
-        mode::readiness(&Facts {
+        mode::trouble(&Facts {
             mode,
             cni_failure,
             has_pod_cidr: !self.inner.builtin.nets().is_empty(),
@@ -151,12 +156,12 @@ impl Network {
     /// Ranges that are none, or what the kernel says.
     pub async fn update_pod_cidr(&self, text: &str) -> Result<(), NetworkError> {
         let nets = cidr::one_of_each(text)?;
-        if nets.is_empty() || self.mode() != Mode::Builtin {
+        if nets.is_empty() {
             return Ok(());
         }
         info!(podCIDR = text, "Pod CIDR");
-        let inner = Arc::clone(&self.inner);
-        self.blocking("pod CIDR", LIMIT, move || inner.builtin.set_nets(&nets)).await
+        let (inner, prepares) = (Arc::clone(&self.inner), self.mode() == Mode::Builtin);
+        self.blocking("pod CIDR", LIMIT, move || inner.builtin.set_nets(&nets, prepares)).await
     }
 
     /// The file that names a sandbox's network namespace.
@@ -206,17 +211,36 @@ impl Network {
     /// What failed; what is left is tried again with the next call.
     pub async fn teardown(&self, pod: &SandboxNetwork) -> Result<(), NetworkError> {
         let file = self.namespace_file(&pod.id);
-        let mode = pod.attached.as_ref().map(|a| a.mode);
-        if mode != Some(Mode::Builtin) && (mode == Some(Mode::Cni) || self.mode() == Mode::Cni) {
+        let mode = self.mode_of(pod).await?;
+        if mode == Mode::Cni {
             let request = request(pod, file.clone())?;
             self.inner.plugins.del(&request).await.map_err(NetworkError::Cni)?;
         }
         let (inner, pod) = (Arc::clone(&self.inner), pod.clone());
         self.blocking("pod's network", LIMIT, move || {
-            if mode != Some(Mode::Cni) {
+            if mode == Mode::Builtin {
                 inner.builtin.teardown(&pod)?;
             }
             unbind(&file)
+        })
+        .await
+    }
+
+    /// Who made a pod's network, also where setting it up was never told to have ended.
+    async fn mode_of(&self, pod: &SandboxNetwork) -> Result<Mode, NetworkError> {
+        if let Some(attached) = &pod.attached {
+            return Ok(attached.mode);
+        }
+        let (inner, id, now) = (Arc::clone(&self.inner), pod.id.clone(), self.mode());
+        self.blocking("pod's network", LIMIT, move || {
+            let is_builtin = !inner.builtin.addresses(&id).is_empty();
+            Ok(if is_builtin {
+                Mode::Builtin
+            } else if inner.plugins.knows(&id) {
+                Mode::Cni
+            } else {
+                now
+            })
         })
         .await
     }
@@ -248,13 +272,18 @@ impl Network {
         .await
     }
 
-    /// Connects to a port inside a pod; on the machine itself where the pod has no network of its own.
+    /// Connects to a port inside a pod, by the file that names its network namespace; on the machine itself where the pod has
+    /// none of its own.
     ///
     /// # Errors
-    /// What the pod's loopback said, for both versions.
-    pub async fn dial(&self, pod: &SandboxNetwork, port: u16) -> Result<TcpStream, NetworkError> {
-        let (id, namespace) = (pod.id.clone(), pod.netns.clone());
-        let connect = move || dial::dial(namespace.as_ref().map(AsFd::as_fd), &id, port);
+    /// What the pod's loopback said, for both versions, or that the file names no namespace.
+    pub async fn dial(&self, netns: Option<&Path>, sandbox: &str, port: u16) -> Result<TcpStream, NetworkError> {
+        let (id, netns) = (sandbox.to_owned(), netns.map(Path::to_owned));
+        let connect = move || {
+            let failed = |e| NetworkError::kernel(format!("network namespace of {id}"), e);
+            let namespace = netns.map(|file| net_namespace::open_file(&file)).transpose().map_err(failed)?;
+            dial::dial(namespace.as_ref().map(AsFd::as_fd), &id, port)
+        };
         let stream = self.blocking("connection to a pod", LIMIT, connect).await?;
         TcpStream::from_std(stream).map_err(|e| NetworkError::kernel("connection to a pod", e))
     }

@@ -20,6 +20,7 @@ mod cni;
 mod dial;
 mod errors;
 mod firewall;
+mod from_cri;
 mod host_ports;
 pub mod ipam;
 mod keep;

@@ -335,3 +335,23 @@ fn error_in(body: &[u8]) -> Option<io::Error> {
         None => Some(io::ErrorKind::InvalidData.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{super::*, *};
+
+    proptest! {
+        #[test]
+        fn any_answer_is_read(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0u16..4096) {
+            let _ = error_in(&bytes);
+            for kind in [kind, 16, 20, 24, 1 << 8, 10 << 8, 10 << 8 | 3, 10 << 8 | 6] {
+                let reply = Reply { kind, body: bytes.clone() };
+                let _ = (route::link(&reply), route::address_of(&reply), route::route(&reply), route::removed_link(&reply));
+                let _ = (filter::chain(&reply), filter::rule_of(&reply), filter::removes_of(&reply, "berth"));
+                let _ = connections::connection(&reply);
+            }
+        }
+    }
+}

@@ -181,4 +181,18 @@ mod tests {
             assert!(!is_program(kind), "{kind:?}");
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_file_is_read(text in ".{0,200}", name in "[a-z./]{0,9}", keys in "[a-zA-Z\"{}:,\\[\\]]{0,60}") {
+            for file in ["a.conf", "a.conflist"] {
+                for text in [&text, &keys, &format!("{{\"name\":\"{name}\",\"cniVersion\":\"1.0.0\",\"plugins\":[{keys}],\"type\":\"{name}\"}}")] {
+                    if let Ok(network) = parse(file, text) {
+                        proptest::prop_assert!(!network.name.contains('/') && !network.plugins.is_empty());
+                    }
+                }
+            }
+            let _ = super::super::result::failure(keys.as_bytes(), text.as_bytes());
+        }
+    }
 }

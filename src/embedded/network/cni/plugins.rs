@@ -104,6 +104,11 @@ impl Plugins {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).has_file
     }
 
+    /// Whether a pod was added, or an attempt was made. Blocking: a directory.
+    pub fn knows(&self, sandbox: &str) -> bool {
+        !cache::of(&self.cache, sandbox).is_empty()
+    }
+
     /// The network new pods are added to.
     ///
     /// # Errors
