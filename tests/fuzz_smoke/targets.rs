@@ -12,6 +12,7 @@ use berth::{
     config::{self, FeatureGates, GoDuration, HostFacts, KubeletConfiguration, Personality, flags},
     cri::socket_path,
     embedded::{
+        images::{apply::path, compression::Unpacked, tar::reader::Reader},
         launch::{ImageConfig, users},
         seccomp::{Conditions, Machine, Profile, compile},
         shim::{
@@ -87,6 +88,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("image_users", image_users),
     ("kubelet_config", kubelet_config),
     ("kubelet_dropin", kubelet_dropin),
+    ("layer_entries", layer_entries),
     ("log_cri", log_cri),
     ("log_docker", log_docker),
     ("log_filter", log_filter),
@@ -336,6 +338,23 @@ pub fn image_reference(data: &[u8]) {
     assert_eq!(again.canonical(), canonical);
     assert_eq!((&again.repository, &again.digest), (&parsed.repository, &parsed.digest));
     assert_eq!(reference::Reference::parse(&tagged).map(|r| r.canonical()), Ok(canonical));
+}
+
+/// A layer of an image: unpacked, walked, its names taken apart.
+pub fn layer_entries(data: &[u8]) {
+    let Ok(unpacked) = Unpacked::new(data) else { return };
+    let mut reader = Reader::new(io::Read::take(unpacked, 1 << 20));
+    let mut entries = 0;
+    while let Ok(Some(entry)) = reader.next_entry() {
+        entries += 1;
+        assert!(entries <= (1 << 20) / 512, "more entries than headers");
+        if let Ok(parts) = path::parts(&entry.name) {
+            assert!(parts.iter().all(|part| !matches!(*part, b"" | b"." | b"..") && !part.contains(&b'/')));
+        }
+        if let Some(map) = &entry.sparse {
+            assert_eq!(map.pieces.iter().map(|(_, length)| length).sum::<u64>(), entry.size);
+        }
+    }
 }
 
 /// Docker's configuration, in both forms.

@@ -10,17 +10,15 @@ use std::{
     io::Read,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use self::pull::Pulls;
+pub use self::keep::{FsInfo, FsUsage};
+use self::{keep::load_records, pull::Pulls};
 use super::{
     apply::{Bounds, Policy},
     archive::{Archive, Found},
@@ -29,7 +27,7 @@ use super::{
     content::Content,
     digest::{Digest, chain_ids},
     error::{Attempt, ImageError},
-    layers::{self, Layers, Lease},
+    layers::{Layers, Lease},
     merged::Merged,
     model,
     names::Name,
@@ -83,26 +81,6 @@ impl Settings {
             program: None,
         }
     }
-}
-
-/// Bytes and inodes of a file system's share of the runtime.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct FsUsage {
-    /// Where.
-    pub mountpoint: PathBuf,
-    /// Bytes.
-    pub used_bytes: u64,
-    /// Inodes.
-    pub inodes_used: u64,
-}
-
-/// What the image service says of disks.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct FsInfo {
-    /// Layers and blobs; writable layers too where they are on the same device.
-    pub images: FsUsage,
-    /// Writable layers, where they are on another device.
-    pub containers: Option<FsUsage>,
 }
 
 struct Inner {
@@ -318,14 +296,15 @@ impl ImageStore {
             let work = match woken {
                 Ok(()) => {
                     tokio::time::sleep(DEBOUNCE).await;
-                    blocking(move || {
-                        Ok({
-                            inner.collect();
-                        })
-                    })
-                    .await
+                    blocking(move || Ok(inner.collect())).await.map(drop)
                 }
-                Err(_) => blocking(move || Ok(inner.measure())).await,
+                Err(_) => {
+                    let measured = move || {
+                        inner.measure();
+                        Ok(())
+                    };
+                    blocking(measured).await
+                }
             };
             if let Err(error) = work {
                 warn!(error = %error, "Collection of images failed");
@@ -471,80 +450,6 @@ impl Inner {
         info!(image = %id, source = ?source, "Image is here");
         self.catalogue().get(&id).ok_or_else(|| ImageError::not_found("image vanished"))
     }
-
-    fn collect(&self) -> usize {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        // Leases first: what is let go of from here on is owned by the time the owners are asked.
-        let leased = self.layers.leased();
-        let records = self.catalogue().list();
-        let mut owned: BTreeSet<u64> = records.iter().flat_map(|record| record.layers.iter().copied()).collect();
-        owned.extend(self.snapshots.owned());
-        owned.extend(leased);
-        let removed = self.layers.sweep(&owned);
-        let digests = records.iter().flat_map(|record| {
-            let refs = record.refs.iter().map(|reference| reference.target);
-            refs.chain([record.id, record.manifest.digest, record.target.digest])
-        });
-        let mut kept: BTreeSet<Digest> = digests.collect();
-        kept.extend(self.pulls.held());
-        match self.content.list() {
-            Ok(blobs) => {
-                for (digest, _) in blobs.iter().filter(|(digest, _)| !kept.contains(digest)) {
-                    if let Err(error) = self.content.remove(digest) {
-                        warn!(error = %error, "Blob cannot be deleted");
-                    }
-                }
-            }
-            Err(error) => warn!(error = %error, "Blobs cannot be listed"),
-        }
-        removed
-    }
-
-    fn measure(&self) {
-        let counted = super::usage::count(self.snapshots.folder()).unwrap_or_default();
-        self.writable.0.store(counted.0, Ordering::Relaxed);
-        self.writable.1.store(counted.1, Ordering::Relaxed);
-    }
-
-    fn fs_info(&self) -> FsInfo {
-        let (mut bytes, mut inodes) = self.layers.usage();
-        for (_, length) in self.content.list().unwrap_or_default() {
-            bytes = bytes.saturating_add(length);
-            inodes = inodes.saturating_add(1);
-        }
-        let usage = |mountpoint: &Path, used_bytes, inodes_used| FsUsage {
-            mountpoint: mountpoint.to_owned(),
-            used_bytes,
-            inodes_used,
-        };
-        let writable = (self.writable.0.load(Ordering::Relaxed), self.writable.1.load(Ordering::Relaxed));
-        let device = |path: &Path| rustix::fs::stat(path).map(|stat| stat.st_dev).ok();
-        let (root, snap) = (&self.settings.root, self.snapshots.folder());
-        if device(root) == device(snap) {
-            let images = usage(root, bytes.saturating_add(writable.0), inodes.saturating_add(writable.1));
-            return FsInfo { images, containers: None };
-        }
-        let containers = Some(usage(snap, writable.0, writable.1));
-        FsInfo { images: usage(root, bytes, inodes), containers }
-    }
-}
-
-/// Records whose layers are all there; the others are removed, for they are of no use.
-fn load_records(folder: &Path, layers: &Layers) -> Result<Catalogue, ImageError> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).attempt("create images")?;
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).attempt("list images")? {
-        let path = entry.attempt("list images")?.path();
-        match record::read::<Record>(&path) {
-            Ok(Some(record)) if layers.has_all(&record.layers) => found.push(record),
-            other => {
-                let error = other.err().map(|error| error.to_string()).unwrap_or_else(|| "a layer is missing".into());
-                warn!(path = %path.display(), error, "Broken image record is removed");
-                layers::delete(folder, &path.file_name().unwrap_or_default().to_string_lossy());
-            }
-        }
-    }
-    Ok(Catalogue::new(found))
 }
 
 async fn blocking<T: Send + 'static>(
@@ -559,6 +464,7 @@ fn now_ns() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
+mod keep;
 mod pull;
 
 #[cfg(test)]

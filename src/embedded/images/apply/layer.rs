@@ -17,11 +17,12 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, Stat},
+    fs::{AtFlags, FileType, Mode, OFlags},
     io::Errno,
 };
 use tracing::warn;
 
+use self::deletions::{is_at_or_below, is_whiteout};
 use super::{
     limits::{Form, Policy, Totals},
     path,
@@ -67,6 +68,8 @@ impl<R: Read> Read for Counting<R> {
     }
 }
 
+/// When something was read and written.
+type Times = ((i64, u32), (i64, u32));
 type Stream<R> = Reader<Hashing<Unpacked<Counting<R>>>>;
 
 /// Unpacks a layer, packed in any way we know, into an existing directory.
@@ -91,7 +94,7 @@ struct Layer<'a, R: Read> {
     totals: Totals,
     looked_at: u64,
     /// Times of directories, set last: what is made in them changes them. Keyed by path.
-    folders: BTreeMap<Vec<u8>, ((i64, u32), (i64, u32))>,
+    folders: BTreeMap<Vec<u8>, Times>,
     /// Paths this layer made in a whole tree: deletions spare them. A layer of an overlay has nothing else.
     made: BTreeSet<Vec<u8>>,
     buffer: Vec<u8>,
@@ -154,35 +157,6 @@ impl<'a, R: Read> Layer<'a, R> {
                 self.ordinary(entry, at, key(last))
             }
         }
-    }
-
-    fn parent(&self, parts: &[&[u8]]) -> Result<OwnedFd, ImageError> {
-        let told = |error: Errno| match error {
-            Errno::NOTDIR => ImageError::bad_content("its parent is not a directory"),
-            other => ImageError::io("open its directory", &other.into()),
-        };
-        match self.root.folder(parts) {
-            Err(Errno::NOTDIR) if self.revive(parts)? => self.root.folder(parts).map_err(told),
-            other => other.map_err(told),
-        }
-    }
-
-    /// Makes a directory of the deletion that stands on the way, where one does: the layer deleted it and has it anew.
-    fn revive(&self, parts: &[&[u8]]) -> Result<bool, ImageError> {
-        for end in 1..=parts.len() {
-            let (Some(name), Some(before)) = (parts.get(end - 1), parts.get(..end - 1)) else { continue };
-            let Ok(folder) = self.root.resolve(&before.join(&b'/'), OFlags::RDONLY | OFlags::DIRECTORY) else {
-                return Ok(false);
-            };
-            let at = At { parent: folder.as_fd(), name: OsStr::from_bytes(name) };
-            if at.look().attempt("look at its directory")?.as_ref().is_some_and(is_whiteout) {
-                at.remove().attempt("replace a deletion")?;
-                root::make_folder(at, 0o755).attempt("make its directory")?;
-                self.set_opaque(at)?;
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     fn root_itself(&mut self, entry: &Entry) -> Result<(), ImageError> {
@@ -353,62 +327,6 @@ impl<'a, R: Read> Layer<'a, R> {
         }
     }
 
-    /// Deletions speak of lower layers: what this layer has itself stays, and a directory hides what is below it.
-    fn whiteout(&mut self, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
-        if self.policy.form == Form::Merged {
-            return self.remove_lower(at, key);
-        }
-        match at.look().attempt("look at it")? {
-            None => node(at, FileType::CharacterDevice, 0),
-            Some(stat) if is_folder(stat.st_mode) => self.set_opaque(at),
-            Some(_) => Ok(()),
-        }
-    }
-
-    fn opaque(&mut self, folder: &OwnedFd, key: &[u8]) -> Result<(), ImageError> {
-        if self.policy.form != Form::Merged {
-            let at = At { parent: folder.as_fd(), name: OsStr::new(".") };
-            return self.set_opaque(at);
-        }
-        self.clear(folder, key)
-    }
-
-    /// Empties a directory of a whole tree of what lower layers gave.
-    fn clear(&mut self, folder: &OwnedFd, key: &[u8]) -> Result<(), ImageError> {
-        for name in root::names(folder).attempt("list directory")? {
-            let mut below = key.to_vec();
-            if !below.is_empty() {
-                below.push(b'/');
-            }
-            below.extend_from_slice(name.as_bytes());
-            self.remove_lower(At { parent: folder.as_fd(), name: &name }, &below)?;
-        }
-        Ok(())
-    }
-
-    /// Removes what lower layers gave of a path of a whole tree, and spares what this layer made.
-    fn remove_lower(&mut self, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
-        let has_made = self.made.contains(key)
-            || self.made.range(child_prefix(key)..).next().is_some_and(|path| is_at_or_below(path, key));
-        if !has_made {
-            return at.remove().attempt("remove what lower layers gave");
-        }
-        match at.open_folder() {
-            Ok(folder) => self.clear(&folder, key),
-            Err(_) => Ok(()),
-        }
-    }
-
-    fn set_opaque(&self, at: At<'_>) -> Result<(), ImageError> {
-        match self.policy.form {
-            Form::Merged => Ok(()),
-            Form::Overlay { userxattr } => {
-                let name: &[u8] = if userxattr { b"user.overlay.opaque" } else { b"trusted.overlay.opaque" };
-                at.set_attribute(name, b"y").attempt("mark directory opaque")
-            }
-        }
-    }
-
     fn attributes(&self, at: At<'_>, entry: &Entry) -> Result<(), ImageError> {
         for (name, value) in &entry.attributes {
             // They steer the overlay; a layer must not.
@@ -448,7 +366,7 @@ impl<'a, R: Read> Layer<'a, R> {
 
     /// Reads what follows the archive, for the digest is of the whole stream.
     fn drain(mut self) -> Result<Digest, ImageError> {
-        let mut rest = std::mem::replace(&mut self.buffer, Vec::new());
+        let mut rest = std::mem::take(&mut self.buffer);
         let (totals, bounds) = (self.totals, self.policy.bounds);
         let mut stream = self.tar.into_inner();
         loop {
@@ -462,22 +380,6 @@ impl<'a, R: Read> Layer<'a, R> {
 
 fn unreadable(error: &io::Error) -> ImageError {
     ImageError::bad_content(format!("invalid layer: {error}"))
-}
-
-fn is_whiteout(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
-}
-
-fn is_folder(mode: u32) -> bool {
-    FileType::from_raw_mode(mode) == FileType::Directory
-}
-
-fn child_prefix(key: &[u8]) -> Vec<u8> {
-    [key, b"/"].concat()
-}
-
-fn is_at_or_below(path: &[u8], folder: &[u8]) -> bool {
-    path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
 
 fn owner(at: At<'_>, entry: &Entry) -> Result<(), ImageError> {
@@ -496,6 +398,8 @@ fn symlink(text: &[u8], at: At<'_>) -> Result<(), ImageError> {
 fn node(at: At<'_>, kind: FileType, device: u64) -> Result<(), ImageError> {
     rustix::fs::mknodat(at.parent, at.name, kind, Mode::from_raw_mode(0o600), device).attempt("make node")
 }
+
+mod deletions;
 
 #[cfg(test)]
 mod tests;

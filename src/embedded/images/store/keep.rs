@@ -1,0 +1,122 @@
+//! What is kept, what is deleted, and how much it takes. Blocking.
+//!
+//! Behaviour: spec 09b §3 (ImageFsInfo), §6; 09 §7.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::{PoisonError, atomic::Ordering},
+};
+
+use tracing::warn;
+
+use super::Inner;
+use crate::embedded::{
+    images::{
+        catalogue::Catalogue,
+        digest::Digest,
+        error::{Attempt, ImageError},
+        layers::{self, Layers},
+        record::Record,
+        usage,
+    },
+    store::record,
+};
+
+/// Bytes and inodes of a file system's share of the runtime.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FsUsage {
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// Bytes.
+    pub used_bytes: u64,
+    /// Inodes.
+    pub inodes_used: u64,
+}
+
+/// What the image service says of disks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FsInfo {
+    /// Layers and blobs; writable layers too where they are on the same device.
+    pub images: FsUsage,
+    /// Writable layers, where they are on another device.
+    pub containers: Option<FsUsage>,
+}
+
+impl Inner {
+    pub(super) fn collect(&self) -> usize {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Leases first: what is let go of from here on is owned by the time the owners are asked.
+        let leased = self.layers.leased();
+        let records = self.catalogue().list();
+        let mut owned: BTreeSet<u64> = records.iter().flat_map(|record| record.layers.iter().copied()).collect();
+        owned.extend(self.snapshots.owned());
+        owned.extend(leased);
+        let removed = self.layers.sweep(&owned);
+        let digests = records.iter().flat_map(|record| {
+            let refs = record.refs.iter().map(|reference| reference.target);
+            refs.chain([record.id, record.manifest.digest, record.target.digest])
+        });
+        let mut kept: BTreeSet<Digest> = digests.collect();
+        kept.extend(self.pulls.held());
+        match self.content.list() {
+            Ok(blobs) => {
+                for (digest, _) in blobs.iter().filter(|(digest, _)| !kept.contains(digest)) {
+                    if let Err(error) = self.content.remove(digest) {
+                        warn!(error = %error, "Blob cannot be deleted");
+                    }
+                }
+            }
+            Err(error) => warn!(error = %error, "Blobs cannot be listed"),
+        }
+        removed
+    }
+
+    pub(super) fn measure(&self) {
+        let counted = usage::count(self.snapshots.folder()).unwrap_or_default();
+        self.writable.0.store(counted.0, Ordering::Relaxed);
+        self.writable.1.store(counted.1, Ordering::Relaxed);
+    }
+
+    pub(super) fn fs_info(&self) -> FsInfo {
+        let (mut bytes, mut inodes) = self.layers.usage();
+        for (_, length) in self.content.list().unwrap_or_default() {
+            bytes = bytes.saturating_add(length);
+            inodes = inodes.saturating_add(1);
+        }
+        let share = |mountpoint: &Path, used_bytes, inodes_used| FsUsage {
+            mountpoint: mountpoint.to_owned(),
+            used_bytes,
+            inodes_used,
+        };
+        let writable = (self.writable.0.load(Ordering::Relaxed), self.writable.1.load(Ordering::Relaxed));
+        let device = |path: &Path| rustix::fs::stat(path).map(|stat| stat.st_dev).ok();
+        let (root, snap) = (&self.settings.root, self.snapshots.folder());
+        if device(root) == device(snap) {
+            let images = share(root, bytes.saturating_add(writable.0), inodes.saturating_add(writable.1));
+            return FsInfo { images, containers: None };
+        }
+        let containers = Some(share(snap, writable.0, writable.1));
+        FsInfo { images: share(root, bytes, inodes), containers }
+    }
+}
+
+/// Records whose layers are all there; the others are removed, for they are of no use.
+pub(super) fn load_records(folder: &Path, layers: &Layers) -> Result<Catalogue, ImageError> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).attempt("create images")?;
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).attempt("list images")? {
+        let path = entry.attempt("list images")?.path();
+        match record::read::<Record>(&path) {
+            Ok(Some(record)) if layers.has_all(&record.layers) => found.push(record),
+            other => {
+                let error = other.err().map(|error| error.to_string()).unwrap_or_else(|| "a layer is missing".into());
+                warn!(path = %path.display(), error, "Broken image record is removed");
+                layers::delete(folder, &path.file_name().unwrap_or_default().to_string_lossy());
+            }
+        }
+    }
+    Ok(Catalogue::new(found))
+}
