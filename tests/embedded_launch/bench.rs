@@ -228,6 +228,14 @@ pub fn bind(source: &Path, target: &str, access: Access, propagation: Propagatio
     Mount { target: target.to_owned(), source, access, propagation, flags: 0, ids: None }
 }
 
+/// A mount of an image.
+pub fn image(bench: &Bench, target: &str, lower: &[&str]) -> Mount {
+    let lower = lower.iter().map(|layer| (*layer).to_owned()).collect();
+    let source = Source::Layers { layers: bench.at("layers"), lower, sub_path: String::new() };
+    let (access, propagation) = (Access::ReadOnly, Propagation::Private);
+    Mount { target: target.to_owned(), source, access, propagation, flags: 0, ids: None }
+}
+
 /// A new file system.
 pub fn new(kind: &str, target: &str, data: &str, access: Access) -> Mount {
     let source = Source::New { kind: kind.to_owned(), data: data.to_owned() };

@@ -2,13 +2,13 @@
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
-use berth::embedded::shim::plan::{Access, Mount, Propagation, RootKind, Source};
+use berth::embedded::shim::plan::{Access, Propagation, RootKind, Source};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
 };
 
-use crate::bench::{Bench, NOTHING, bind, is_root, new, run, said, shell, start};
+use crate::bench::{Bench, NOTHING, bind, image, is_root, new, run, said, shell, start};
 
 fn tmpfs(path: &Path) {
     fs::create_dir_all(path).expect("makeable");
@@ -157,31 +157,26 @@ fn images_are_mounted_read_only() {
         return;
     }
     Bench::new().shim(|bench| {
-        let image = |target: &str, lower: &[&str], sub_path: &str| Mount {
-            target: target.to_owned(),
-            source: Source::Layers {
-                layers: bench.at("layers"),
-                lower: lower.iter().map(|layer| (*layer).to_owned()).collect(),
-                sub_path: sub_path.to_owned(),
-            },
-            access: Access::ReadOnly,
-            propagation: Propagation::Private,
-            flags: 0,
-            ids: None,
+        let part = |target: &str, sub_path: &str| {
+            let mut mount = image(bench, target, &["2/d", "1/d"]);
+            if let Source::Layers { sub_path: part, .. } = &mut mount.source {
+                sub_path.clone_into(part);
+            }
+            mount
         };
         let out = shell(
             bench,
             |plan| {
-                plan.mounts.push(image("/one", &["2/d"], ""));
-                plan.mounts.push(image("/both", &["2/d", "1/d"], ""));
-                plan.mounts.push(image("/part", &["2/d", "1/d"], "etc"));
+                plan.mounts.push(image(bench, "/one", &["2/d"]));
+                plan.mounts.push(image(bench, "/both", &["2/d", "1/d"]));
+                plan.mounts.push(part("/part", "etc"));
                 plan.root.kind = RootKind::Directory(bench.at("layers/1/d"));
             },
             "ls /one /both/etc /part; touch /one/x /both/x /part/x 2>/dev/null || echo read-only; /both/bin/echo run",
         );
         assert_eq!(out, "/both/etc:\npasswd\n\n/one:\netc\n\n/part:\npasswd\nread-only\nrun\n");
         let mut plan = bench.plan(&["true"]);
-        plan.mounts.push(image("/x", &["2/d"], "no/thing"));
+        plan.mounts.push(part("/x", "no/thing"));
         let failure = run(&plan).expect_err("no such part");
         assert!(failure.text.starts_with("ImageVolumeMountFailed: "), "{}", failure.text);
     });

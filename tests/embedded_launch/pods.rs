@@ -7,7 +7,7 @@ use berth::embedded::shim::{
     plan::{Access, Failure, Namespace, NamespacePlan, Processes, Propagation},
 };
 
-use crate::bench::{Bench, MAP, NOTHING, Running, bind, exec, is_root, process, said, start};
+use crate::bench::{Bench, MAP, NOTHING, Running, bind, exec, image, is_root, process, said, start};
 
 fn make(plan: &NamespacePlan) -> Result<Made, Failure> {
     let program = File::open(env!("CARGO_BIN_EXE_berth-shim")).expect("the shim is built");
@@ -104,18 +104,20 @@ fn a_pod_may_have_users_of_its_own() {
         let made = make(&wanted).expect("made");
         let around = Around { users: Some((MAP, MAP)), ..around(&made) };
         let volume = bench.volume("volume");
-        let script = "cat /proc/self/uid_map; id -u; stat -c '%u %g %n' / /etc/passwd /dev/null /v/file; echo x > \
+        let script = "cat /proc/self/uid_map; id -u; stat -c '%u %g %n' / /etc/passwd /dev/null /v/file /one/etc/passwd /both/etc/passwd; echo x > \
                       /dev/null && echo written; touch /etc/mine && stat -c %u /etc/mine; hostname; [ $$ = 1 ] && echo \
                       first; echo up; cat";
         let mut plan = bench.plan(&["sh", "-c", script]);
         let mut shown = bind(&volume, "/v", Access::ReadOnly, Propagation::Private);
         shown.ids = Some((MAP, MAP));
         plan.mounts.push(shown);
+        plan.mounts.push(image(bench, "/one", &["2/d"]));
+        plan.mounts.push(image(bench, "/both", &["2/d", "1/d"]));
         let mut container = start(&plan, &around).expect("it runs");
         let map: Vec<String> = container.line().split_whitespace().map(str::to_owned).collect();
         assert_eq!(map, ["0", "200000", "65536"]);
         for expected in
-            ["0", "0 0 /", "0 0 /etc/passwd", "0 0 /dev/null", "0 0 /v/file", "written", "0", "pod", "first", "up"]
+            ["0", "0 0 /", "0 0 /etc/passwd", "0 0 /dev/null", "0 0 /v/file", "0 0 /one/etc/passwd", "0 0 /both/etc/passwd", "written", "0", "pod", "first", "up"]
         {
             assert_eq!(container.line(), expected);
         }

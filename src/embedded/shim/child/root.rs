@@ -69,35 +69,34 @@ pub(super) fn make(plan: &LaunchPlan, around: &Around<'_>) -> Step<OwnedFd> {
     Ok(root)
 }
 
-/// Layers of an image as a detached read-only mount.
+/// Layers of an image as a detached read-only mount, with the ids of the pod as the root has them (spec 09a §8.3).
 pub(super) fn layers(alone: Alone, plan: &LaunchPlan, wanted: &Mount, around: &Around<'_>) -> Step<Ready> {
     let Source::Layers { layers, lower, sub_path } = &wanted.source else {
         return Err(failure("these are no layers"));
     };
     let what = || format!("ImageVolumeMountFailed: mount an image on {}", wanted.target);
-    // Ids of a volume of its own are those of the pod or none (spec 09a §8.3).
-    let plain = Around { namespaces: &[], ..*around };
-    let around = if wanted.ids.is_some() { around } else { &plain };
-    let stage = &plan.root.stage;
-    let (whole, is_mounted) = match lower.as_slice() {
-        [only] if wanted.ids.is_none() => (layers.join(only), false),
+    let over = plan.root.stage.join("volume");
+    // The kernel makes an overlay of two layers or more.
+    let whole = match lower.as_slice() {
+        [only] => layers.join(only),
         _ => {
-            let over = Over { layers, lower, written: None, userxattr: false };
-            over.mount(stage, "volume", around)?;
-            (stage.join("volume"), true)
+            let all = Over { layers, lower, written: None, userxattr: false };
+            all.mount(&plan.root.stage, "volume", around)?;
+            over.clone()
         }
     };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let whole = rustix::fs::openat(CWD, &whole, flags, Mode::empty()).told(what)?;
-    let part = in_root::open(whole.as_fd(), Path::new(sub_path)).told(what)?;
+    let opened = rustix::fs::openat(CWD, &whole, flags, Mode::empty()).told(what)?;
+    let part = in_root::open(opened.as_fd(), Path::new(sub_path)).told(what)?;
     let taken = mount_api::clone_at(part.as_fd(), Reach::Top).told(what)?;
+    if whole == over {
+        umount2(&over, MntFlags::MNT_DETACH).told(what)?;
+    } else if let Some(users) = around.namespace(Namespace::User) {
+        mounts::show_as(taken.as_fd(), users.as_fd(), &whole)?;
+    }
     let change = Change { set: libc::MOUNT_ATTR_RDONLY, propagation: libc::MS_PRIVATE, ids: None };
     mount_api::change(taken.as_fd(), Reach::Top, change).told(what)?;
     mounts::dress(alone, taken.as_fd(), wanted, around)?;
-    if is_mounted {
-        drop((whole, part));
-        umount2(&stage.join("volume"), MntFlags::MNT_DETACH).told(what)?;
-    }
     Ok(Ready::Tree { is_directory: mounts::is_directory(taken.as_fd()).told(what)?, mount: taken })
 }
 
