@@ -244,3 +244,30 @@ fn try_forget(chosen: impl Fn(&Connection) -> bool, of: &[IpAddr]) -> io::Result
     // One that ended meanwhile is as good as forgotten.
     socket.each(gone.map(|c| c.forget()).collect()).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_without_a_filter_runs_pods_without_host_ports() {
+        let rules = Rules {
+            table: "none".to_owned(),
+            bridge: "none0".to_owned(),
+            pods: Vec::new(),
+            no_masquerade: Vec::new(),
+            masquerade: true,
+        };
+        let state = Mutex::new(State { rules, ports: HostPorts::default() });
+        let firewall = Firewall { state, has_filter: false, reapplied: AtomicU64::new(0) };
+        firewall.set(|rules| rules.masquerade = true).expect("nothing to do");
+        let port =
+            |host_port| PortMapping { protocol: Protocol::Tcp, host_port, container_port: 80, host_ip: String::new() };
+        let addresses = [[10, 9, 0, 2].into()];
+        firewall.open("pod", &[port(0)], &addresses).expect("no host port");
+        let refused = firewall.open("pod", &[port(80)], &addresses).expect_err("a host port");
+        assert_eq!(refused.to_string(), "hostPort needs nf_tables");
+        firewall.close("pod", &addresses).expect("nothing to do");
+        assert!(!firewall.mend().expect("nothing to do"));
+    }
+}

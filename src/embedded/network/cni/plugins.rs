@@ -214,13 +214,7 @@ impl Plugins {
 
     fn is_leaked(&self, sandbox: &str) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if state.failures.len() >= COUNTED {
-            state.failures.clear();
-        }
-        let (count, since) = state.failures.entry(sandbox.to_owned()).or_insert((0, now));
-        *count += 1;
-        *count >= LEAKED.0 && now.saturating_duration_since(*since) >= LEAKED.1
+        counts_as_leaked(&mut state.failures, sandbox, Instant::now())
     }
 
     async fn del_all(&self, network: &Network, attachment: &Attachment) -> Result<(), PluginError> {
@@ -290,8 +284,40 @@ impl Plugins {
     }
 }
 
+/// Counts a failure to remove a pod whose namespace is gone. Whether there were enough, over long enough: plugins that were
+/// uninstalled would keep the pod for ever.
+fn counts_as_leaked(failures: &mut BTreeMap<String, (u32, Instant)>, sandbox: &str, now: Instant) -> bool {
+    if failures.len() >= COUNTED && !failures.contains_key(sandbox) {
+        failures.clear();
+    }
+    let (count, since) = failures.entry(sandbox.to_owned()).or_insert((0, now));
+    *count += 1;
+    *count >= LEAKED.0 && now.saturating_duration_since(*since) >= LEAKED.1
+}
+
 /// Another runtime of this machine may keep its pods in the same directory.
 fn is_ours(attachment: &Attachment) -> bool {
     let file = std::path::Path::new(&attachment.netns).file_name();
     file.is_some_and(|name| names::is_namespace_file(&name.to_string_lossy()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_counts_as_leaked_after_three_failures_and_half_a_minute() {
+        let cases: [(&[u64], bool); 5] = [
+            (&[0, 10, 20], false),
+            (&[0, 10, 30], true),
+            (&[0, 40], false),
+            (&[0, 1, 2, 3, 29], false),
+            (&[0, 1, 2, 3, 31], true),
+        ];
+        for (seconds, expected) in cases {
+            let (mut failures, begin) = (BTreeMap::new(), Instant::now());
+            let told = seconds.iter().map(|s| counts_as_leaked(&mut failures, "pod", begin + Duration::from_secs(*s)));
+            assert_eq!(told.last(), Some(expected), "{seconds:?}");
+        }
+    }
 }
