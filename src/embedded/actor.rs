@@ -303,10 +303,12 @@ impl Actor {
     }
 }
 
-/// Kills and removes the control groups of all containers of a sandbox that run.
+/// Kills and removes the control groups of a sandbox and of all its containers that run.
 pub async fn kill_all(shell: &Arc<Shell>, sandbox: &Sandbox) {
     let running = |c: &&Container| c.finished().is_none();
-    let groups: Vec<_> = sandbox.containers.values().filter(running).map(|c| c.meta.group.clone()).collect();
+    let groups = sandbox.containers.values().filter(running).map(|c| c.meta.group.clone());
+    // The pod's process 1 is in the sandbox's own.
+    let groups: Vec<_> = groups.chain([sandbox.meta.group.clone()]).collect();
     let blocking = shell.clone();
     let killing = spawn_blocking(move || {
         for group in groups {

@@ -4,7 +4,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The product's name, in control groups, interfaces and the runtime's own name.
 pub const NAME: &str = "berth";
@@ -70,7 +70,53 @@ pub struct EmbeddedConfig {
     /// Archives that are imported at the start.
     pub import_dir: PathBuf,
     /// The pods' network.
-    pub network: serde_json::Value,
+    pub network: NetworkConfig,
+}
+
+/// The pods' network.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct NetworkConfig {
+    /// `auto`, `builtin`, `cni`.
+    pub mode: String,
+    /// The bridge's name; empty: ours.
+    pub bridge: String,
+    /// MTU; none: that of the default route's link.
+    pub mtu: Option<u32>,
+    /// Whether pods get the machine's address elsewhere.
+    pub masquerade: bool,
+    /// Where they do not, besides pods' ranges, link-local and multicast.
+    #[serde(rename = "nonMasqueradeCIDRs")]
+    pub non_masquerade_cidrs: Vec<String>,
+    /// Whether pods can have ports of the machine.
+    pub host_ports: bool,
+    /// Pods' ranges until the node is given others, with commas; empty: a usual one.
+    #[serde(rename = "defaultPodCIDR")]
+    pub default_pod_cidr: String,
+    /// Where configurations of plugins are.
+    pub cni_conf_dir: PathBuf,
+    /// Where plugins are.
+    pub cni_bin_dirs: Vec<PathBuf>,
+    /// How long a plugin may take.
+    #[serde(deserialize_with = "duration")]
+    pub cni_timeout: Duration,
+}
+
+impl Default for NetworkConfig {
+    fn default() -> Self {
+        Self {
+            mode: "auto".to_owned(),
+            bridge: String::new(),
+            mtu: None,
+            masquerade: true,
+            non_masquerade_cidrs: Vec::new(),
+            host_ports: true,
+            default_pod_cidr: String::new(),
+            cni_conf_dir: "/etc/cni/net.d".into(),
+            cni_bin_dirs: ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"].map(PathBuf::from).to_vec(),
+            cni_timeout: Duration::from_secs(60),
+        }
+    }
 }
 
 /// About registries.
@@ -121,7 +167,7 @@ impl Default for EmbeddedConfig {
             max_compression_ratio: 1000,
             pinned_images: Vec::new(),
             import_dir: format!("/var/lib/{NAME}/images").into(),
-            network: serde_json::Value::Null,
+            network: NetworkConfig::default(),
         }
     }
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use super::{
     config::OomRule,
     errors::RuntimeError,
+    launch::devices::Rule,
     shim::plan::{Exit, LaunchPlan, Started},
-    store::objects::{ContainerMeta, ContainerState, VERSION, pack, unpack},
+    store::objects::{ContainerMeta, ContainerState, Spec, VERSION, pack, unpack},
 };
 use crate::proto::cri;
 
@@ -38,6 +39,8 @@ pub struct Container {
     pub is_removing: bool,
     /// What the shim carries out; made when the container is.
     pub plan: Arc<LaunchPlan>,
+    /// What it may do with devices.
+    pub devices: Arc<Vec<Rule>>,
 }
 
 /// What a container is.
@@ -203,7 +206,7 @@ impl Container {
     }
 
     /// The container that was written down; `None` where its configuration cannot be read.
-    pub fn recall(meta: ContainerMeta, state: Option<ContainerState>, plan: LaunchPlan) -> Option<Self> {
+    pub fn recall(meta: ContainerMeta, state: Option<ContainerState>, spec: Spec) -> Option<Self> {
         let config: cri::ContainerConfig = unpack(&meta.config)?;
         let state = state.unwrap_or_default();
         let updated = state.resources.as_deref().and_then(unpack);
@@ -233,7 +236,8 @@ impl Container {
             is_asked: state.is_asked,
             is_killed: false,
             is_removing: false,
-            plan: Arc::new(plan),
+            plan: Arc::new(spec.plan),
+            devices: Arc::new(spec.devices),
         })
     }
 }
@@ -391,7 +395,8 @@ mod tests {
         let mut c = container("c");
         let again = |c: &Container| {
             let meta = (*c.meta).clone();
-            Container::recall(meta, Some(c.record()), (*c.plan).clone()).expect("readable")
+            let spec = Spec { v: VERSION, plan: (*c.plan).clone(), devices: Vec::new() };
+            Container::recall(meta, Some(c.record()), spec).expect("readable")
         };
         assert_eq!(again(&c).phase, Phase::Created);
         c.begin_start().expect("created");

@@ -1,6 +1,6 @@
 //! Control groups of sandboxes and containers, on this machine's hierarchies. Behaviour: spec 09a §9.
 
-use std::path::PathBuf;
+use std::{os::fd::AsFd, path::PathBuf};
 
 use tracing::warn;
 
@@ -8,6 +8,8 @@ use super::{
     config::NAME,
     errors::{RuntimeError, RuntimeResult},
     launch::{
+        device_program,
+        devices::Rule,
         facts,
         limits::{Controllers, Write, writes},
     },
@@ -15,7 +17,10 @@ use super::{
 };
 use crate::{
     proto::cri,
-    sys::cgroup::{CgroupError, Controller, GroupPath, Hierarchy},
+    sys::{
+        cgroup::{CgroupError, Controller, GroupPath, Hierarchy},
+        device_filter, mount_table,
+    },
 };
 
 /// The smallest share of the processor there is.
@@ -26,6 +31,8 @@ const SMALLEST_SHARES: i64 = 2;
 pub struct KernelGroups {
     hierarchy: Hierarchy,
     controllers: Controllers,
+    /// Where the old `devices` hierarchy is mounted.
+    devices: Option<PathBuf>,
 }
 
 impl KernelGroups {
@@ -34,7 +41,14 @@ impl KernelGroups {
         let has_swap = has_swap(&hierarchy);
         let has_hugetlb = hierarchy.has(Controller::Hugetlb);
         let controllers = Controllers { groups: kind, has_swap, has_hugetlb, tolerates_missing_hugetlb };
-        Self { hierarchy, controllers }
+        let devices = if hierarchy.version() == 1 { devices_hierarchy() } else { None };
+        Self { hierarchy, controllers, devices }
+    }
+
+    /// The group's directory in the old `devices` hierarchy.
+    fn devices_of(&self, group: &GroupPath) -> Option<PathBuf> {
+        let root = self.devices.as_ref()?;
+        Some(root.join(group.to_string().trim_start_matches('/')))
     }
 
     fn files(&self, limits: &Limits) -> RuntimeResult<Vec<Write>> {
@@ -69,6 +83,13 @@ impl KernelGroups {
     }
 }
 
+fn devices_hierarchy() -> Option<PathBuf> {
+    let mounts = mount_table::read().ok()?;
+    let is_it =
+        |mount: &&mount_table::Mount| mount.kind == "cgroup" && mount.options.split(',').any(|o| o == "devices");
+    mounts.iter().find(is_it).map(|mount| mount.target.clone())
+}
+
 fn has_swap(hierarchy: &Hierarchy) -> bool {
     let file = if hierarchy.version() == 2 { "memory.swap.max" } else { "memory.memsw.limit_in_bytes" };
     // The root of the unified hierarchy has no such file; the agent's own group and any other have.
@@ -100,6 +121,10 @@ impl Groups for KernelGroups {
     fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>> {
         let (path, files) = (parse(group)?, self.files(limits)?);
         self.hierarchy.create(&path).map_err(|error| failed(&error))?;
+        let devices = self.devices_of(&path);
+        if let Some(directory) = &devices {
+            std::fs::create_dir_all(directory).map_err(|e| RuntimeError::file("create", directory, &e))?;
+        }
         for file in &files {
             if let Err(error) = self.write(&path, file) {
                 if let Err(left) = self.hierarchy.remove(&path) {
@@ -108,7 +133,34 @@ impl Groups for KernelGroups {
                 return Err(failed(&error));
             }
         }
-        Ok(self.hierarchy.directories(&path))
+        Ok(self.hierarchy.directories(&path).into_iter().chain(devices).collect())
+    }
+
+    fn allow_devices(&self, group: &str, rules: &[Rule]) -> RuntimeResult<()> {
+        let path = parse(group)?;
+        if let Some(directory) = self.devices_of(&path) {
+            return rules.iter().try_for_each(|rule| {
+                let (file, line) = rule.line();
+                let at = directory.join(file);
+                std::fs::write(&at, &line).map_err(|e| RuntimeError::file(&format!("write {line:?} to"), &at, &e))
+            });
+        }
+        if self.hierarchy.version() == 1 {
+            return Ok(());
+        }
+        let directories = self.hierarchy.directories(&path);
+        directories.iter().try_for_each(|directory| {
+            let opened = std::fs::File::open(directory);
+            let replaced = opened.and_then(|group| device_filter::replace(group.as_fd(), &device_program(rules)));
+            match replaced {
+                // Inside a container that may not: its own limits hold for what runs in it.
+                Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                    warn!(cgroup = group, err = %error, "Access to devices cannot be limited here");
+                    Ok(())
+                }
+                other => other.map_err(|e| RuntimeError::file("limit devices of", directory, &e)),
+            }
+        })
     }
 
     fn limit(&self, group: &str, limits: &Limits) -> RuntimeResult<()> {

@@ -1,6 +1,7 @@
 //! What the services ask of the parts that touch the machine; each has a fake that keeps the contract.
 
 use std::{
+    collections::BTreeSet,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
@@ -12,6 +13,7 @@ use tokio::sync::mpsc;
 
 use super::{
     errors::RuntimeResult,
+    launch::devices::Rule,
     shim::plan::{Event, ExecPlan, Exit, Hello, LaunchPlan, NamespacePlan, Reply, Request},
 };
 use crate::proto::cri;
@@ -82,6 +84,9 @@ pub trait Images: Send + Sync {
     /// A container does not need its image any more.
     async fn release(&self, image: &str, container: &str);
 
+    /// Only these containers need images.
+    async fn release_others(&self, containers: &BTreeSet<String>);
+
     /// `ListImages`.
     async fn list(&self, filter: Option<cri::ImageFilter>) -> RuntimeResult<Vec<cri::Image>>;
 
@@ -135,6 +140,8 @@ pub struct Planned {
     pub plan: LaunchPlan,
     /// User, primary group, all groups.
     pub user: (u32, u32, Vec<u32>),
+    /// What it may do with devices.
+    pub devices: Vec<Rule>,
 }
 
 /// Decides what shims carry out.
@@ -159,13 +166,26 @@ pub trait Planner: Send + Sync {
     fn exec(&self, container: &LaunchPlan, exec: &str, args: &[String], terminal: bool) -> RuntimeResult<ExecPlan>;
 }
 
+/// A pod, as its network is told of it.
+#[derive(Clone, Debug)]
+pub struct NetworkPod {
+    /// The sandbox.
+    pub id: String,
+    /// Its configuration.
+    pub config: Arc<cri::PodSandboxConfig>,
+    /// What [`Attached::kept`] said when it was attached.
+    pub kept: serde_json::Value,
+}
+
 /// A pod's network, set up.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Attached {
     /// The namespace's file.
     pub netns: PathBuf,
     /// Addresses, the main one first.
     pub ips: Vec<String>,
+    /// What taking it down needs to know; kept with the sandbox.
+    pub kept: serde_json::Value,
 }
 
 /// Networks of pods.
@@ -175,18 +195,19 @@ pub trait Network: Send + Sync {
     ///
     /// # Errors
     /// Nothing is left of the attempt.
-    async fn attach(
-        &self,
-        sandbox: &str,
-        pod: &cri::PodSandboxConfig,
-        namespace: Option<OwnedFd>,
-    ) -> RuntimeResult<Attached>;
+    async fn attach(&self, pod: NetworkPod, namespace: Option<OwnedFd>) -> RuntimeResult<Attached>;
 
     /// Takes a pod off; nothing there is success.
     ///
     /// # Errors
     /// What is left can be attempted again.
-    async fn detach(&self, sandbox: &str, pod: &cri::PodSandboxConfig) -> RuntimeResult<()>;
+    async fn detach(&self, pod: NetworkPod) -> RuntimeResult<()>;
+
+    /// Takes over after a start: told all pods of this boot that have a network, removes what belongs to none of them.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    async fn recover(&self, pods: Vec<NetworkPod>) -> RuntimeResult<()>;
 
     /// Why pods cannot be connected; `None` where they can.
     async fn trouble(&self) -> Option<String>;
@@ -211,6 +232,12 @@ pub trait Groups: Send + Sync {
     /// # Errors
     /// It cannot be made, or a limit cannot be set; nothing is left then.
     fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>>;
+
+    /// Decides what processes of the group may do with devices.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    fn allow_devices(&self, group: &str, rules: &[Rule]) -> RuntimeResult<()>;
 
     /// Sets limits; all of them or none.
     ///

@@ -22,16 +22,12 @@ use super::{
     cri::{delete_container, files, stop},
     errors::{RuntimeError, RuntimeResult},
     ids,
-    ports::Connected,
+    ports::{Connected, NetworkPod},
     reconcile,
     runtime::{Runtime, blocking, now_ns},
     sandbox::Sandbox,
     shim::plan::{Request, Scope, Target},
-    store::{
-        self, Found, Layout,
-        layout::DOOMED,
-        objects::{SandboxPhase, Spec},
-    },
+    store::{self, Found, Layout, layout::DOOMED, objects::SandboxPhase},
 };
 use crate::sys::atomic_file;
 
@@ -73,6 +69,9 @@ pub async fn recover(runtime: &Arc<Runtime>) -> RuntimeResult<()> {
     for id in &broken_sandboxes {
         bury_orphan(runtime, id).await;
     }
+    if let Err(cause) = runtime.ports.network.recover(networks(runtime)).await {
+        warn!(err = %cause, "Networks of pods are not all found again");
+    }
     clean(runtime).await;
     runtime.set_ready();
     info!(sandboxes = count.0, containers = count.1, broken, "The embedded runtime has found again what was there");
@@ -100,9 +99,9 @@ fn read(layout: &Layout, boot_id: &str) -> RuntimeResult<Left> {
     for found in store::containers(layout)? {
         let (id, container) = match found {
             Found::Whole { meta, state, written_ns } => {
-                let (id, plan) = (meta.id.clone(), store::spec(layout, &meta.id));
+                let (id, spec) = (meta.id.clone(), store::spec(layout, &meta.id));
                 left.written.insert(id.clone(), written_ns);
-                (id, plan.and_then(|Spec { plan, .. }| Container::recall(meta, state, plan)))
+                (id, spec.and_then(|spec| Container::recall(meta, state, spec)))
             }
             Found::Broken { id, cause } => {
                 warn!(containerID = id, err = cause, "The record of a container is broken");
@@ -207,6 +206,13 @@ async fn drop_unknown(connected: &Connected, id: &str) {
     }
 }
 
+/// The pods of this boot that have a network of their own.
+fn networks(runtime: &Runtime) -> Vec<NetworkPod> {
+    let pods = runtime.pods().into_iter().map(|pod| pod.now());
+    let connected = pods.filter(|sandbox| sandbox.is_ready() && sandbox.meta.netns.is_some());
+    connected.map(|sandbox| sandbox.network()).collect()
+}
+
 /// Deletes what belongs to no object.
 async fn clean(runtime: &Arc<Runtime>) {
     let mut known = BTreeSet::new();
@@ -215,19 +221,18 @@ async fn clean(runtime: &Arc<Runtime>) {
         known.insert(now.id().to_owned());
         known.extend(now.containers.keys().cloned());
     }
+    runtime.ports.images.release_others(&known).await;
     let layout = runtime.shell.layout.clone();
     let shims = store::names(&layout.shims()).unwrap_or_default();
     for id in shims.iter().filter(|id| !known.contains(*id)) {
         bury_orphan(runtime, id).await;
     }
     let cleaned = blocking("deleting what belongs to nobody", move || {
-        for directory in [layout.containers(), layout.snapshots()] {
-            for name in store::names(&directory)? {
-                if name.starts_with(DOOMED) {
-                    store::delete(&directory.join(&name))?;
-                } else if ids::is_id(&name) && !known.contains(&name) {
-                    delete_container(&layout, &name)?;
-                }
+        for name in store::names(&layout.containers())? {
+            if name.starts_with(DOOMED) {
+                store::delete(&layout.containers().join(&name))?;
+            } else if ids::is_id(&name) && !known.contains(&name) {
+                delete_container(&layout, &name)?;
             }
         }
         Ok(())

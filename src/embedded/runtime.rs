@@ -91,8 +91,19 @@ impl Runtime {
         host: HostFacts,
         (tasks, stop): (TaskTracker, CancellationToken),
     ) -> RuntimeResult<Arc<Self>> {
+        let lock = store::open(&Layout { root: config.root.clone(), state: config.state.clone() })?;
+        Ok(Self::with_lock(config, ports, host, (tasks, stop), lock))
+    }
+
+    /// Likewise, with the lock taken already.
+    pub fn with_lock(
+        config: EmbeddedConfig,
+        ports: Ports,
+        host: HostFacts,
+        (tasks, stop): (TaskTracker, CancellationToken),
+        lock: store::Lock,
+    ) -> Arc<Self> {
         let layout = Layout { root: config.root.clone(), state: config.state.clone() };
-        let lock = store::open(&layout)?;
         let shell = Shell {
             config,
             layout,
@@ -103,7 +114,7 @@ impl Runtime {
             tasks,
             stop,
         };
-        Ok(Arc::new(Self {
+        Arc::new(Self {
             shell: Arc::new(shell),
             ports,
             host,
@@ -114,7 +125,7 @@ impl Runtime {
             starts: Semaphore::new(STARTS_AT_ONCE),
             ready: watch::channel(false).0,
             _lock: lock,
-        }))
+        })
     }
 
     /// What was there is known again: calls are answered from now on.

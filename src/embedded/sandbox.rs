@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     container::{Container, Phase},
     errors::RuntimeError,
+    ports::NetworkPod,
     store::objects::{SandboxMeta, SandboxPhase, SandboxState, VERSION, pack, unpack},
 };
 use crate::proto::cri;
@@ -63,6 +64,11 @@ impl Sandbox {
     /// There is none of that identity.
     pub fn container_mut(&mut self, id: &str) -> Result<&mut Container, RuntimeError> {
         self.containers.get_mut(id).ok_or_else(|| RuntimeError::no_container(id))
+    }
+
+    /// It, as its network is told of it.
+    pub fn network(&self) -> NetworkPod {
+        NetworkPod { id: self.id().to_owned(), config: self.config.clone(), kept: self.meta.network.clone() }
     }
 
     /// What is written down of it.

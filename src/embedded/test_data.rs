@@ -67,6 +67,7 @@ pub fn container(id: &str) -> Container {
         is_killed: false,
         is_removing: false,
         plan: Arc::new(plan(id)),
+        devices: Arc::default(),
     }
 }
 
@@ -91,6 +92,7 @@ pub fn sandbox(id: &str) -> Sandbox {
         netns: None,
         ips: Vec::new(),
         group: format!("/berth/{id}"),
+        network: serde_json::Value::Null,
     };
     let state = SandboxState {
         v: VERSION,

@@ -1,7 +1,7 @@
 //! Parts that keep the contracts of `embedded::ports` without touching the machine.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{
@@ -16,9 +16,10 @@ use berth::{
     embedded::{
         config::EmbeddedConfig,
         errors::{ErrorKind, RuntimeError, RuntimeResult},
+        launch::devices::Rule,
         ports::{
-            Attached, Connected, ContainerAsk, Groups, Image, Images, Limits, Network, Planned, Planner, Ports, Shim,
-            Shims,
+            Attached, Connected, ContainerAsk, Groups, Image, Images, Limits, Network, NetworkPod, Planned, Planner,
+            Ports, Shim, Shims,
         },
         runtime::{HostFacts, Runtime, now_ns},
         shim::plan::{
@@ -243,12 +244,17 @@ impl Images for Fakes {
     }
 
     async fn hold(&self, image: &str, container: &str) -> RuntimeResult<()> {
+        self.release(image, container).await;
         self.0.held.lock().expect("whole").push((image.to_owned(), container.to_owned()));
         Ok(())
     }
 
     async fn release(&self, _: &str, container: &str) {
         self.0.held.lock().expect("whole").retain(|(_, held)| held != container);
+    }
+
+    async fn release_others(&self, containers: &BTreeSet<String>) {
+        self.0.held.lock().expect("whole").retain(|(_, held)| containers.contains(held));
     }
 
     async fn list(&self, _: Option<cri::ImageFilter>) -> RuntimeResult<Vec<cri::Image>> {
@@ -302,7 +308,7 @@ impl Planner for Fakes {
             longest_record: 0,
             limit_ms: 1000,
         };
-        Ok(Planned { plan, user: (0, 0, vec![0]) })
+        Ok(Planned { plan, user: (0, 0, vec![0]), devices: Vec::new() })
     }
 
     fn exec(&self, container: &LaunchPlan, exec: &str, args: &[String], _: bool) -> RuntimeResult<ExecPlan> {
@@ -313,24 +319,25 @@ impl Planner for Fakes {
 
 #[async_trait]
 impl Network for Fakes {
-    async fn attach(
-        &self,
-        sandbox: &str,
-        _: &cri::PodSandboxConfig,
-        namespace: Option<OwnedFd>,
-    ) -> RuntimeResult<Attached> {
+    async fn attach(&self, pod: NetworkPod, namespace: Option<OwnedFd>) -> RuntimeResult<Attached> {
         assert!(namespace.is_some(), "a pod's network needs its namespace");
         let slow = *self.0.slow_network.lock().expect("whole");
         tokio::time::sleep(slow).await;
         if let Some(cause) = self.0.no_network.lock().expect("whole").clone() {
             return Err(RuntimeError::other(cause));
         }
-        self.0.networks.lock().expect("whole").push(sandbox.to_owned());
-        Ok(Attached { netns: "/run/netns/x".into(), ips: vec!["10.1.0.2".to_owned()] })
+        self.0.networks.lock().expect("whole").push(pod.id);
+        Ok(Attached { netns: "/run/netns/x".into(), ips: vec!["10.1.0.2".to_owned()], kept: "kept".into() })
     }
 
-    async fn detach(&self, sandbox: &str, _: &cri::PodSandboxConfig) -> RuntimeResult<()> {
-        self.0.networks.lock().expect("whole").retain(|one| one != sandbox);
+    async fn detach(&self, pod: NetworkPod) -> RuntimeResult<()> {
+        assert!(pod.kept.is_null() || pod.kept == "kept", "{:?}", pod.kept);
+        self.0.networks.lock().expect("whole").retain(|one| *one != pod.id);
+        Ok(())
+    }
+
+    async fn recover(&self, pods: Vec<NetworkPod>) -> RuntimeResult<()> {
+        self.0.networks.lock().expect("whole").retain(|one| pods.iter().any(|pod| pod.id == *one));
         Ok(())
     }
 
@@ -351,6 +358,10 @@ impl Groups for Fakes {
     fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>> {
         self.0.groups.lock().expect("whole").insert(group.to_owned(), limits.clone());
         Ok(vec![Path::new("/sys/fs/cgroup").join(group.trim_start_matches('/'))])
+    }
+
+    fn allow_devices(&self, _: &str, _: &[Rule]) -> RuntimeResult<()> {
+        Ok(())
     }
 
     fn limit(&self, group: &str, limits: &Limits) -> RuntimeResult<()> {

@@ -3,4 +3,5 @@
 //! The parts below are fakes; what needs a kernel is in `real.rs`, needs root, and says so where it is skipped.
 
 mod fakes;
+mod real;
 mod services;

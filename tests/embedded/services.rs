@@ -493,6 +493,6 @@ async fn broken_records_are_cleaned_up() {
     let all = set.rpc.clone().list_pod_sandbox(cri::ListPodSandboxRequest { filter: None }).await.expect("listed");
     let all: Vec<_> = all.into_inner().items.into_iter().map(|item| item.id).collect();
     assert_eq!(all, [good]);
-    assert!(!layout.sandbox(&bad).exists() && !layout.container(&id).exists() && !layout.snapshot(&id).exists());
+    assert!(!layout.sandbox(&bad).exists() && !layout.container(&id).exists());
     assert_eq!(set.runtime.shell.counters.broken_objects.load(std::sync::atomic::Ordering::Relaxed), 2);
 }

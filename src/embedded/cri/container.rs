@@ -1,6 +1,6 @@
 //! `CreateContainer`: everything that can be wrong with a container is told here. Behaviour: spec 09a §3.2.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use crate::{
     embedded::{
@@ -104,8 +104,8 @@ async fn plan_and_write(
         target: target(runtime, &config)?,
     };
     let (shell, own) = (runtime.shell.clone(), id.to_owned());
-    blocking("making the container's directories", move || make_directories(&shell.layout, &own)).await?;
-    let Planned { mut plan, user } = runtime.ports.planner.container(ask).await?;
+    blocking("making the container's directory", move || make_directory(&shell.layout, &own)).await?;
+    let Planned { mut plan, user, devices } = runtime.ports.planner.container(ask).await?;
     plan.longest_record = runtime.shell.config.longest_record();
     let meta = ContainerMeta {
         v: VERSION,
@@ -132,6 +132,7 @@ async fn plan_and_write(
         is_killed: false,
         is_removing: false,
         plan: Arc::new(plan),
+        devices: Arc::new(devices),
     };
     let (layout, written) = (runtime.shell.layout.clone(), container.clone());
     blocking("writing the container", move || write(&layout, &written)).await?;
@@ -175,27 +176,22 @@ fn target(runtime: &Runtime, config: &cri::ContainerConfig) -> RuntimeResult<Opt
     }))
 }
 
-fn make_directories(layout: &store::Layout, id: &str) -> RuntimeResult<()> {
-    store::make_directory(&layout.container(id), 0o700)?;
-    let snapshot = layout.snapshot(id);
-    store::make_directory(&snapshot, 0o711)?;
-    store::make_directory(&snapshot.join("u"), 0o755)?;
-    store::make_directory(&snapshot.join("w"), 0o700)
+fn make_directory(layout: &store::Layout, id: &str) -> RuntimeResult<()> {
+    store::make_directory(&layout.container(id), 0o700)
 }
 
 fn write(layout: &store::Layout, container: &Container) -> RuntimeResult<()> {
     let directory = layout.container(container.id());
-    let spec = Spec { v: VERSION, plan: (*container.plan).clone() };
+    let spec = Spec { v: VERSION, plan: (*container.plan).clone(), devices: (*container.devices).clone() };
     store::save(&directory.join("spec.json"), &spec)?;
     store::save(&directory.join("state.json"), &container.record())?;
     store::save(&directory.join("meta.json"), &*container.meta)
 }
 
-/// Deletes a container's directories; nothing there is success.
+/// Deletes a container's directory; nothing there is success.
 ///
 /// # Errors
 /// What the disk says.
 pub fn delete(layout: &store::Layout, id: &str) -> RuntimeResult<()> {
-    let path: [PathBuf; 2] = [layout.container(id), layout.snapshot(id)];
-    path.iter().try_for_each(|path| store::delete(path))
+    store::delete(&layout.container(id))
 }

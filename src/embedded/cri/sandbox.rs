@@ -12,7 +12,7 @@ use crate::{
         errors::{RuntimeError, RuntimeResult},
         ids,
         names::{self, Claim},
-        ports::{Attached, Limits},
+        ports::{Attached, Limits, NetworkPod},
         runtime::{Runtime, blocking, now_ns},
         sandbox::{Sandbox, sandbox_name},
         shim::plan::{Namespace, NamespacePlan, Reply, Request},
@@ -83,6 +83,7 @@ async fn make(runtime: &Arc<Runtime>, ask: Ask) -> RuntimeResult<()> {
         netns: None,
         ips: Vec::new(),
         group,
+        network: serde_json::Value::Null,
     };
     let state = SandboxState {
         v: VERSION,
@@ -129,11 +130,8 @@ async fn bring_up(
     let connected = runtime.ports.shims.spawn(&ask.id, &groups).await?;
     pod.connect(connected).await?;
     let attached = connect(runtime, pod, ask, groups).await?;
-    let meta = SandboxMeta {
-        netns: attached.as_ref().map(|a| a.netns.clone()),
-        ips: attached.map(|a| a.ips).unwrap_or_default(),
-        ..meta
-    };
+    let attached = attached.map(|a| (Some(a.netns), a.ips, a.kept)).unwrap_or_default();
+    let meta = SandboxMeta { netns: attached.0, ips: attached.1, network: attached.2, ..meta };
     let (shell, written) = (runtime.shell.clone(), meta.clone());
     blocking("writing the sandbox", move || {
         store::save(&shell.layout.sandbox(&written.id).join("meta.json"), &written)
@@ -167,5 +165,6 @@ async fn connect(
         return Ok(None);
     }
     let namespace = made.iter().zip(files).find(|(kind, _)| **kind == Namespace::Network).map(|(_, file)| file);
-    runtime.ports.network.attach(&ask.id, &ask.config, namespace).await.map(Some)
+    let pod = NetworkPod { id: ask.id.clone(), config: ask.config.clone(), kept: serde_json::Value::Null };
+    runtime.ports.network.attach(pod, namespace).await.map(Some)
 }

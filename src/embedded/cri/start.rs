@@ -63,7 +63,13 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<S
     let container = sandbox.container(id)?;
     let (shell, group) = (runtime.shell.clone(), container.meta.group.clone());
     let limits = Limits::Container(container.resources.clone());
-    let groups = blocking("making the control group", move || shell.groups.create(&group, &limits)).await?;
+    let devices = container.devices.clone();
+    let groups = blocking("making the control group", move || {
+        let groups = shell.groups.create(&group, &limits)?;
+        shell.groups.allow_devices(&group, &devices)?;
+        Ok(groups)
+    })
+    .await?;
     let mut plan = LaunchPlan { groups, ..(*container.plan).clone() };
     if let Some(resources) = container.resources.as_ref().filter(|_| container.is_updated) {
         plan.process.oom_score_adj = i32::try_from(resources.oom_score_adj).ok();

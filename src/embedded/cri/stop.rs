@@ -51,7 +51,7 @@ async fn take_down(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     let killed = now.containers.values().map(|container| container_end::kill(pod, container.id()));
     let killed = join_all(killed).await.into_iter().collect::<RuntimeResult<Vec<()>>>();
     let detached = match has_network(&now) {
-        true => runtime.ports.network.detach(now.id(), &now.config).await,
+        true => runtime.ports.network.detach(now.network()).await,
         false => Ok(()),
     };
     let path = runtime.shell.layout.shared_memory(now.id());
@@ -108,8 +108,9 @@ async fn bury(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     if now.is_removed {
         return Ok(());
     }
-    let (shell, id) = (runtime.shell.clone(), now.id().to_owned());
+    let (shell, id, group) = (runtime.shell.clone(), now.id().to_owned(), now.meta.group.clone());
     blocking("deleting the sandbox", move || {
+        shell.groups.remove(&group)?;
         files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;
         store::delete(&shell.layout.shim(&id))?;
         store::delete(&shell.layout.sandbox(&id))

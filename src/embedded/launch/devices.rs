@@ -1,5 +1,7 @@
 //! Which devices a container has, and which it may use. Pure. Behaviour: spec 09a §8.1, §8.4, §7.2.
 
+use serde::{Deserialize, Serialize};
+
 use super::{facts::Node, refusal::Refusal};
 use crate::{embedded::shim::plan::Device, proto::cri};
 
@@ -28,7 +30,7 @@ const ALLOWED: [(char, Option<u32>, Option<u32>, &str); 10] = [
 ];
 
 /// A rule about devices; later rules win.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Rule {
     /// Whether it allows or forbids.
     pub is_allowed: bool,

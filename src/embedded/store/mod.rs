@@ -242,6 +242,7 @@ mod tests {
             netns: None,
             ips: Vec::new(),
             group: "/berth".to_owned(),
+            network: serde_json::Value::Null,
         }
     }
 

@@ -6,7 +6,7 @@ use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
-use crate::embedded::shim::plan::LaunchPlan;
+use crate::embedded::{launch::devices::Rule, shim::plan::LaunchPlan};
 
 /// The version of all records; others are broken objects.
 pub const VERSION: u64 = super::record::VERSION;
@@ -32,6 +32,9 @@ pub struct SandboxMeta {
     pub ips: Vec<String>,
     /// Its control group.
     pub group: String,
+    /// What taking its network down needs to know.
+    #[serde(default)]
+    pub network: serde_json::Value,
 }
 
 /// What a sandbox is.
@@ -124,6 +127,8 @@ pub struct Spec {
     pub v: u64,
     /// What its shim carries out.
     pub plan: LaunchPlan,
+    /// What it may do with devices.
+    pub devices: Vec<Rule>,
 }
 
 /// A message as text.

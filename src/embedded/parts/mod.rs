@@ -1,0 +1,179 @@
+//! The real parts behind the ports, and a runtime that stands on them.
+
+pub mod images;
+pub mod network;
+pub mod planner;
+pub mod shims;
+
+use std::{path::PathBuf, sync::Arc};
+
+use tokio::task::spawn_blocking;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    config::EmbeddedConfig,
+    errors::{RuntimeError, RuntimeResult},
+    groups::KernelGroups,
+    images::{ImageStore, Settings, apply::Bounds, snapshots::Snapshotter},
+    launch::host,
+    network as embedded_network,
+    ports::{Network, Ports},
+    recover,
+    runtime::{HostFacts, Runtime},
+    store::{self, Layout},
+};
+use crate::{proto::cri::CgroupDriver, sys::cgroup::Hierarchy};
+
+/// What the runtime lives in.
+pub struct Surroundings {
+    /// The node's name.
+    pub hostname: String,
+    /// Our own program, of which the built-in images are made; none: there are none.
+    pub program: Option<PathBuf>,
+    /// Every task there is.
+    pub tasks: TaskTracker,
+    /// Cancelled when we are to end; pods go on.
+    pub stop: CancellationToken,
+}
+
+/// A runtime of this machine, with the images it has; what was there before is found again in the background.
+///
+/// # Errors
+/// What stands in the way: another daemon, a wrong setting, a kernel that is too old.
+pub async fn open(config: EmbeddedConfig, around: Surroundings) -> RuntimeResult<(Arc<Runtime>, ImageStore)> {
+    let layout = Layout { root: config.root.clone(), state: config.state.clone() };
+    let (looked, first) = (config.clone(), layout.clone());
+    let tasks = around.tasks.clone();
+    let (lock, host, hierarchy, shims, boot_id) = blocking(move || {
+        let lock = store::open(&first)?;
+        let host = host::look(&host_settings(&looked)?).map_err(|error| RuntimeError::other(error.to_string()))?;
+        let hierarchy = Hierarchy::detect().map_err(|error| RuntimeError::other(error.to_string()))?;
+        let shims = shims::Processes::unpack(first, tasks)?;
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Ok((lock, host, hierarchy, shims, boot_id.trim().to_owned()))
+    })
+    .await?;
+    let driver = driver(&config)?;
+    let images = ImageStore::open(image_settings(&config, around.program.clone())?).await?;
+    let network = network(&config, &around).await?;
+    let facts = HostFacts {
+        boot_id: boot_id.into(),
+        hostname: around.hostname.clone(),
+        driver,
+        has_recursive_read_only: host.has_recursive_read_only,
+        has_user_namespaces: host.has_user_namespaces,
+    };
+    let groups = KernelGroups::new(hierarchy, host.groups.clone(), config.tolerate_missing_hugetlb);
+    let planner = planner::Plans {
+        host,
+        hostname: around.hostname,
+        layout,
+        cdi: config.cdi_spec_dirs.clone(),
+        longest_record: config.longest_record(),
+        images: images.clone(),
+    };
+    let ports = Ports {
+        shims: Arc::new(shims),
+        images: Arc::new(images::Stored(images.clone())),
+        planner: Arc::new(planner),
+        network,
+        groups: Arc::new(groups),
+    };
+    let runtime = Runtime::with_lock(config, ports, facts, (around.tasks, around.stop.clone()), lock);
+    let collected = images.clone();
+    let stop = around.stop;
+    runtime.shell.spawn(async move {
+        tokio::select! {
+            () = collected.collector() => {}
+            () = stop.cancelled() => {}
+        }
+    });
+    Ok((runtime, images))
+}
+
+/// Finds again what was there, in the background; calls wait for it.
+pub fn start(runtime: &Arc<Runtime>) {
+    let recovering = runtime.clone();
+    runtime.shell.spawn(async move {
+        if let Err(cause) = recover::recover(&recovering).await {
+            tracing::error!(err = %cause, "The embedded runtime cannot find again what was there");
+        }
+    });
+}
+
+async fn blocking<R: Send + 'static>(work: impl FnOnce() -> RuntimeResult<R> + Send + 'static) -> RuntimeResult<R> {
+    spawn_blocking(work).await.map_err(|error| RuntimeError::other(error.to_string()))?
+}
+
+/// Who makes networks.
+async fn network(config: &EmbeddedConfig, around: &Surroundings) -> RuntimeResult<Arc<dyn Network>> {
+    let network = embedded_network::Network::open(network::settings(config)?).await?;
+    let (kept, stop) = (network.clone(), around.stop.clone());
+    around.tasks.spawn(async move { kept.keep(stop).await });
+    Ok(Arc::new(network::Networks(network)))
+}
+
+fn driver(config: &EmbeddedConfig) -> RuntimeResult<CgroupDriver> {
+    match config.cgroup_driver.as_str() {
+        "" | "auto" | "cgroupfs" => Ok(CgroupDriver::Cgroupfs),
+        "systemd" => Err(RuntimeError::other("embeddedRuntime.cgroupDriver: this build has no systemd driver yet")),
+        other => Err(RuntimeError::other(format!("embeddedRuntime.cgroupDriver: unknown driver {other:?}"))),
+    }
+}
+
+fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeResult<Settings> {
+    let snapshotter = match config.snapshotter.as_str() {
+        "" | "auto" => Snapshotter::Auto,
+        "overlay" => Snapshotter::Overlay,
+        "copy" => Snapshotter::Copy,
+        other => return Err(RuntimeError::other(format!("embeddedRuntime.snapshotter: {other:?} is not built in"))),
+    };
+    let bounds = Bounds {
+        bytes: config.max_layer_bytes,
+        entries: config.max_layer_entries,
+        ratio: config.max_compression_ratio,
+    };
+    let pinned = config.pinned_images.clone();
+    Ok(Settings { snapshotter, bounds, pinned, program, ..Settings::new(&config.root) })
+}
+
+/// Resources of `setrlimit(2)` by name, in the kernel's order.
+const LIMITS: [&str; 16] = [
+    "cpu",
+    "fsize",
+    "data",
+    "stack",
+    "core",
+    "rss",
+    "nproc",
+    "nofile",
+    "memlock",
+    "as",
+    "locks",
+    "sigpending",
+    "msgqueue",
+    "nice",
+    "rtprio",
+    "rttime",
+];
+
+fn host_settings(config: &EmbeddedConfig) -> RuntimeResult<host::Settings> {
+    let limits = config.default_ulimits.iter().map(|(name, value)| limit(name, value)).collect::<RuntimeResult<_>>()?;
+    Ok(host::Settings {
+        restricts_oom_score_adj: config.restrict_oom_score_adj,
+        limits,
+        owns_devices: config.device_ownership_from_security_context,
+        ignores_image_volumes: config.ignore_image_volumes,
+        unprivileged_ports: config.unprivileged_ports,
+        unprivileged_icmp: config.unprivileged_icmp,
+    })
+}
+
+fn limit(name: &str, value: &str) -> RuntimeResult<(u32, u64, u64)> {
+    let wrong = || RuntimeError::other(format!("embeddedRuntime.defaultUlimits: {name}: {value:?} is no soft:hard"));
+    let number = LIMITS.iter().position(|known| *known == name).ok_or_else(wrong)?;
+    let (soft, hard) = value.split_once(':').unwrap_or((value, value));
+    let read = |text: &str| if text == "unlimited" { Some(u64::MAX) } else { text.parse().ok() };
+    let number = u32::try_from(number).map_err(|_| wrong())?;
+    Ok((number, read(soft).ok_or_else(wrong)?, read(hard).ok_or_else(wrong)?))
+}
