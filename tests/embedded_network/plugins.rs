@@ -193,7 +193,7 @@ fn readiness_follows_the_configuration() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let told = |text: &str| Err(format!("Network plugin returns error: {text}"));
+        let told = |text: &str| Err(text.to_owned());
         let none = format!("no network config found in {directory}: cni plugin not initialized");
         becomes(told(&none)).await;
         plugins.configure("20-net.conf", &json!({"name": "net", "cniVersion": "1.0.0", "type": "one"}));

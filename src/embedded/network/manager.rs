@@ -108,22 +108,17 @@ impl Network {
         mode::choose(self.inner.wanted, self.inner.plugins.has_file())
     }
 
-    /// Whether pods can have a network; else the message of the node's condition.
+    /// Whether pods can have a network.
     ///
     /// # Errors
-    /// That message.
+    /// Why not; the node's condition says `Network plugin returns error: ` before it.
     pub async fn status(&self) -> Result<(), String> {
-        mode::readiness(self.trouble().await)
-    }
-
-    /// Why pods cannot have a network, without the words the condition's message begins with; `None` where they can.
-    pub async fn trouble(&self) -> Option<String> {
         let mode = self.mode();
         let cni_failure = match mode {
             Mode::Cni => self.inner.plugins.status().await.err(),
             Mode::Builtin => None,
         };
-        mode::trouble(&Facts {
+        mode::readiness(&Facts {
             mode,
             cni_failure,
             has_pod_cidr: !self.inner.builtin.nets().is_empty(),

@@ -20,7 +20,6 @@ mod cni;
 mod dial;
 mod errors;
 mod firewall;
-mod from_cri;
 mod host_ports;
 pub mod ipam;
 mod keep;

@@ -48,21 +48,17 @@ pub struct Facts {
     pub bridge_failure: Option<String>,
 }
 
-/// Why pods cannot have a network; `None` where they can.
-pub fn trouble(facts: &Facts) -> Option<String> {
-    match facts.mode {
+/// Whether pods can have a network.
+///
+/// # Errors
+/// Why not; the node's condition says `Network plugin returns error: ` before it.
+pub fn readiness(facts: &Facts) -> Result<(), String> {
+    let trouble = match facts.mode {
         Mode::Cni => facts.cni_failure.clone(),
         Mode::Builtin if !facts.has_pod_cidr => Some("pod CIDR not set".to_owned()),
         Mode::Builtin => facts.bridge_failure.clone(),
-    }
-}
-
-/// Whether pods can have a network; else the message of the node's condition.
-///
-/// # Errors
-/// That message.
-pub fn readiness(trouble: Option<String>) -> Result<(), String> {
-    trouble.map_or(Ok(()), |cause| Err(format!("Network plugin returns error: {cause}")))
+    };
+    trouble.map_or(Ok(()), Err)
 }
 
 /// What is said where no plugin is configured.
@@ -106,17 +102,16 @@ mod tests {
 
     #[test]
     fn readiness_says_why_not() {
-        let readiness = |facts: &Facts| readiness(trouble(facts));
         let builtin = Facts { mode: Mode::Builtin, cni_failure: None, has_pod_cidr: true, bridge_failure: None };
         let cni = Facts { mode: Mode::Cni, cni_failure: Some(no_plugins("/etc/cni/net.d")), ..builtin.clone() };
         assert_eq!(readiness(&builtin), Ok(()));
         assert_eq!(
             readiness(&Facts { has_pod_cidr: false, ..builtin.clone() }).expect_err("not ready"),
-            "Network plugin returns error: pod CIDR not set"
+            "pod CIDR not set"
         );
         assert_eq!(
             readiness(&cni).expect_err("not ready"),
-            "Network plugin returns error: no network config found in /etc/cni/net.d: cni plugin not initialized"
+            "no network config found in /etc/cni/net.d: cni plugin not initialized"
         );
         assert_eq!(readiness(&Facts { cni_failure: None, ..cni }), Ok(()));
     }
