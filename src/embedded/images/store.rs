@@ -464,6 +464,7 @@ fn now_ns() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
+mod folder;
 mod keep;
 mod pull;
 

@@ -287,3 +287,27 @@ async fn without_overlays_roots_are_copies() {
     assert!(!path.join("a").exists() && !path.join("d/x").exists());
     assert_eq!(fs::read_to_string(path.join("d/z")).expect("there"), "2");
 }
+
+#[tokio::test]
+async fn archives_that_lie_about_are_imported_once() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let (root, folder) = (dir.path().join("root"), dir.path().join("archives"));
+    let store = opened(&root).await;
+    assert_eq!(store.import_folder(&folder).await.expect("no directory"), 0);
+    fs::create_dir(&folder).expect("makeable");
+    fs::write(folder.join("a.tar.gz"), gzip(&oci("x.tld/a:1", &[layer(&[("f", "x")])], ""))).expect("writable");
+    fs::write(folder.join("broken.tar"), "nothing of the kind").expect("writable");
+    fs::write(folder.join("notes.txt"), "").expect("writable");
+    assert_eq!(store.import_folder(&folder).await.expect("imports"), 1);
+    assert!(store.status("x.tld/a:1").expect("a name").is_some());
+    store.remove("x.tld/a:1").await.expect("removed");
+    drop(store);
+    let store = opened(&root).await;
+    assert_eq!(store.import_folder(&folder).await.expect("nothing new"), 0);
+    fs::write(folder.join("a.tar.gz"), oci("x.tld/b:1", &[layer(&[("f", "y")])], "")).expect("writable");
+    assert_eq!(store.import_folder(&folder).await.expect("imports"), 1);
+    assert_eq!(store.list("").expect("a list")[0].repo_tags(), ["x.tld/b:1"]);
+}
