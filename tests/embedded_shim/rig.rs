@@ -180,7 +180,9 @@ fn process(args: &[&str]) -> Process {
 /// The records of a log: stream, tag and content.
 pub fn records(log: &Path) -> Vec<String> {
     let text = fs::read_to_string(log).unwrap_or_default();
-    text.lines().map(|line| line.get(31..).expect("a stamp").to_owned()).collect()
+    // The kernel shows a write page by page: the last line may not be all there.
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    whole.lines().map(|line| line.get(31..).expect("a stamp").to_owned()).collect()
 }
 
 /// A pipe.

@@ -34,6 +34,7 @@ tests! {
     the_first_client_to_end_its_input_closes_stdin
     a_pipe_held_by_others_is_given_up
     a_shim_ends_when_told_and_not_before
+    a_killed_shim_is_missed_at_once
     datagrams_that_are_none_end_the_connection_only
     whatever_is_sent_containers_run_on
     plans_may_be_long
@@ -311,6 +312,37 @@ async fn a_shim_ends_when_told_and_not_before() {
     until(|| (!std::path::Path::new(&proc).exists()).then_some(())).await;
     let gone = client::connect(rig.folder.path(), Duration::from_secs(1)).await.expect_err("gone");
     assert!(gone.is_lost(), "{gone}");
+}
+
+/// AC-09-E3, for the client's part.
+async fn a_killed_shim_is_missed_at_once() {
+    let mut rig = Rig::new().await;
+    let started = rig.launch("a", "exec sleep 1000").await;
+    let asked = rig.shim.clone();
+    let slow = LaunchPlan { limit_ms: 10_000, ..plan("b", &["slow"]) };
+    let slow = tokio::spawn(async move { asked.launch(slow).await });
+    let children = format!("/proc/{0}/task/{0}/children", rig.pid);
+    let both = until(|| {
+        let text = fs::read_to_string(&children).expect("children");
+        Some(text.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).filter(|pids| pids.len() == 2)
+    })
+    .await;
+    assert!(both.contains(&started.pid.to_string()));
+    kill(rig.pid);
+    let start = Instant::now();
+    assert_eq!(rig.events.next().await, None);
+    assert!(slow.await.expect("ran").expect_err("lost").is_lost());
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    both.iter().for_each(|pid| kill(pid.parse().expect("a number")));
+    // The kernel closes what it had open one after the other.
+    until(|| socket::connect(rig.folder.path()).err()).await;
+    let gone = client::connect(rig.folder.path(), Duration::from_secs(1)).await.expect_err("gone");
+    assert!(gone.is_lost(), "{gone}");
+}
+
+fn kill(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).expect("a number");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it ran");
 }
 
 async fn datagrams_that_are_none_end_the_connection_only() {
