@@ -62,6 +62,18 @@ impl Merged {
 
     /// Opens a regular file for reading, links followed inside the root.
     pub fn file(&self, path: &[u8]) -> Option<OwnedFd> {
+        match self.resolve(path)? {
+            Found::File(fd) => Some(fd),
+            _ => None,
+        }
+    }
+
+    /// Whether a path is a directory, links followed inside the root.
+    pub fn is_folder(&self, path: &[u8]) -> bool {
+        matches!(self.resolve(path), Some(Found::Folder))
+    }
+
+    fn resolve(&self, path: &[u8]) -> Option<Found> {
         let mut links = 0;
         let mut done: Vec<Vec<u8>> = Vec::new();
         let mut left = components(path);
@@ -76,7 +88,7 @@ impl Merged {
             }
             match self.look(&done).ok()? {
                 Found::Folder => {}
-                Found::File(fd) => return left.is_empty().then_some(fd),
+                Found::File(fd) => return left.is_empty().then_some(Found::File(fd)),
                 Found::Nothing => return None,
                 Found::Link(target) => {
                     links += 1;
@@ -91,7 +103,7 @@ impl Merged {
                 }
             }
         }
-        None
+        Some(Found::Folder)
     }
 
     /// What the merged root has at a path without links on its way.
@@ -181,6 +193,9 @@ mod tests {
             ("/nothing", KeptFile::Missing),
         ] {
             assert_eq!(merged.small_file(path), expected, "{path}");
+        }
+        for (path, expected) in [("etc", true), ("/etc/up", true), ("", true), ("etc/passwd", false), ("x", false)] {
+            assert_eq!(merged.is_folder(path.as_bytes()), expected, "{path}");
         }
         fs::write(at("low/etc/long"), vec![b'x'; 2 << 20]).expect("writable");
         assert_eq!(merged.small_file("/etc/long"), KeptFile::TooLong);

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 pub use self::keep::{FsInfo, FsUsage};
 use self::{keep::load_records, pull::Pulls};
 use super::{
-    apply::{Bounds, Policy},
+    apply::{Bounds, Form, Policy},
     archive::{Archive, Found},
     builtin,
     catalogue::{Catalogue, references},
@@ -235,7 +235,14 @@ impl ImageStore {
             let missing = || ImageError::not_found(format!("failed to resolve image {image:?}: not found"));
             let record = inner.catalogue().find(&image)?.ok_or_else(missing)?;
             let lease = inner.lease_of(&image)?;
-            let source = inner.snapshots.mount_image(&container, lease.numbers(), &sub_path, &inner.layers)?;
+            let sub_path = sub_path.trim_matches('/');
+            let leaves = sub_path.split('/').any(|part| part == "..");
+            if leaves || !inner.merged(lease.numbers())?.is_folder(sub_path.as_bytes()) {
+                return Err(ImageError::invalid(format!(
+                    "image sub path {sub_path:?} is no directory of image {image:?}"
+                )));
+            }
+            let source = inner.snapshots.mount_image(&container, lease.numbers(), sub_path, &inner.layers)?;
             Ok((record, source))
         })
         .await
@@ -340,6 +347,16 @@ impl Inner {
         self.layers.lease_all(&record.layers).ok_or_else(missing)
     }
 
+    /// These layers, from the bottom, as one root.
+    fn merged(&self, numbers: &[u64]) -> Result<Merged, ImageError> {
+        let shown = match self.layers.policy().form {
+            Form::Merged => numbers.split_at(numbers.len().saturating_sub(1)).1,
+            Form::Overlay { .. } => numbers,
+        };
+        let paths: Vec<PathBuf> = shown.iter().rev().map(|number| self.layers.path(*number)).collect();
+        Merged::open(&paths).attempt("open layers")
+    }
+
     fn remove(&self, reference: &str) -> Result<(), ImageError> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let removed = {
@@ -406,13 +423,7 @@ impl Inner {
             let extended = self.layers.extend(&mut lease, *chain, *diff_id, || open(at));
             extended.map_err(|error| error.within(format!("layer {}", what())))?;
         }
-        let paths: Vec<PathBuf> = match self.layers.policy().form {
-            super::apply::Form::Merged => {
-                lease.numbers().last().map(|top| self.layers.path(*top)).into_iter().collect()
-            }
-            _ => lease.numbers().iter().rev().map(|number| self.layers.path(*number)).collect(),
-        };
-        let merged = Merged::open(&paths).attempt("open layers")?;
+        let merged = self.merged(lease.numbers())?;
         let now = now_ns();
         let refs: Vec<Reference> =
             image.names.iter().flat_map(|name| references(name, image.target.digest, now)).collect();

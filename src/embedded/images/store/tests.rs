@@ -117,6 +117,11 @@ async fn an_imported_image_is_found_used_and_removed() {
     let (_, source) = store.mount_image("c1", "b:1", "").await.expect("mountable");
     assert!(matches!(source, Source::Layers { lower, .. } if lower == ["1/d"]));
 
+    store.mount_image("c1", "b:1", "bin").await.expect("a directory");
+    for wrong in ["bin/sh", "none", "../x"] {
+        assert_eq!(store.mount_image("c1", "b:1", wrong).await.expect_err(wrong).kind, Kind::InvalidArgument);
+    }
+
     // Five at once, and again what is gone (critest: simultaneous RemoveImage).
     let removals = (0..5).map(|_| store.remove("a:1"));
     futures::future::join_all(removals).await.into_iter().for_each(|done| done.expect("removed"));
