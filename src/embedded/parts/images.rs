@@ -15,6 +15,7 @@ use crate::{
         images::{
             FsUsage, ImageError, ImageStore, Kind,
             record::{Record, User},
+            registry::auth::Credentials,
         },
         ports::{Image, Images},
         runtime::now_ns,
@@ -79,7 +80,16 @@ impl Images for Stored {
 
     async fn pull(&self, request: cri::PullImageRequest) -> RuntimeResult<String> {
         let name = request.image.map(|image| image.image).unwrap_or_default();
-        Ok(self.0.pull(&name).await?.id())
+        let auth = request.auth.unwrap_or_default();
+        let credentials = Credentials {
+            username: auth.username,
+            password: auth.password,
+            auth: auth.auth,
+            server_address: auth.server_address,
+            identity_token: auth.identity_token,
+            registry_token: auth.registry_token,
+        };
+        Ok(self.0.pull(&name, &credentials).await?.id())
     }
 
     async fn remove(&self, name: &str) -> RuntimeResult<()> {

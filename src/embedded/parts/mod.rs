@@ -134,7 +134,9 @@ fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeR
         ratio: config.max_compression_ratio,
     };
     let pinned = config.pinned_images.clone();
-    Ok(Settings { snapshotter, bounds, pinned, program, ..Settings::new(&config.root) })
+    let registries = config.registries.config_path.split(':').filter(|path| !path.is_empty()).map(PathBuf::from);
+    let (registries, patience) = (registries.collect(), config.pull_progress_timeout);
+    Ok(Settings { snapshotter, bounds, pinned, registries, patience, program, ..Settings::new(&config.root) })
 }
 
 /// Resources of `setrlimit(2)` by name, in the kernel's order.
