@@ -1,6 +1,6 @@
 //! The services of CRI v1: a file for each group of calls.
 //!
-//! [`services`] makes them; [`serve`] answers on a socket, or over memory. What a call does once begun goes on when its
+//! `services` makes them; `serve` answers on a socket, or over memory. What a call does once begun goes on when its
 //! caller leaves. Behaviour: spec 09a §1-§5.
 
 mod change;

@@ -1,7 +1,7 @@
 //! Small files that say whether they are whole: JSON, then a line `#crc32c=<8 hex>` over what precedes.
 //!
 //! A file with a wrong sum or a version nobody knows makes its object *broken*, never half known. Blocking: call [`read`]
-//! and [`write`] from the blocking pool. Behaviour: spec 09 §6.
+//! and [`write()`] from the blocking pool. Behaviour: spec 09 §6.
 
 use std::{
     fs::File,
