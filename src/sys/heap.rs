@@ -10,20 +10,14 @@ use nix::sys::resource::{UsageWho, getrusage};
 /// One for all threads: a second one doubles the holes that nobody can give back.
 #[cfg(target_env = "gnu")]
 const ARENAS: i32 = 1;
-/// So much that is free at the end of the heap is kept until things have calmed down: a stream of buffers that come and
-/// go would give each back and ask for it again. Bytes; setting it also keeps larger blocks out of the heap for ever.
-#[cfg(target_env = "gnu")]
-const KEPT: i32 = 1 << 20;
 
 /// Call once, before the first thread is started.
 pub fn tune() {
     #[cfg(target_env = "gnu")]
     {
-        for (habit, value) in [(nix::libc::M_ARENA_MAX, ARENAS), (nix::libc::M_TRIM_THRESHOLD, KEPT)] {
-            // SAFETY: mallopt takes two integers and reads no memory of ours; it is called while this
-            // is the only thread. A refusal (0) leaves the default, which works too.
-            let _kept = unsafe { nix::libc::mallopt(habit, value) };
-        }
+        // SAFETY: mallopt takes two integers and reads no memory of ours; it is called while this
+        // is the only thread. A refusal (0) leaves the default, which works too.
+        let _kept = unsafe { nix::libc::mallopt(nix::libc::M_ARENA_MAX, ARENAS) };
     }
 }
 
