@@ -142,10 +142,14 @@ fn close_range(first: u32, last: u32, flags: u32) -> io::Result<()> {
 /// # Errors
 /// What the kernel says.
 pub fn reset_signals() -> io::Result<()> {
+    // Past the C library: it keeps 32 and 33 to itself and refuses to touch them, and an ignored one outlives execve.
+    let default = [0_u64; 4];
     for signal in 1..=libc::SIGRTMAX() {
-        // SAFETY: the default action runs no code of ours. The refusals (KILL, STOP, those of the C library) have no
-        // other action than the default.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        // SAFETY: all zero is the kernel's sigaction with the default action, no flags and an empty mask, which runs no
+        // code of ours; nothing is asked back. The refusals (KILL, STOP) have no other action than the default.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), std::ptr::null_mut::<u64>(), 8_usize);
+        }
     }
     nix::sys::signal::SigSet::empty().thread_set_mask().map_err(io::Error::from)
 }
