@@ -16,6 +16,7 @@ use tracing::info;
 
 use super::{
     adapters::{SourceWarnings, follow_runtime_features, forward_deaths},
+    embedded,
     events::EventLog,
     life::Life,
     logging::LogHandle,
@@ -101,7 +102,11 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
         Base { registry, events, clock: Arc::new(SystemClock), stop: life.stop.clone(), tasks, log: life.log.clone() };
     // Before the runtime is waited for: whoever mistyped a path shall not wait to hear of it.
     let auth = who_may_call(loaded, &base, facts.name.as_str()).await?;
-    let connection = cri::connect(&settings::cri(loaded), &base.registry).map_err(wrong)?;
+    let connection = if loaded.is_runtime_embedded() {
+        embedded::open(loaded, &base, facts.name.as_str()).await?
+    } else {
+        cri::connect(&settings::cri(loaded), &base.registry).map_err(wrong)?
+    };
     let patience = RUNTIME_PATIENCE.min(loaded.config.runtime_request_timeout.std());
     let info = cri::probe(&connection, &base.registry, patience).await.map_err(wrong)?;
     base.events.record(Event::node_normal("Starting", "Starting kubelet."));

@@ -4,6 +4,7 @@
 mod adapters;
 mod build;
 pub mod certificates;
+pub mod embedded;
 mod events;
 mod life;
 pub mod logging;

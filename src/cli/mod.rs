@@ -5,6 +5,7 @@
 
 mod certs;
 mod config;
+mod cri;
 mod run;
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
@@ -40,6 +41,8 @@ enum Command {
         #[command(subcommand)]
         command: certs::Command,
     },
+    /// Serve the embedded runtime on a socket, without an agent
+    Cri(cri::Arguments),
     /// Print the version
     Version,
 }
@@ -67,6 +70,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Command::Run { flags } => run::run(Personality::Berth, &flags),
         Command::Config { command } => config::run(&command),
         Command::Certs { command } => certs::run(&command),
+        Command::Cri(arguments) => cri::run(arguments),
         Command::Version => {
             println!("berth {}", version_line());
             ExitCode::SUCCESS

@@ -29,6 +29,9 @@ pub enum Personality {
     Berth,
 }
 
+/// The value of `containerRuntimeEndpoint` that means our own runtime.
+pub const EMBEDDED_RUNTIME: &str = "embedded";
+
 /// All that is known before anything is started.
 #[derive(Clone, Debug)]
 pub struct Loaded {
@@ -54,6 +57,13 @@ impl Loaded {
     /// Whether there is no API server.
     pub fn is_standalone(&self) -> bool {
         self.flags.is_standalone()
+    }
+
+    /// Whether pods run on our own runtime: `containerRuntimeEndpoint` is `embedded`, or, called as `berth run`, nobody
+    /// says anything. Called as `kubelet` the reference's default holds, so that its units and files keep their meaning.
+    pub fn is_runtime_embedded(&self) -> bool {
+        let (endpoint, flags) = (&self.config.container_runtime_endpoint, &self.flags);
+        endpoint == EMBEDDED_RUNTIME || (flags.decides_alone && !flags.endpoint_is_given)
     }
 
     /// Whether `RuntimeDefault` is the seccomp default: the flag or the field.
@@ -175,6 +185,7 @@ fn over_files(
 ) -> Result<Settings, StartupError> {
     let Settings { mut config, mut flags } = first;
     flags.address_is_given = given.parsed.given.contains(&"address");
+    flags.endpoint_is_given = given.parsed.given.contains(&"container-runtime-endpoint");
     if flags.config.is_empty() && flags.config_dir.is_empty() {
         return Ok(Settings { config, flags });
     }
@@ -183,6 +194,7 @@ fn over_files(
         let text = read_text(&flags.config).map_err(failed)?;
         let (loaded, told) = main_file(&flags.config, &text, gates).map_err(failed)?;
         flags.address_is_given |= decode::sets(&text.content, "address");
+        flags.endpoint_is_given |= decode::sets(&text.content, "containerRuntimeEndpoint");
         config = loaded;
         notices.extend(told);
     }
@@ -191,6 +203,7 @@ fn over_files(
             dropins::merge_directory(&config, &flags.config_dir, gates).map_err(StartupError::MergeDropins)?;
         config = merged;
         flags.address_is_given |= told.iter().any(|notice| notice.sets("address"));
+        flags.endpoint_is_given |= told.iter().any(|notice| notice.sets("containerRuntimeEndpoint"));
         notices.extend(told);
     }
     if flags.strict_config

@@ -1,9 +1,22 @@
 //! From settings to the two clients. Connecting is lazy: nothing here talks to the runtime.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use tokio::io::DuplexStream;
+use tonic::transport::Channel;
 
 use super::{
-    client::RuntimeClient, connector::channel, deadlines::Caller, endpoint::EndpointError, endpoint::socket_path,
+    client::RuntimeClient,
+    connector::{channel, memory_channel},
+    deadlines::Caller,
+    endpoint::EndpointError,
+    endpoint::socket_path,
     image_client::ImageClient,
 };
 use crate::metrics::{Registry, RuntimeOperations};
@@ -21,12 +34,38 @@ pub struct CriConfig {
     pub list_streaming: bool,
 }
 
+/// Connects to services in this process.
+pub type Dial = Arc<dyn Fn() -> BoxFuture<'static, io::Result<DuplexStream>> + Send + Sync>;
+
 /// Where a service is reached.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Place {
     /// As the operator wrote it, for texts.
     pub(super) endpoint: String,
-    pub(super) socket: PathBuf,
+    way: Way,
+}
+
+#[derive(Clone)]
+enum Way {
+    Socket(PathBuf),
+    Memory(Dial),
+}
+
+impl Place {
+    /// The socket; `None` for services in this process.
+    pub(super) fn socket(&self) -> Option<&Path> {
+        match &self.way {
+            Way::Socket(path) => Some(path),
+            Way::Memory(_) => None,
+        }
+    }
+
+    fn channel(&self) -> Channel {
+        match &self.way {
+            Way::Socket(path) => channel(path.clone()),
+            Way::Memory(dial) => memory_channel(dial.clone()),
+        }
+    }
 }
 
 /// The two clients, each on a channel of its own.
@@ -46,27 +85,33 @@ pub struct Connection {
 /// Endpoints that are no unix sockets.
 pub fn connect(config: &CriConfig, registry: &Registry) -> Result<Connection, EndpointError> {
     let place = |endpoint: &str| -> Result<Place, EndpointError> {
-        Ok(Place { endpoint: endpoint.to_owned(), socket: socket_path(endpoint)? })
+        Ok(Place { endpoint: endpoint.to_owned(), way: Way::Socket(socket_path(endpoint)?) })
     };
     let runtime_place = place(&config.endpoint)?;
     let image_place = place(if config.image_endpoint.is_empty() { &config.endpoint } else { &config.image_endpoint })?;
+    Ok(between(runtime_place, image_place, config, registry))
+}
+
+/// Prepares the clients of services in this process; registers the metrics of runtime operations.
+pub fn connect_over(dial: Dial, config: &CriConfig, registry: &Registry) -> Connection {
+    let place = Place { endpoint: config.endpoint.clone(), way: Way::Memory(dial) };
+    between(place.clone(), place, config, registry)
+}
+
+fn between(runtime_place: Place, image_place: Place, config: &CriConfig, registry: &Registry) -> Connection {
     let caller = Caller { timeout: config.request_timeout, metrics: Arc::new(RuntimeOperations::new(registry)) };
-    Ok(Connection {
-        runtime: Arc::new(RuntimeClient::new(
-            channel(runtime_place.socket.clone()),
-            caller.clone(),
-            config.list_streaming,
-        )),
-        images: Arc::new(ImageClient::new(channel(image_place.socket.clone()), caller, config.list_streaming)),
+    Connection {
+        runtime: Arc::new(RuntimeClient::new(runtime_place.channel(), caller.clone(), config.list_streaming)),
+        images: Arc::new(ImageClient::new(image_place.channel(), caller, config.list_streaming)),
         runtime_place,
         image_place,
-    })
+    }
 }
 
 impl Connection {
     /// Another channel to the runtime's socket, for services beside the CRI (containerd's own
     /// events). Connects when it is first used, and again when it must.
-    pub fn runtime_channel(&self) -> tonic::transport::Channel {
-        channel(self.runtime_place.socket.clone())
+    pub fn runtime_channel(&self) -> Channel {
+        self.runtime_place.channel()
     }
 }

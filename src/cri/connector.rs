@@ -18,6 +18,8 @@ use tokio::{
 };
 use tonic::transport::{Channel, Endpoint};
 
+use super::connect::Dial;
+
 const BASE: Duration = Duration::from_millis(100);
 const FACTOR: f64 = 1.6;
 const JITTER: f64 = 0.2;
@@ -44,6 +46,15 @@ pub(super) fn channel(socket: PathBuf) -> Channel {
     let connector = tower::service_fn(move |_: http::Uri| {
         let (socket, pause) = (socket.clone(), pause.clone());
         async move { connect(&socket, &pause).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
+}
+
+/// A channel to services in this process.
+pub(super) fn memory_channel(dial: Dial) -> Channel {
+    let connector = tower::service_fn(move |_: http::Uri| {
+        let connecting = dial();
+        async move { connecting.await.map(TokioIo::new) }
     });
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
 }

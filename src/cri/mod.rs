@@ -17,7 +17,7 @@ mod service;
 mod validate;
 
 pub use client::RuntimeClient;
-pub use connect::{Connection, CriConfig, connect};
+pub use connect::{Connection, CriConfig, Dial, connect, connect_over};
 pub use endpoint::{EndpointError, socket_path};
 pub use errors::{CriError, CriResult};
 pub use image_client::ImageClient;

@@ -105,7 +105,9 @@ pub async fn probe(
 ) -> Result<RuntimeInfo, ProbeError> {
     let until = Instant::now() + patience;
     for place in [&connection.runtime_place, &connection.image_place] {
-        await_socket(&place.socket, until).await;
+        if let Some(socket) = place.socket() {
+            await_socket(socket, until).await;
+        }
     }
     let (runtime, images) = (&*connection.runtime, &*connection.images);
     let endpoint = connection.runtime_place.endpoint.clone();

@@ -177,8 +177,12 @@ struct Actor {
 impl Actor {
     async fn run(mut self, mut mail: mpsc::Receiver<Mail>) {
         let mut events: Option<mpsc::Receiver<Event>> = None;
+        let stop = self.shell.stop.clone();
         while !self.sandbox.is_removed {
             tokio::select! {
+                biased;
+                // Pods go on without us.
+                () = stop.cancelled() => break,
                 event = next(&mut events) => match event {
                     Some(event) => self.heard(event).await,
                     None => events = self.lost_shim().await,

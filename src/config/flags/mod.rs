@@ -96,6 +96,8 @@ pub struct KubeletFlags {
     pub address_is_given: bool,
     /// Whether a node without an API server decides itself who may call, where a webhook is asked for.
     pub decides_alone: bool,
+    /// Whether somebody says where the container runtime is.
+    pub endpoint_is_given: bool,
     /// Flags of old that are accepted and do nothing, by name, where given.
     pub ignored: BTreeMap<&'static str, String>,
     /// Whether help was asked for.
@@ -139,6 +141,7 @@ impl Default for KubeletFlags {
             stale_authorization: false,
             address_is_given: false,
             decides_alone: false,
+            endpoint_is_given: false,
             ignored: BTreeMap::new(),
             help: false,
             version: VersionRequest::None,

@@ -43,7 +43,7 @@ pub struct Surroundings {
 pub async fn open(config: EmbeddedConfig, around: Surroundings) -> RuntimeResult<(Arc<Runtime>, ImageStore)> {
     let layout = Layout { root: config.root.clone(), state: config.state.clone() };
     let (looked, first) = (config.clone(), layout.clone());
-    let tasks = around.tasks.clone();
+    let tasks = (around.tasks.clone(), around.stop.clone());
     let (lock, host, hierarchy, shims, boot_id) = blocking(move || {
         let lock = store::open(&first)?;
         let host = host::look(&host_settings(&looked)?).map_err(|error| RuntimeError::other(error.to_string()))?;

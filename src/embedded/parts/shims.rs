@@ -9,7 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 use tokio::{task::spawn_blocking, time::timeout};
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::embedded::{
     errors::{ErrorKind, RuntimeError, RuntimeResult},
@@ -32,6 +32,7 @@ pub struct Processes {
     program: PathBuf,
     layout: Layout,
     tasks: TaskTracker,
+    stop: CancellationToken,
 }
 
 impl Processes {
@@ -39,17 +40,23 @@ impl Processes {
     ///
     /// # Errors
     /// There is no program, or it cannot be unpacked.
-    pub fn unpack(layout: Layout, tasks: TaskTracker) -> RuntimeResult<Self> {
+    pub fn unpack(layout: Layout, (tasks, stop): (TaskTracker, CancellationToken)) -> RuntimeResult<Self> {
         let (program, protection) =
             spawn::unpack(&layout.state).map_err(|error| RuntimeError::other(error.to_string()))?;
         tracing::debug!(path = %program.display(), protection = ?protection, "The shim's program");
         spawn::remove_others(&layout.state, &program);
-        Ok(Self { program, layout, tasks })
+        Ok(Self { program, layout, tasks, stop })
     }
 
     async fn connect(&self, folder: &Path) -> RuntimeResult<(Connected, Hello)> {
         let (shim, events, connection) = client::connect(folder, CONNECT).await.map_err(told)?;
-        self.tasks.spawn(connection.run());
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                cause = connection.run() => tracing::debug!(err = %cause, "The connection to a shim has ended"),
+                () = stop.cancelled() => {}
+            }
+        });
         let (hello, _) = shim.hello().await.map_err(told)?;
         Ok((Connected { shim: Arc::new(Process(shim)), events: events.into() }, hello))
     }

@@ -1,0 +1,128 @@
+//! Our own runtime in this process: from its settings to the clients everybody uses, and `berth cri`.
+
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{error, info};
+
+use super::{
+    build::{Base, BuildError, wrong},
+    settings,
+};
+use crate::{
+    config::Loaded,
+    cri::{self, Connection},
+    embedded::{
+        config::EmbeddedConfig,
+        cri as services,
+        parts::{self, Surroundings},
+        runtime::Runtime,
+    },
+};
+
+/// Names another file with the runtime's settings.
+const FILE_VARIABLE: &str = "BERTH_CONFIG";
+/// Where the runtime's settings are, in section `embeddedRuntime`; a file that is missing says nothing.
+const FILE: &str = "/etc/berth/config.yaml";
+/// The section.
+const SECTION: &str = "embeddedRuntime";
+/// Where `berth cri` serves where nothing else is said.
+const SOCKET: &str = "unix:///run/berth/cri.sock";
+
+/// Starts the runtime, and prepares the clients of its services.
+///
+/// # Errors
+/// What stands in the way.
+pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Connection, BuildError> {
+    let config = read()?;
+    let socket = config.serve_socket.clone();
+    let around = Surroundings {
+        hostname: node.to_owned(),
+        program: std::env::current_exe().ok(),
+        tasks: base.tasks.clone(),
+        stop: base.stop.child_token(),
+    };
+    let (runtime, _) = parts::open(config, around).await.map_err(wrong)?;
+    parts::start(&runtime);
+    if !socket.is_empty() {
+        let (serving, path, stop) = (runtime.clone(), socket_path(&socket)?, base.stop.child_token());
+        base.tasks.spawn(async move { serve_until(&serving, path, stop).await });
+    }
+    let memory = services::over_memory(&runtime, base.stop.child_token());
+    let dial: cri::Dial = Arc::new(move || {
+        let memory = memory.clone();
+        Box::pin(async move { memory.connect().await })
+    });
+    info!(root = %runtime.shell.layout.root.display(), "Pods run on the embedded runtime");
+    Ok(cri::connect_over(dial, &settings::cri(loaded), &base.registry))
+}
+
+async fn serve_until(runtime: &Arc<Runtime>, path: PathBuf, stop: CancellationToken) {
+    if let Err(cause) = services::over_socket(runtime, path, stop).await {
+        error!(err = %cause, "The embedded runtime's socket is not served");
+    }
+}
+
+fn socket_path(endpoint: &str) -> Result<PathBuf, BuildError> {
+    cri::socket_path(endpoint).map_err(wrong)
+}
+
+/// The runtime's settings.
+fn read() -> Result<EmbeddedConfig, BuildError> {
+    let path = std::env::var_os(FILE_VARIABLE).map_or_else(|| PathBuf::from(FILE), PathBuf::from);
+    let text = match std::fs::read_to_string(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(EmbeddedConfig::default()),
+        other => other.map_err(|e| BuildError(format!("read {}: {e}", path.display())))?,
+    };
+    let told = |cause: String| BuildError(format!("{}: {cause}", path.display()));
+    let sections: serde_json::Map<String, serde_json::Value> =
+        serde_saphyr::from_str(&text).map_err(|e| told(e.to_string()))?;
+    let mut config = EmbeddedConfig::default();
+    for (name, section) in sections {
+        match name.as_str() {
+            SECTION => config = EmbeddedConfig::read(section).map_err(told)?,
+            other => return Err(told(format!("unknown field `{other}`, expected `{SECTION}`"))),
+        }
+    }
+    Ok(config)
+}
+
+/// `berth cri`: the runtime alone, on a socket, until told to end. Pods go on.
+pub fn serve(socket: Option<String>) -> ExitCode {
+    let outcome = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(wrong)
+        .and_then(|runtime| runtime.block_on(alone(socket)));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(cause) => {
+            eprintln!("berth cri: {cause}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn alone(socket: Option<String>) -> Result<(), BuildError> {
+    let config = read()?;
+    let configured = Some(config.serve_socket.clone()).filter(|socket| !socket.is_empty());
+    let path = socket_path(&socket.or(configured).unwrap_or_else(|| SOCKET.to_owned()))?;
+    let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+    let hostname = nix::unistd::gethostname().map_err(wrong)?.to_string_lossy().into_owned();
+    let around = Surroundings { hostname, program: std::env::current_exe().ok(), tasks, stop: stop.clone() };
+    let (runtime, _) = parts::open(config, around).await.map_err(wrong)?;
+    parts::start(&runtime);
+    let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(wrong)?;
+    println!("serving {}", path.display());
+    let served = services::over_socket(&runtime, path, stop.clone());
+    tokio::select! {
+        served = served => served.map_err(wrong)?,
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    stop.cancel();
+    Ok(())
+}

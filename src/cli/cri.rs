@@ -1,0 +1,18 @@
+//! `berth cri`: our own runtime on a socket, for crictl and other agents.
+
+use std::process::ExitCode;
+
+use crate::agent;
+
+/// Where it is served.
+#[derive(clap::Args, Debug)]
+pub struct Arguments {
+    /// Socket to serve, `unix:///run/berth/cri.sock` where nothing is said
+    #[arg(long, value_name = "ENDPOINT")]
+    socket: Option<String>,
+}
+
+/// Serves until told to end; pods go on.
+pub fn run(arguments: Arguments) -> ExitCode {
+    agent::embedded::serve(arguments.socket)
+}
