@@ -15,11 +15,11 @@ test: deps      ## everything: tables, properties, simulation, scripted CRI, rea
 	$(CARGO) test --doc
 
 bench: deps     ## the figures of BENCHMARKS.md; BIN=/path/to/kubelet measures that one beside
-	$(CARGO) build --release
+	$(CARGO) build --release --bin berth
 	$(CARGO) bench --profile harness --bench agent -- $(if $(BIN),--against $(BIN))
 
 bench-server: deps ## the figures of the server alone; BIN=/path/to/kubelet measures that one beside
-	$(CARGO) build --release
+	$(CARGO) build --release --bin berth
 	$(CARGO) bench --profile harness --bench agent -- --only server $(if $(BIN),--against $(BIN))
 
 lint:           ## what CI refuses

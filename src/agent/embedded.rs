@@ -43,7 +43,12 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Con
         tasks: base.tasks.clone(),
         stop: base.stop.child_token(),
     };
-    let (runtime, _) = parts::open(config, around).await.map_err(wrong)?;
+    let archives = config.import_dir.clone();
+    let (runtime, images) = parts::open(config, around).await.map_err(wrong)?;
+    // What cannot be imported is told, and keeps no pod from running.
+    if let Err(cause) = images.import_folder(&archives).await {
+        error!(path = %archives.display(), err = %cause, "Images are not imported");
+    }
     parts::start(&runtime);
     if !socket.is_empty() {
         let (serving, path, stop) = (runtime.clone(), socket_path(&socket)?, base.stop.child_token());
@@ -112,7 +117,12 @@ async fn alone(socket: Option<String>) -> Result<(), BuildError> {
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let hostname = nix::unistd::gethostname().map_err(wrong)?.to_string_lossy().into_owned();
     let around = Surroundings { hostname, program: std::env::current_exe().ok(), tasks, stop: stop.clone() };
-    let (runtime, _) = parts::open(config, around).await.map_err(wrong)?;
+    let archives = config.import_dir.clone();
+    let (runtime, images) = parts::open(config, around).await.map_err(wrong)?;
+    // What cannot be imported is told, and keeps no pod from running.
+    if let Err(cause) = images.import_folder(&archives).await {
+        error!(path = %archives.display(), err = %cause, "Images are not imported");
+    }
     parts::start(&runtime);
     let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(wrong)?;

@@ -13,6 +13,7 @@ use crate::{
         containerd::{self, Containerd},
         disk::Small,
         process::{Home, container, manifest_of},
+        real,
     },
     node::{Node, UNTIL_STOPPED, lasting, shell},
 };
@@ -33,7 +34,8 @@ async fn refuses(endpoint: &str, words: &str) {
 /// A containerd as Docker installs it, without CRI; and its other socket, which speaks ttrpc.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_service_on_the_socket_is_told_by_name() {
-    if containerd::skips("another_service_on_the_socket_is_told_by_name") {
+    let test = "another_service_on_the_socket_is_told_by_name";
+    if real::is_about_containerd(test) || containerd::skips(test) {
         return;
     }
     let without_cri = |config: String| {

@@ -174,5 +174,5 @@ async fn limits_arrive_in_the_cgroup() {
 
 fn main_id(pod: &serde_json::Value) -> String {
     let id = container(pod, "main")["containerID"].as_str().unwrap_or_default();
-    id.trim_start_matches("containerd://").to_owned()
+    id.split_once("://").map(|(_, id)| id.to_owned()).unwrap_or_default()
 }

@@ -24,7 +24,7 @@ const GHOST: &str = "docker.io/library/ghost:1";
 async fn what_cannot_start_says_why() {
     let Some(node) = Node::shared("what_cannot_start_says_why").await else { return };
     // AC-03b-3, AC-03b-4, AC-03b-5; nothing is numbered for a bad command and a bad user
-    node.containerd.import(&[Image { user: "ghost", ..Image::busybox(GHOST) }]);
+    node.runtime.import("ghost", &[Image { user: "ghost", ..Image::busybox(GHOST) }]);
     let rows = [
         (
             "never",

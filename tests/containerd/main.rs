@@ -1,5 +1,5 @@
-//! Pods on a real containerd and runc, from manifest to process and back to nothing. Every test
-//! here needs root and is skipped by name without.
+//! Pods that really run, from manifest to process and back to nothing: on a real containerd and runc, and once more, as
+//! `on_embedded`, on the embedded runtime. Every test here needs root and is skipped by name without.
 
 #[path = "../kit/mod.rs"]
 mod kit;
@@ -18,11 +18,15 @@ mod restarts;
 mod security;
 mod stats;
 
-use kit::containerd;
+use kit::{containerd, real};
 
 #[test]
 fn the_private_containerd_runs_containers() {
-    let Some(containerd) = containerd::start_or_skip("the_private_containerd_runs_containers") else { return };
+    let test = "the_private_containerd_runs_containers";
+    if real::is_about_containerd(test) {
+        return;
+    }
+    let Some(containerd) = containerd::start_or_skip(test) else { return };
     let (ok, out) = containerd.ctr(&["images", "ls", "-q"]);
     assert!(ok && out.contains("busybox:1") && out.contains("pause:berth"), "{out}");
     let (ok, out) = containerd.ctr(&["run", "--rm", "docker.io/library/busybox:1", "one", "echo", "hello"]);

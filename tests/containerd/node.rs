@@ -1,4 +1,4 @@
-//! A node for tests: a private containerd, an agent on it, a cgroup for its pods; nothing is left
+//! A node for tests: a runtime, an agent on it, a cgroup for its pods; nothing is left
 //! behind. Tests that only put pods on it share one, as long as one of them is running.
 
 use std::{
@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use crate::kit::{
-    containerd::{self, Containerd},
     process::{Agent, Home, PATIENCE, container, manifest_of},
+    real::{self, Held, Real},
 };
 
 /// The node that tests share.
@@ -23,14 +23,14 @@ static SHARED: Mutex<Weak<Node>> = Mutex::const_new(Weak::new());
 /// How many log files a container may have here.
 pub const MAX_LOGS: usize = 5;
 
-/// A containerd with an agent. Fields are dropped in this order.
+/// A runtime with an agent. Fields are dropped in this order.
 pub struct Node {
     /// The agent.
     pub agent: Agent,
     /// Where it lives.
     pub home: Home,
     /// The runtime.
-    pub containerd: Containerd,
+    pub runtime: Real,
     cgroup: PodsCgroup,
 }
 
@@ -67,10 +67,10 @@ impl Node {
     }
 
     async fn built(test: &str, fields: Value, flags: &[String], prepare: impl FnOnce(&Home)) -> Option<Self> {
-        let containerd = containerd::start_or_skip(test)?;
-        let name = containerd.dir().file_name().expect("a name").to_string_lossy().into_owned();
+        let runtime = real::start_or_skip(test)?;
+        let name = runtime.dir().file_name().expect("a name").to_string_lossy().into_owned();
         let cgroup = PodsCgroup::new(&name);
-        let home = Home::new(&containerd.endpoint()).with(json!({
+        let home = runtime.home().with(json!({
             "cgroupsPerQOS": true,
             "cgroupRoot": format!("/{name}"),
             "containerLogMaxSize": "64Ki",
@@ -81,7 +81,7 @@ impl Node {
         let home = flags.iter().fold(home.with(fields), Home::flag);
         prepare(&home);
         let agent = home.start().await;
-        Some(Self { agent, home, containerd, cgroup })
+        Some(Self { agent, home, runtime, cgroup })
     }
 
     /// Ends the agent by a signal and starts it again.
@@ -124,10 +124,9 @@ impl Node {
         left.extend(links("").iter().filter(|link| points_there(link)).map(|link| link.display().to_string()));
         left.extend(self.cgroup.of_pod(uid).iter().map(|group| group.display().to_string()));
         if left.is_empty() {
-            // Last, because a process is what asking takes.
-            let filter = format!("labels.\"io.kubernetes.pod.uid\"=={uid}");
-            let (_, containers) = self.containerd.ctr(&["containers", "ls", &filter]);
-            left.extend(containers.lines().skip(1).map(str::to_owned));
+            // Last, because it is what costs most.
+            let held = self.runtime.containers(uid).into_iter().chain(self.runtime.sandboxes(uid));
+            left.extend(held.map(|held| held.id));
         }
         left
     }
@@ -159,36 +158,30 @@ impl Node {
     /// The process of a running container.
     pub fn pid(&self, pod: &Value, name: &str) -> u32 {
         let id = container(pod, name)["containerID"].as_str().unwrap_or_default();
-        self.pid_of(id.strip_prefix("containerd://").unwrap_or_else(|| panic!("{name} has no id: {pod:#}")))
+        let (_, id) = id.split_once("://").unwrap_or_else(|| panic!("{name} has no id: {pod:#}"));
+        self.runtime.pid(id)
     }
 
     /// The process of a pod's sandbox.
     pub fn sandbox_pid(&self, pod: &Value) -> u32 {
         let sandboxes = self.ids(pod, "sandbox");
         assert_eq!(sandboxes.len(), 1, "{sandboxes:?}");
-        self.pid_of(&sandboxes[0])
+        self.runtime.sandbox_pid(&sandboxes[0])
     }
 
     /// The ids that the runtime holds of a pod; `kind` is `sandbox` or `container`.
     pub fn ids(&self, pod: &Value, kind: &str) -> Vec<String> {
-        let uid = uid_of(pod);
-        let filter = format!("labels.\"io.kubernetes.pod.uid\"=={uid},labels.\"io.cri-containerd.kind\"=={kind}");
-        let (_, ids) = self.containerd.ctr(&["containers", "ls", "-q", &filter]);
-        ids.lines().map(str::to_owned).collect()
+        self.held(pod, kind).into_iter().map(|held| held.id).collect()
     }
 
-    /// Those of [`Self::ids`] that have a process.
+    /// Those of [`Self::ids`] that run.
     pub fn tasks(&self, pod: &Value, kind: &str) -> Vec<String> {
-        let (_, running) = self.containerd.ctr(&["tasks", "ls"]);
-        let runs = |id: &String| running.lines().any(|line| line.starts_with(id.as_str()) && line.contains("RUNNING"));
-        self.ids(pod, kind).into_iter().filter(runs).collect()
+        self.held(pod, kind).into_iter().filter(|held| held.is_up).map(|held| held.id).collect()
     }
 
-    fn pid_of(&self, id: &str) -> u32 {
-        let (_, tasks) = self.containerd.ctr(&["tasks", "ls"]);
-        let line =
-            tasks.lines().find(|line| line.starts_with(id)).unwrap_or_else(|| panic!("{id} does not run: {tasks}"));
-        line.split_whitespace().nth(1).and_then(|pid| pid.parse().ok()).expect("a pid")
+    fn held(&self, pod: &Value, kind: &str) -> Vec<Held> {
+        let uid = uid_of(pod);
+        if kind == "sandbox" { self.runtime.sandboxes(uid) } else { self.runtime.containers(uid) }
     }
 }
 

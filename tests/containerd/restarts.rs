@@ -6,7 +6,10 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
-    kit::process::{container, manifest_of},
+    kit::{
+        process::{container, manifest_of},
+        real,
+    },
     node::{Node, UNTIL_STOPPED, kill_process, lasting, shell, uid_of},
 };
 
@@ -101,13 +104,16 @@ async fn the_agent_may_be_killed_at_any_moment() {
 /// happened is made up for. An agent that starts without it waits for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containerd_goes_and_pods_stay() {
+    if real::is_about_containerd("containerd_goes_and_pods_stay") {
+        return;
+    }
     let Some(mut node) = Node::own("containerd_goes_and_pods_stay").await else { return };
     let before = node.run(&lasting("stays")).await;
     let dies = node.run(&lasting("dies")).await;
     let goes = node.run(&lasting("goes")).await;
     let (pid, dying) = (node.pid(&before, "main"), node.pid(&dies, "main"));
 
-    node.containerd.crash();
+    node.runtime.containerd().crash();
     node.home.put_pod(&lasting("comes"));
     node.home.remove("goes.json");
     kill_process(dying);
@@ -117,16 +123,16 @@ async fn containerd_goes_and_pods_stay() {
     assert_eq!(shown["status"]["containerStatuses"], before["status"]["containerStatuses"]);
     assert_eq!(node.agent.healthz("/healthz").await.map(|answer| answer.status), Some(200));
 
-    node.containerd.restart();
+    node.runtime.containerd().restart();
     let comes = node.agent.until_ready("comes").await;
     let dies = node.agent.until_pod("dies", "running again", is_back).await;
     node.until_nothing_is_left(&goes).await;
 
-    node.containerd.crash();
+    node.runtime.containerd().crash();
     node.agent.end_with(Signal::SIGKILL).await;
     node.agent = node.home.spawn();
     node.agent.until_log("Waiting for the container runtime's socket").await;
-    node.containerd.restart();
+    node.runtime.containerd().restart();
     node.agent.healthy().await;
     for (name, pod, restarts) in [("stays", &before, 0), ("comes", &comes, 0), ("dies", &dies, 1)] {
         let now = node.agent.until_ready(name).await;

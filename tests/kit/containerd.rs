@@ -17,7 +17,10 @@ use berth::{
 };
 use futures::future::join_all;
 
-use super::image::{BUSYBOX, Image, write_archive};
+use super::{
+    embedded::unmount_below,
+    image::{BUSYBOX, Image, write_archive},
+};
 
 /// A running containerd; stopped and cleaned up when dropped.
 pub struct Containerd {
@@ -222,15 +225,5 @@ fn kill_shims(needle: &str) {
         if String::from_utf8_lossy(&command).contains(needle) {
             let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
         }
-    }
-}
-
-fn unmount_below(folder: &str) {
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let mut below: Vec<&str> =
-        mounts.lines().filter_map(|l| l.split(' ').nth(1)).filter(|target| target.starts_with(folder)).collect();
-    below.sort_by_key(|target| std::cmp::Reverse(target.len()));
-    for target in below {
-        let _ = nix::mount::umount2(target, nix::mount::MntFlags::MNT_DETACH);
     }
 }

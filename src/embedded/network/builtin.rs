@@ -62,7 +62,7 @@ impl Builtin {
     /// Changes nothing yet.
     pub fn new(settings: Settings) -> Self {
         let rules = Rules {
-            table: names::NAME.to_owned(),
+            table: names::owner(&settings.bridge).to_owned(),
             bridge: settings.bridge.clone(),
             pods: Vec::new(),
             no_masquerade: Vec::new(),
@@ -80,6 +80,11 @@ impl Builtin {
     /// The bridge's name.
     pub fn bridge(&self) -> &str {
         &self.settings.bridge
+    }
+
+    /// What our table and files of namespaces are called.
+    pub fn owner(&self) -> &str {
+        names::owner(&self.settings.bridge)
     }
 
     /// Why the machine could not be set up.

@@ -97,7 +97,8 @@ impl Network {
     pub async fn open(settings: Settings) -> Result<Self, NetworkError> {
         let opened = spawn_blocking(move || {
             let Settings { wanted, builtin, cni_directory, cni_programs, cni_cache, cni_limit, namespaces } = settings;
-            let plugins = Plugins::new(cni_directory, cni_programs, cni_cache, cni_limit);
+            let owner = names::owner(&builtin.bridge).to_owned();
+            let plugins = Plugins::new(owner, cni_directory, cni_programs, cni_cache, cni_limit);
             Self { inner: Arc::new(Inner { wanted, namespaces, builtin: Builtin::new(builtin), plugins }) }
         });
         opened.await.map_err(|e| NetworkError::kernel("network", std::io::Error::other(e)))
@@ -161,7 +162,7 @@ impl Network {
 
     /// The file that names a sandbox's network namespace.
     pub fn namespace_file(&self, sandbox: &str) -> PathBuf {
-        self.inner.namespaces.join(names::namespace_file(sandbox))
+        self.inner.namespaces.join(names::namespace_file(self.inner.builtin.owner(), sandbox))
     }
 
     /// Gives a pod its network. Nothing is left of it when it fails.
@@ -255,10 +256,11 @@ impl Network {
         let (inner, pods, prepares) = (Arc::clone(&self.inner), pods.to_vec(), self.mode() == Mode::Builtin);
         self.blocking("recovery of networks", RECOVERY_LIMIT, move || {
             let lost = inner.builtin.recover(&pods, prepares);
-            let kept: Vec<String> = pods.iter().map(|pod| names::namespace_file(&pod.id)).collect();
+            let owner = inner.builtin.owner();
+            let kept: Vec<String> = pods.iter().map(|pod| names::namespace_file(owner, &pod.id)).collect();
             for entry in fs::read_dir(&inner.namespaces).into_iter().flatten().flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
-                if names::is_namespace_file(&name) && !kept.contains(&name) {
+                if names::is_namespace_file(owner, &name) && !kept.contains(&name) {
                     unbind(&entry.path())?;
                 }
             }

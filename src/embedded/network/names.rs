@@ -30,15 +30,22 @@ pub fn is_host_end(link: &str) -> bool {
     link.strip_prefix("veth").is_some_and(|rest| rest.len() == 8 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// The file that names a pod's network namespace.
-pub fn namespace_file(sandbox: &str) -> String {
-    let short: String = sandbox.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
-    format!("{NAME}-{short}")
+/// What tells the things of one runtime from those of another on the same machine: our name, or that of the bridge where
+/// another is configured. Tables and files of namespaces begin with it.
+pub fn owner(bridge: &str) -> &str {
+    if bridge == self::bridge() { NAME } else { bridge }
 }
 
-/// Whether a file in the directory of namespaces is ours.
-pub fn is_namespace_file(name: &str) -> bool {
-    name.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('-')).is_some_and(|id| !id.is_empty() && id.len() <= 16)
+/// The file that names a pod's network namespace.
+pub fn namespace_file(owner: &str, sandbox: &str) -> String {
+    let short: String = sandbox.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
+    format!("{owner}-{short}")
+}
+
+/// Whether a file in the directory of namespaces belongs to this owner.
+pub fn is_namespace_file(owner: &str, name: &str) -> bool {
+    let id = name.strip_prefix(owner).and_then(|rest| rest.strip_prefix('-'));
+    id.is_some_and(|id| (1..=16).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }
 
 /// The bridge's hardware address: the machine's own, so that it does not change with its ports.
@@ -86,10 +93,12 @@ mod tests {
         assert_eq!(a[0], "vethca978112");
         assert!(a.len() == 8 && a.iter().all(|name| name.len() <= 15 && is_host_end(name) && !b.contains(name)));
         assert!(!is_host_end("veth0") && !is_host_end("vethzzzzzzzz") && !is_host_end("eth0"));
-        let file = namespace_file(&"0123456789abcdef".repeat(4));
+        let file = namespace_file(NAME, &"0123456789abcdef".repeat(4));
         assert_eq!(file, "berth-0123456789abcdef");
-        assert!(is_namespace_file(&file) && !is_namespace_file("cni-1") && !is_namespace_file("berth-"));
-        assert_eq!(namespace_file("../../x"), "berth-x");
+        let is_ours = |name: &str| is_namespace_file(NAME, name);
+        assert!(is_ours(&file) && !is_ours("cni-1") && !is_ours("berth-") && !is_ours("berth-2-01"));
+        assert_eq!(namespace_file("pods1", "../../x"), "pods1-x");
+        assert_eq!((owner(&bridge()), owner("pods1")), (NAME, "pods1"));
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub struct Request {
 /// The network of plugins.
 #[derive(Debug)]
 pub struct Plugins {
+    /// Whose attachments are ours to remove; see `names::owner`.
+    owner: String,
     directory: PathBuf,
     cache: PathBuf,
     caller: Caller,
@@ -61,10 +63,10 @@ struct State {
 
 impl Plugins {
     /// Reads the configuration once; see [`Self::reload`].
-    pub fn new(directory: PathBuf, programs: Vec<PathBuf>, cache: PathBuf, limit: Duration) -> Self {
+    pub fn new(owner: String, directory: PathBuf, programs: Vec<PathBuf>, cache: PathBuf, limit: Duration) -> Self {
         let state = State { loaded: Err(String::new()), has_file: false, failures: BTreeMap::new() };
-        let plugins =
-            Self { directory, cache, caller: Caller { directories: programs, limit }, state: Mutex::new(state) };
+        let caller = Caller { directories: programs, limit };
+        let plugins = Self { owner, directory, cache, caller, state: Mutex::new(state) };
         plugins.reload();
         plugins
     }
@@ -258,7 +260,7 @@ impl Plugins {
             if sandboxes.contains(&sandbox.as_str()) {
                 continue;
             }
-            for attachment in attachments.into_iter().filter(is_ours) {
+            for attachment in attachments.into_iter().filter(|one| is_ours(&self.owner, one)) {
                 let request =
                     Request { netns: attachment.netns.clone().into(), sandbox: sandbox.clone(), ..Request::default() };
                 if let Err(e) = self.del(&request).await {
@@ -296,9 +298,9 @@ fn counts_as_leaked(failures: &mut BTreeMap<String, (u32, Instant)>, sandbox: &s
 }
 
 /// Another runtime of this machine may keep its pods in the same directory.
-fn is_ours(attachment: &Attachment) -> bool {
+fn is_ours(owner: &str, attachment: &Attachment) -> bool {
     let file = std::path::Path::new(&attachment.netns).file_name();
-    file.is_some_and(|name| names::is_namespace_file(&name.to_string_lossy()))
+    file.is_some_and(|name| names::is_namespace_file(owner, &name.to_string_lossy()))
 }
 
 #[cfg(test)]

@@ -1,0 +1,148 @@
+//! The embedded runtime of a test's agent: own directories, bridge, addresses and socket, and nothing left behind.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use nix::{
+    mount::{MntFlags, umount2},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::json;
+
+use super::image::{BUSYBOX, Image, write_archive};
+
+/// Settings of a runtime that an agent opens; what it leaves is cleaned up when dropped.
+pub struct Embedded {
+    dir: tempfile::TempDir,
+    bridge: String,
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Why pods cannot run here; `None` where they can.
+pub fn missing() -> Option<String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("needs root: containers are started".to_owned());
+    }
+    let is_there = Path::new("/bin/busybox").exists() || Path::new("/usr/bin/busybox").exists();
+    (!is_there).then(|| "needs busybox-static, of which the test images are made".to_owned())
+}
+
+/// Whether a test must be skipped; says so by its name. On CI nothing may be.
+pub fn skips(test: &str) -> bool {
+    let Some(why) = missing() else { return false };
+    assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
+    println!("skipped: {test}: {why}");
+    true
+}
+
+impl Embedded {
+    /// Writes the settings, and the test images where they are imported from.
+    pub fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("berth-emb-").tempdir().expect("a folder");
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let bridge = format!("be{}x{number}", std::process::id() % 100_000);
+        let range = format!("10.{}.{}.0/24", 100 + std::process::id() % 50, (std::process::id() / 50 + number) % 250);
+        let below = |name: &str| dir.path().join(name);
+        let settings = json!({"embeddedRuntime": {
+            "root": below("root"),
+            "state": below("state"),
+            "serveSocket": format!("unix://{}", below("cri.sock").display()),
+            "importDir": below("images"),
+            "network": {"mode": "builtin", "bridge": bridge, "defaultPodCIDR": range},
+        }});
+        fs::write(below("berth.yaml"), settings.to_string()).expect("written");
+        fs::create_dir(below("images")).expect("a folder");
+        let made = Self { dir, bridge };
+        made.import("first", &[Image::busybox(BUSYBOX), Image::pause()]);
+        made
+    }
+
+    /// The file of settings, for `BERTH_CONFIG`.
+    pub fn settings(&self) -> PathBuf {
+        self.dir.path().join("berth.yaml")
+    }
+
+    /// A folder that goes with it.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The socket that is served while the agent runs.
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.dir.path().join("cri.sock").display())
+    }
+
+    /// The process that holds a pod.
+    pub fn shim(&self, sandbox: &str) -> u32 {
+        let text = fs::read_to_string(self.dir.path().join("state/s").join(sandbox).join("shim.pid"));
+        text.expect("a shim").split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a pid")
+    }
+
+    /// Lays images where they are imported from, complete at once.
+    pub fn import(&self, name: &str, images: &[Image<'_>]) {
+        let draft = self.dir.path().join("draft.tar");
+        write_archive(images, &draft).expect("an archive");
+        fs::rename(draft, self.dir.path().join("images").join(format!("{name}.tar"))).expect("renamed");
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        let shims: Vec<u32> = fs::read_dir(self.dir.path().join("state/s"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| fs::read_to_string(entry.path().join("shim.pid")).ok())
+            .filter_map(|text| text.split_whitespace().next()?.parse().ok())
+            .collect();
+        for shim in shims {
+            // Those below first: they outlive it.
+            for pid in below(shim).into_iter().chain([shim]) {
+                let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL); // it may have ended
+            }
+        }
+        let own = format!("{}-", self.bridge);
+        for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&own) {
+                let _ = umount2(&entry.path(), MntFlags::MNT_DETACH);
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        unmount_below(&self.dir.path().to_string_lossy());
+        let _ = Command::new("ip").args(["link", "del", &self.bridge]).output(); // never made where no pod had a network
+        let _ = Command::new("nft").args(["delete", "table", "inet", &self.bridge]).output();
+    }
+}
+
+/// The processes below one, the deepest last.
+fn below(pid: u32) -> Vec<u32> {
+    let mut all: Vec<u32> = Vec::new();
+    let mut next = vec![pid];
+    while let Some(parent) = next.pop() {
+        let tasks = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+        for task in tasks {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            let children: Vec<u32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+            next.extend(&children);
+            all.extend(children);
+        }
+    }
+    all
+}
+
+/// Takes away the mounts below a folder, the deepest first.
+pub fn unmount_below(folder: &str) {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mut below: Vec<&str> =
+        mounts.lines().filter_map(|l| l.split(' ').nth(1)).filter(|target| target.starts_with(folder)).collect();
+    below.sort_by_key(|target| std::cmp::Reverse(target.len()));
+    for target in below {
+        let _ = umount2(target, MntFlags::MNT_DETACH);
+    }
+}
