@@ -37,6 +37,8 @@ pub struct Container {
     pub is_killed: bool,
     /// Whether it is being removed.
     pub is_removing: bool,
+    /// How it ended, where that was told before its start.
+    pub early_end: Option<Exit>,
     /// What the shim carries out; made when the container is.
     pub plan: Arc<LaunchPlan>,
     /// What it may do with devices.
@@ -104,11 +106,12 @@ impl Container {
         }
     }
 
-    /// It runs. An end that was told first stays.
-    pub fn started(&mut self, started: Started) {
+    /// It runs. Returns its end where that was told before its start: the two come on different ways.
+    pub fn started(&mut self, started: Started) -> Option<Exit> {
         if matches!(self.phase, Phase::Starting | Phase::Created) {
             self.phase = Phase::Running(started);
         }
+        self.early_end.take()
     }
 
     /// It could not be started.
@@ -123,8 +126,11 @@ impl Container {
         });
     }
 
-    /// It ended. Returns whether that is news.
+    /// It ended. Returns whether that is news; before its start is told it is kept until then.
     pub fn exited(&mut self, exit: &Exit, rule: OomRule) -> bool {
+        if self.phase == Phase::Starting {
+            self.early_end = Some(*exit);
+        }
         let Phase::Running(started) = &self.phase else { return false };
         let reason = reason(exit, self.is_killed, rule);
         let code = if reason == OOM { KILLED } else { exit.code };
@@ -236,6 +242,7 @@ impl Container {
             is_asked: state.is_asked,
             is_killed: false,
             is_removing: false,
+            early_end: None,
             plan: Arc::new(spec.plan),
             devices: Arc::new(spec.devices),
         })
@@ -357,11 +364,23 @@ mod tests {
         assert_eq!(c.state(), cri::ContainerState::ContainerCreated);
         let text = |c: &mut Container| c.begin_start().expect_err("not created").text;
         assert_eq!(text(&mut c), "container is already in starting state");
-        c.started(RUN);
+        assert_eq!(c.started(RUN), None);
         assert_eq!(text(&mut c), "container is in CONTAINER_RUNNING state");
         assert!(c.exited(&exit(0, false, false), OomRule::Strict));
         assert!(!c.exited(&exit(1, false, false), OomRule::Strict), "told twice");
         assert_eq!(text(&mut c), "container is in CONTAINER_EXITED state");
+    }
+
+    #[test]
+    fn an_end_that_is_told_before_the_start_is_not_lost() {
+        let mut c = container("c");
+        c.begin_start().expect("created");
+        let early = exit(3, false, false);
+        assert!(!c.exited(&early, OomRule::Strict), "it has not started yet");
+        assert_eq!(c.started(RUN), Some(early));
+        assert_eq!(c.state(), cri::ContainerState::ContainerRunning);
+        assert!(c.exited(&early, OomRule::Strict));
+        assert_eq!(c.record().exit_code, 3);
     }
 
     #[test]
@@ -384,7 +403,7 @@ mod tests {
         let mut c = container("c");
         assert_eq!(stop(&mut c, 10), Stop::Nothing);
         c.begin_start().expect("created");
-        c.started(RUN);
+        assert_eq!(c.started(RUN), None);
         assert_eq!(stop(&mut c, 10), Stop::Ask);
         assert_eq!(stop(&mut c, 1), Stop::Wait);
         assert_eq!(stop(&mut c, 0), Stop::Kill);
@@ -401,7 +420,7 @@ mod tests {
         assert_eq!(again(&c).phase, Phase::Created);
         c.begin_start().expect("created");
         assert_eq!(again(&c).phase, Phase::Created, "half started is not started");
-        c.started(RUN);
+        assert_eq!(c.started(RUN), None);
         c.is_asked = true;
         c.resources = Some(cri::LinuxContainerResources { cpu_quota: 5, ..Default::default() });
         c.is_updated = true;

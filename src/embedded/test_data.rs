@@ -66,6 +66,7 @@ pub fn container(id: &str) -> Container {
         is_asked: false,
         is_killed: false,
         is_removing: false,
+        early_end: None,
         plan: Arc::new(plan(id)),
         devices: Arc::default(),
     }

@@ -131,6 +131,7 @@ async fn plan_and_write(
         is_asked: false,
         is_killed: false,
         is_removing: false,
+        early_end: None,
         plan: Arc::new(plan),
         devices: Arc::new(devices),
     };

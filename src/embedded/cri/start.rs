@@ -10,6 +10,7 @@ use crate::embedded::{
     errors::{RuntimeError, RuntimeResult},
     ports::Limits,
     runtime::{Runtime, blocking, now_ns},
+    sandbox::Sandbox,
     shim::plan::{LaunchPlan, Reply, Request, Started},
 };
 
@@ -43,11 +44,19 @@ async fn launch(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<()
     };
     let container = id.to_owned();
     match outcome {
-        Ok(started) => pod.turn(move |sandbox| sandbox.container_mut(&container).map(|c| c.started(started))).await?,
+        Ok(started) => {
+            let begun = container.clone();
+            let early = pod.turn(move |sandbox| sandbox.container_mut(&begun).map(|c| c.started(started)));
+            let Some(exit) = early.await?? else { return Ok(()) };
+            // Another turn: it is told that it ran, and then that it ended.
+            let rule = runtime.shell.config.oom_reason;
+            let ended = move |sandbox: &mut Sandbox| sandbox.container_mut(&container).map(|c| c.exited(&exit, rule));
+            pod.turn(ended).await?.map(drop)
+        }
         Err(cause) => {
             clean_up(runtime, pod, id).await;
             let text = cause.text.clone();
-            let failed = move |sandbox: &mut crate::embedded::sandbox::Sandbox| {
+            let failed = move |sandbox: &mut Sandbox| {
                 let container = sandbox.container_mut(&container);
                 container.map(|c| c.start_failed(&text, now_ns()))
             };

@@ -125,8 +125,8 @@ fn make_in(root: &Path, group: &GroupPath, made: &mut BTreeSet<GroupPath>, cpuse
         }
         (result, _) => result?,
     };
-    if cpuset && !group.is_root() {
-        inherit_cpuset(&directory)?;
+    if cpuset {
+        inherit_cpuset(root, group)?;
     }
     if result == Made::Now {
         made.insert(group.clone());
@@ -135,13 +135,14 @@ fn make_in(root: &Path, group: &GroupPath, made: &mut BTreeSet<GroupPath>, cpuse
 }
 
 /// A new cpuset is empty, and nothing can run in it before it has the CPUs and memory nodes of
-/// the one above.
-fn inherit_cpuset(directory: &Path) -> CgroupResult<()> {
-    let Some(parent) = directory.parent() else { return Ok(()) };
+/// the one above, which somebody may have made and left empty.
+fn inherit_cpuset(root: &Path, group: &GroupPath) -> CgroupResult<()> {
+    let Some(parent) = group.parent() else { return Ok(()) };
     for file in ["cpuset.cpus", "cpuset.mems"] {
-        let own = directory.join(file);
+        let own = group.below(root).join(file);
         if group::read(&own)?.is_empty() {
-            group::write(&own, &group::read(&parent.join(file))?)?;
+            inherit_cpuset(root, &parent)?;
+            group::write(&own, &group::read(&parent.below(root).join(file))?)?;
         }
     }
     Ok(())
