@@ -187,7 +187,6 @@ impl Container {
         let state = ContainerState {
             v: VERSION,
             resources: self.is_updated.then_some(self.resources.as_ref()).flatten().map(pack),
-            is_asked: self.is_asked,
             ..ContainerState::default()
         };
         match &self.phase {
@@ -239,7 +238,8 @@ impl Container {
             phase,
             resources: updated.or(requested),
             is_updated,
-            is_asked: state.is_asked,
+            // Whether it was sent before the daemon ended nobody knows: better twice than never.
+            is_asked: false,
             is_killed: false,
             is_removing: false,
             early_end: None,
@@ -421,11 +421,10 @@ mod tests {
         c.begin_start().expect("created");
         assert_eq!(again(&c).phase, Phase::Created, "half started is not started");
         assert_eq!(c.started(RUN), None);
-        c.is_asked = true;
         c.resources = Some(cri::LinuxContainerResources { cpu_quota: 5, ..Default::default() });
         c.is_updated = true;
         let recalled = again(&c);
-        assert_eq!((recalled.phase.clone(), recalled.is_asked), (Phase::Running(RUN), true));
+        assert_eq!(recalled.phase, Phase::Running(RUN));
         assert_eq!(recalled.resources.map(|r| r.cpu_quota), Some(5));
         assert!(c.lost(50));
         let Phase::Exited(ended) = again(&c).phase else { panic!("ended") };

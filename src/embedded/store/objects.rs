@@ -116,8 +116,6 @@ pub struct ContainerState {
     pub message: String,
     /// Resources that were told later: base64 of the message.
     pub resources: Option<String>,
-    /// Whether it has been asked to stop.
-    pub is_asked: bool,
 }
 
 /// A container's `spec.json`.
