@@ -24,6 +24,7 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use super::{
+    config::OomRule,
     container::Container,
     errors::{RuntimeError, RuntimeResult},
     ports::{Connected, Groups, Shim},
@@ -34,6 +35,7 @@ use super::{
     shim::plan::{Event, Exit, Request, Target},
     store,
 };
+use crate::sys::step;
 
 /// Turns that may stand in line.
 const MAILBOX: usize = 64;
@@ -263,6 +265,7 @@ impl Actor {
     }
 
     async fn ended(&mut self, id: String, exit: Exit) {
+        step::reached("exit.heard");
         let (rule, ended) = (self.shell.config.oom_reason, id.clone());
         // A failed write is noted, and tried again.
         let _ = self
@@ -301,8 +304,9 @@ impl Actor {
         self.shell.counters.shims_lost.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         kill_all(&self.shell, &self.sandbox).await;
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let (shell, rule) = (self.shell.clone(), self.shell.config.oom_reason);
         // A failed write is noted, and tried again.
-        let _ = self.turn(|sandbox| lose(sandbox, now_ns())).await;
+        let _ = self.turn(move |sandbox| lose(&shell, sandbox, rule, now_ns())).await;
         None
     }
 }
@@ -326,9 +330,15 @@ pub async fn kill_all(shell: &Arc<Shell>, sandbox: &Sandbox) {
     }
 }
 
-/// Nobody holds the sandbox any more: what ran has ended, nobody knows how.
-pub fn lose(sandbox: &mut Sandbox, at_ns: i64) {
+/// Nobody holds the sandbox any more: what ran has ended, as its shim noted before it went, or nobody knows how.
+pub fn lose(shell: &Shell, sandbox: &mut Sandbox, rule: OomRule, at_ns: i64) {
     sandbox.phase = store::objects::SandboxPhase::NotReady;
+    let folder = shell.layout.shim(sandbox.id());
+    for container in sandbox.containers.values_mut().filter(|c| c.running().is_ok()) {
+        if let Some(exit) = shell.shims.noted(&folder, container.id()) {
+            container.exited(&exit, rule);
+        }
+    }
     for container in sandbox.containers.values_mut() {
         if container.lost(at_ns) {
             info!(containerID = container.id(), "A container was lost with its shim");
@@ -338,9 +348,11 @@ pub fn lose(sandbox: &mut Sandbox, at_ns: i64) {
 
 /// After the end of a container: its group goes with whatever is left in it, and the shim's note of its end.
 fn tidy(groups: &dyn Groups, group: &str, record: &std::path::Path) {
+    step::reached("exit.written");
     if let Err(cause) = groups.remove(group) {
         warn!(cgroup = group, err = %cause, "The control group of a container that ended cannot be removed");
     }
+    step::reached("exit.group");
     match std::fs::remove_file(record) {
         Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
             warn!(path = %record.display(), err = %cause, "Cannot delete the note of an end");

@@ -23,6 +23,8 @@ use crate::{
     },
 };
 
+/// How deep groups of ours lie at most; those of containers' own are deeper.
+const DEEPEST: u32 = 8;
 /// The smallest share of the processor there is.
 const SMALLEST_SHARES: i64 = 2;
 
@@ -116,6 +118,21 @@ impl Groups for KernelGroups {
         let parent = parse(if parent.is_empty() { &default } else { parent })?;
         let group = parent.child(id).ok_or_else(|| RuntimeError::invalid(format!("{id:?} is no control group")))?;
         Ok(group.to_string())
+    }
+
+    fn find(&self, id: &str) -> RuntimeResult<Vec<String>> {
+        let (mut found, mut next) = (Vec::new(), vec![parse("/")?]);
+        for _ in 0..DEEPEST {
+            let mut below = Vec::new();
+            for group in next {
+                let names = self.hierarchy.children(&group).map_err(|error| failed(&error))?;
+                below.extend(names.iter().filter_map(|name| Some((name == id, group.child(name)?))));
+            }
+            let (ours, others): (Vec<_>, Vec<_>) = below.into_iter().partition(|(is_it, _)| *is_it);
+            found.extend(ours.into_iter().map(|(_, group)| group.to_string()));
+            next = others.into_iter().map(|(_, group)| group).collect();
+        }
+        Ok(found)
     }
 
     fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>> {

@@ -227,6 +227,12 @@ pub trait Groups: Send + Sync {
     /// The pod's group cannot be one.
     fn name(&self, parent: &str, id: &str) -> RuntimeResult<String>;
 
+    /// Groups of that name, wherever they lie.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    fn find(&self, id: &str) -> RuntimeResult<Vec<String>>;
+
     /// Makes a group with limits; its directories, one for each hierarchy.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{
@@ -22,11 +22,11 @@ use super::{
     cri::{delete_container, files, stop},
     errors::{RuntimeError, RuntimeResult},
     ids,
-    ports::{Connected, NetworkPod},
+    ports::{Connected, Groups, NetworkPod},
     reconcile,
     runtime::{Runtime, blocking, now_ns},
     sandbox::Sandbox,
-    shim::plan::{Request, Scope, Target},
+    shim::plan::{Hello, Reply, Request, Scope, Target},
     store::{self, Found, Layout, layout::DOOMED, objects::SandboxPhase},
 };
 use crate::sys::atomic_file;
@@ -35,6 +35,10 @@ use crate::sys::atomic_file;
 const AT_ONCE: usize = 16;
 /// How long a shim has to answer.
 const SHIM_LIMIT: Duration = Duration::from_secs(2);
+/// How long a container that is being started may take to run; then it is killed.
+const START_LIMIT: Duration = Duration::from_millis(500);
+/// Pause before a shim is asked whether it does.
+const START_PAUSE: Duration = Duration::from_millis(10);
 /// `SIGKILL`.
 const KILL: i32 = 9;
 
@@ -128,8 +132,11 @@ async fn one(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: &BTreeMap<St
     }
     let request = (sandbox.config.clone(), sandbox.meta.runtime_handler.clone());
     runtime.sandbox_names.recall(&sandbox.meta.name, sandbox.id(), request);
+    let is_of_this_boot = sandbox.boot_id == runtime.host.boot_id;
     let connected = match sandbox.phase {
-        SandboxPhase::Ready if sandbox.boot_id == runtime.host.boot_id => find(runtime, &mut sandbox).await,
+        SandboxPhase::Ready if is_of_this_boot => find(runtime, &mut sandbox).await,
+        // It may be anywhere but in its group: it is to be told to go.
+        SandboxPhase::Creating if is_of_this_boot => half_made(runtime, &sandbox).await,
         _ => {
             if sandbox.phase == SandboxPhase::Ready {
                 sandbox.phase = SandboxPhase::NotReady;
@@ -158,6 +165,12 @@ async fn one(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: &BTreeMap<St
     }
 }
 
+/// The shim of a sandbox that was never finished, where it was started.
+async fn half_made(runtime: &Arc<Runtime>, sandbox: &Sandbox) -> Option<Connected> {
+    let found = timeout(SHIM_LIMIT, runtime.ports.shims.find(sandbox.id())).await;
+    found.ok()?.ok().map(|(connected, _)| connected)
+}
+
 /// Connects to a sandbox's shim and believes it; without one everything it held is lost.
 async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected> {
     let found = match timeout(SHIM_LIMIT, runtime.ports.shims.find(sandbox.id())).await {
@@ -166,6 +179,7 @@ async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected
     };
     match found {
         Ok((connected, hello)) => {
+            let hello = settled(&connected, hello).await;
             let unknown = reconcile::with_shim(sandbox, &hello, runtime.shell.config.oom_reason, now_ns());
             for id in unknown {
                 drop_unknown(&connected, &id).await;
@@ -176,33 +190,46 @@ async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected
             warn!(podSandboxID = sandbox.id(), err = %cause, "The shim of a sandbox is gone; its containers are killed");
             runtime.shell.counters.shims_lost.fetch_add(1, Ordering::Relaxed);
             kill_all(&runtime.shell, sandbox).await;
-            believe_records(runtime, sandbox);
-            lose(sandbox, now_ns());
+            lose(&runtime.shell, sandbox, runtime.shell.config.oom_reason, now_ns());
             None
         }
     }
 }
 
-/// Ends that a shim noted before it went.
-fn believe_records(runtime: &Runtime, sandbox: &mut Sandbox) {
-    let rule = runtime.shell.config.oom_reason;
-    let folder = runtime.shell.layout.shim(sandbox.id());
-    for container in sandbox.containers.values_mut() {
-        let id = container.id().to_owned();
-        if let Some(exit) = runtime.ports.shims.noted(&folder, &id) {
-            container.exited(&exit, rule);
+/// What a shim says once it starts nothing any more: who waited for that has gone. What takes long is killed.
+async fn settled(connected: &Connected, mut hello: Hello) -> Hello {
+    let begun = Instant::now();
+    while !hello.starting.is_empty() && begun.elapsed() < 2 * START_LIMIT {
+        if begun.elapsed() > START_LIMIT {
+            for id in &hello.starting {
+                kill(connected, id).await;
+            }
         }
+        sleep(START_PAUSE).await;
+        match connected.shim.ask(Request::Hello, Vec::new(), SHIM_ANSWER).await {
+            Ok((Reply::Hello(now), _)) => hello = now,
+            // That is told by the end of its events.
+            _ => break,
+        }
+    }
+    hello
+}
+
+/// Kills a container that runs or is being started.
+async fn kill(connected: &Connected, id: &str) {
+    let to = Target::Container(id.to_owned());
+    let kill = Request::Signal { to, signal: KILL, scope: Scope::ControlGroup };
+    if let Err(cause) = connected.shim.ask(kill, Vec::new(), SHIM_ANSWER).await {
+        warn!(containerID = id, err = %cause, "A container cannot be killed yet");
     }
 }
 
 /// A container that only the shim knows of.
 async fn drop_unknown(connected: &Connected, id: &str) {
-    let to = Target::Container(id.to_owned());
-    let kill = Request::Signal { to, signal: KILL, scope: Scope::ControlGroup };
-    for request in [kill, Request::Forget(id.to_owned())] {
-        if let Err(cause) = connected.shim.ask(request, Vec::new(), SHIM_ANSWER).await {
-            warn!(containerID = id, err = %cause, "A container that nobody knows of is not ended yet");
-        }
+    kill(connected, id).await;
+    let forget = Request::Forget(id.to_owned());
+    if let Err(cause) = connected.shim.ask(forget, Vec::new(), SHIM_ANSWER).await {
+        warn!(containerID = id, err = %cause, "A container that nobody knows of is not ended yet");
     }
 }
 
@@ -222,7 +249,7 @@ async fn clean(runtime: &Arc<Runtime>) {
         known.extend(now.containers.keys().cloned());
     }
     runtime.ports.images.release_others(&known).await;
-    let layout = runtime.shell.layout.clone();
+    let (layout, groups) = (runtime.shell.layout.clone(), runtime.shell.groups.clone());
     let shims = store::names(&layout.shims()).unwrap_or_default();
     for id in shims.iter().filter(|id| !known.contains(*id)) {
         bury_orphan(runtime, id).await;
@@ -232,6 +259,7 @@ async fn clean(runtime: &Arc<Runtime>) {
             if name.starts_with(DOOMED) {
                 store::delete(&layout.containers().join(&name))?;
             } else if ids::is_id(&name) && !known.contains(&name) {
+                remove_groups(&*groups, &name)?;
                 delete_container(&layout, &name)?;
             }
         }
@@ -240,6 +268,11 @@ async fn clean(runtime: &Arc<Runtime>) {
     if let Err(cause) = cleaned.await {
         warn!(err = %cause, "What belongs to nobody cannot all be deleted");
     }
+}
+
+/// Removes the control groups of what has no record to tell where they are.
+fn remove_groups(groups: &dyn Groups, id: &str) -> RuntimeResult<()> {
+    groups.find(id)?.iter().try_for_each(|group| groups.remove(group))
 }
 
 /// What is left of a sandbox without a record: its shim, its group, its memory, its directories.
@@ -253,7 +286,7 @@ async fn bury_orphan(runtime: &Arc<Runtime>, id: &str) {
     }
     let (shell, id) = (runtime.shell.clone(), id.to_owned());
     let buried = blocking("removing what is left of a sandbox", move || {
-        shell.groups.remove(&shell.groups.name("", &id)?)?;
+        remove_groups(&*shell.groups, &id)?;
         files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;
         store::delete(&shell.layout.shim(&id))?;
         store::delete(&shell.layout.sandbox(&id))

@@ -27,6 +27,7 @@ pub mod sampler;
 pub mod signal;
 #[allow(unsafe_code, reason = "processes without a program have no safe interface")]
 pub mod spawn;
+pub mod step;
 pub mod sub_path;
 #[allow(unsafe_code, reason = "watching a descriptor has no safe interface")]
 pub mod watched;

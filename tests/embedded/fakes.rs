@@ -355,6 +355,11 @@ impl Groups for Fakes {
         Ok(format!("{}/{id}", if parent.is_empty() { "/berth" } else { parent }))
     }
 
+    fn find(&self, id: &str) -> RuntimeResult<Vec<String>> {
+        let groups = self.0.groups.lock().expect("whole");
+        Ok(groups.keys().filter(|group| group.rsplit('/').next() == Some(id)).cloned().collect())
+    }
+
     fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>> {
         self.0.groups.lock().expect("whole").insert(group.to_owned(), limits.clone());
         Ok(vec![Path::new("/sys/fs/cgroup").join(group.trim_start_matches('/'))])

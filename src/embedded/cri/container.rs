@@ -19,6 +19,7 @@ use crate::{
         view,
     },
     proto::cri,
+    sys::step,
 };
 
 /// Makes a container; an identical request gets the same one, as long as it was not started.
@@ -66,6 +67,7 @@ async fn make(
     let sandbox = pod.now();
     let image = image_of(runtime, &config).await?;
     runtime.ports.images.hold(&image.id, id).await?;
+    step::reached("create.root");
     let made = plan_and_write(runtime, pod, &sandbox, (id, name), config, &image).await;
     if let Err(cause) = made {
         let (shell, gone) = (runtime.shell.clone(), id.to_owned());
@@ -105,7 +107,9 @@ async fn plan_and_write(
     };
     let (shell, own) = (runtime.shell.clone(), id.to_owned());
     blocking("making the container's directory", move || make_directory(&shell.layout, &own)).await?;
+    step::reached("create.directory");
     let Planned { mut plan, user, devices } = runtime.ports.planner.container(ask).await?;
+    step::reached("create.planned");
     plan.longest_record = runtime.shell.config.longest_record();
     let meta = ContainerMeta {
         v: VERSION,
@@ -144,6 +148,7 @@ async fn plan_and_write(
         Ok(())
     });
     let added = added.await.and_then(|added| added);
+    step::reached("create.known");
     if added.is_err() {
         runtime.forget_container(id);
         let (pod, id) = (pod.clone(), id.to_owned());
@@ -185,8 +190,12 @@ fn write(layout: &store::Layout, container: &Container) -> RuntimeResult<()> {
     let directory = layout.container(container.id());
     let spec = Spec { v: VERSION, plan: (*container.plan).clone(), devices: (*container.devices).clone() };
     store::save(&directory.join("spec.json"), &spec)?;
+    step::reached("create.spec");
     store::save(&directory.join("state.json"), &container.record())?;
-    store::save(&directory.join("meta.json"), &*container.meta)
+    step::reached("create.state");
+    store::save(&directory.join("meta.json"), &*container.meta)?;
+    step::reached("create.meta");
+    Ok(())
 }
 
 /// Deletes a container's directory; nothing there is success.

@@ -5,12 +5,15 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 
 use super::container::delete;
-use crate::embedded::{
-    actor::{Pod, SHIM_ANSWER},
-    container::{self, Phase, Stop},
-    errors::{ErrorKind, RuntimeError, RuntimeResult},
-    runtime::{Runtime, blocking},
-    shim::plan::{Request, Scope, Target},
+use crate::{
+    embedded::{
+        actor::{Pod, SHIM_ANSWER},
+        container::{self, Phase, Stop},
+        errors::{ErrorKind, RuntimeError, RuntimeResult},
+        runtime::{Runtime, blocking},
+        shim::plan::{Request, Scope, Target},
+    },
+    sys::step,
 };
 
 /// How long the kernel may take to end what was killed.
@@ -44,7 +47,11 @@ async fn stop_in(pod: &Pod, id: &str, seconds: i64) -> RuntimeResult<()> {
     };
     match stop {
         Stop::Nothing => return Ok(()),
-        Stop::Ask => send(pod, id, signal, Scope::Process).await?,
+        Stop::Ask => {
+            step::reached("stop.decided");
+            send(pod, id, signal, Scope::Process).await?;
+            step::reached("stop.asked");
+        }
         Stop::Wait | Stop::Kill => {}
     }
     let grace = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
@@ -68,7 +75,9 @@ pub async fn kill(pod: &Pod, id: &str) -> RuntimeResult<()> {
     if !running.await? {
         return Ok(());
     }
+    step::reached("kill.decided");
     send(pod, id, KILL, Scope::Process).await?;
+    step::reached("kill.sent");
     if ended(pod, id, KILL_LIMIT).await? {
         return Ok(());
     }
@@ -129,6 +138,7 @@ pub async fn remove_from(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> Runtime
         })
     });
     let Some(meta) = marked.await? else { return Ok(()) };
+    step::reached("remove.marked");
     if let Ok(shim) = pod.shim() {
         // A shim that is gone has forgotten everything.
         let _ = shim.ask(Request::Forget(id.to_owned()), Vec::new(), SHIM_ANSWER).await;
@@ -136,7 +146,9 @@ pub async fn remove_from(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> Runtime
     let (shell, sandbox, container) = (runtime.shell.clone(), pod.now(), id.to_owned());
     let group = meta.group.clone();
     blocking("deleting the container", move || {
+        step::reached("remove.forgotten");
         shell.groups.remove(&group)?;
+        step::reached("remove.group");
         let record = shell.exit_record(&sandbox, &container);
         match std::fs::remove_file(&record) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -144,10 +156,13 @@ pub async fn remove_from(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> Runtime
             }
             _ => {}
         }
+        step::reached("remove.record");
         delete(&shell.layout, &container)
     })
     .await?;
+    step::reached("remove.directory");
     runtime.ports.images.release(&meta.image_id, id).await;
+    step::reached("remove.root");
     let gone = id.to_owned();
     pod.turn(move |sandbox| drop(sandbox.containers.remove(&gone))).await?;
     runtime.forget_container(id);

@@ -22,6 +22,7 @@ use crate::{
         },
     },
     proto::cri,
+    sys::step,
 };
 
 /// Runs a sandbox; an identical request gets the same one.
@@ -118,18 +119,27 @@ async fn bring_up(
     let first = meta.clone();
     let groups = blocking("preparing the sandbox", move || {
         let directory = shell.layout.sandbox(&first.id);
+        step::reached("run.begun");
         store::make_directory(&directory, 0o700)?;
+        step::reached("run.directory");
         store::save(&directory.join("meta.json"), &first)?;
+        step::reached("run.meta");
         store::save(&directory.join("state.json"), &state)?;
         files::write(&directory, &config, &host.hostname)?;
+        step::reached("run.files");
         store::make_directory(&shell.layout.shim(&first.id).join("exits"), 0o700)?;
         files::mount_shared_memory(&config, &shell.layout.shared_memory(&first.id))?;
-        shell.groups.create(&group, &Limits::Smallest)
+        step::reached("run.memory");
+        let groups = shell.groups.create(&group, &Limits::Smallest)?;
+        step::reached("run.group");
+        Ok(groups)
     })
     .await?;
     let connected = runtime.ports.shims.spawn(&ask.id, &groups).await?;
+    step::reached("run.shim");
     pod.connect(connected).await?;
     let attached = connect(runtime, pod, ask, groups).await?;
+    step::reached("run.network");
     let attached = attached.map(|a| (Some(a.netns), a.ips, a.kept)).unwrap_or_default();
     let meta = SandboxMeta { netns: attached.0, ips: attached.1, network: attached.2, ..meta };
     let (shell, written) = (runtime.shell.clone(), meta.clone());
@@ -137,11 +147,14 @@ async fn bring_up(
         store::save(&shell.layout.sandbox(&written.id).join("meta.json"), &written)
     })
     .await?;
+    step::reached("run.final");
     pod.turn(move |sandbox| {
         sandbox.meta = Arc::new(meta);
         sandbox.phase = SandboxPhase::Ready;
     })
-    .await
+    .await?;
+    step::reached("run.ready");
+    Ok(())
 }
 
 /// Namespaces, and in them the network.
@@ -158,6 +171,7 @@ async fn connect(
     plan.groups = groups;
     let has_network = plan.made.contains(&Namespace::Network);
     let (reply, files) = pod.shim()?.ask(Request::MakeNamespaces(plan), Vec::new(), SHIM_ANSWER).await?;
+    step::reached("run.namespaces");
     let Reply::Namespaces { made, .. } = reply else {
         return Err(RuntimeError::other("the shim answered something else than namespaces"));
     };

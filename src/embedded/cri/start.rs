@@ -4,14 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use tracing::warn;
 
-use crate::embedded::{
-    actor::Pod,
-    container::Phase,
-    errors::{RuntimeError, RuntimeResult},
-    ports::Limits,
-    runtime::{Runtime, blocking, now_ns},
-    sandbox::Sandbox,
-    shim::plan::{LaunchPlan, Reply, Request, Started},
+use crate::{
+    embedded::{
+        actor::Pod,
+        container::Phase,
+        errors::{RuntimeError, RuntimeResult},
+        ports::Limits,
+        runtime::{Runtime, blocking, now_ns},
+        sandbox::Sandbox,
+        shim::plan::{LaunchPlan, Reply, Request, Started},
+    },
+    sys::step,
 };
 
 /// How much longer than the shim itself the shim is waited for.
@@ -33,6 +36,7 @@ pub async fn start(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
         container.begin_start()
     });
     begin.await??;
+    step::reached("start.begun");
     let starting = runtime.clone();
     runtime.detached(async move { launch(&starting, &pod, &id).await }).await
 }
@@ -47,7 +51,9 @@ async fn launch(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<()
         Ok(started) => {
             let begun = container.clone();
             let early = pod.turn(move |sandbox| sandbox.container_mut(&begun).map(|c| c.started(started)));
-            let Some(exit) = early.await?? else { return Ok(()) };
+            let early = early.await??;
+            step::reached("start.written");
+            let Some(exit) = early else { return Ok(()) };
             // Another turn: it is told that it ran, and then that it ended.
             let rule = runtime.shell.config.oom_reason;
             let ended = move |sandbox: &mut Sandbox| sandbox.container_mut(&container).map(|c| c.exited(&exit, rule));
@@ -75,7 +81,9 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<S
     let devices = container.devices.clone();
     let groups = blocking("making the control group", move || {
         let groups = shell.groups.create(&group, &limits)?;
+        step::reached("start.group");
         shell.groups.allow_devices(&group, &devices)?;
+        step::reached("start.devices");
         Ok(groups)
     })
     .await?;
@@ -85,7 +93,10 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<S
     }
     let limit = Duration::from_millis(plan.limit_ms).saturating_add(GRACE);
     match pod.shim()?.ask(Request::Launch(Box::new(plan)), Vec::new(), limit).await? {
-        (Reply::Started(started), _) => Ok(started),
+        (Reply::Started(started), _) => {
+            step::reached("start.launched");
+            Ok(started)
+        }
         _ => Err(RuntimeError::other("the shim answered something else than a process")),
     }
 }

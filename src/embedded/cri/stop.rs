@@ -6,12 +6,15 @@ use futures::future::join_all;
 use tracing::warn;
 
 use super::{container_end, files};
-use crate::embedded::{
-    actor::Pod,
-    errors::{ErrorKind, RuntimeError, RuntimeResult},
-    runtime::{Runtime, blocking},
-    shim::plan::Request,
-    store::{self, objects::SandboxPhase},
+use crate::{
+    embedded::{
+        actor::Pod,
+        errors::{ErrorKind, RuntimeError, RuntimeResult},
+        runtime::{Runtime, blocking},
+        shim::plan::Request,
+        store::{self, objects::SandboxPhase},
+    },
+    sys::step,
 };
 
 /// How long a shim has to go once it was told to.
@@ -42,7 +45,9 @@ async fn stop_pod(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
         sandbox.phase = SandboxPhase::NotReady;
         Arc::make_mut(&mut sandbox.meta).netns = None;
     })
-    .await
+    .await?;
+    step::reached("stop-pod.written");
+    Ok(())
 }
 
 /// Kills, takes off the network, frees memory and namespaces.
@@ -50,14 +55,18 @@ async fn take_down(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     let now = pod.now();
     let killed = now.containers.values().map(|container| container_end::kill(pod, container.id()));
     let killed = join_all(killed).await.into_iter().collect::<RuntimeResult<Vec<()>>>();
+    step::reached("stop-pod.killed");
     let detached = match has_network(&now) {
         true => runtime.ports.network.detach(now.network()).await,
         false => Ok(()),
     };
+    step::reached("stop-pod.network");
     let path = runtime.shell.layout.shared_memory(now.id());
     let freed = blocking("freeing the sandbox's memory", move || files::unmount_shared_memory(&path)).await;
+    step::reached("stop-pod.memory");
     killed?;
     end_shim(runtime, pod).await?;
+    step::reached("stop-pod.group");
     detached.and(freed)
 }
 
@@ -74,6 +83,7 @@ async fn end_shim(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     {
         warn!(podSandboxID = pod.now().id(), err = %cause, "The shim of a sandbox does not end by itself");
     }
+    step::reached("stop-pod.shim");
     let (shell, group) = (runtime.shell.clone(), pod.now().meta.group.clone());
     blocking("removing the sandbox's control group", move || shell.groups.remove(&group)).await
 }
@@ -110,10 +120,15 @@ async fn bury(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     }
     let (shell, id, group) = (runtime.shell.clone(), now.id().to_owned(), now.meta.group.clone());
     blocking("deleting the sandbox", move || {
+        step::reached("bury.begun");
         shell.groups.remove(&group)?;
         files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;
+        step::reached("bury.freed");
         store::delete(&shell.layout.shim(&id))?;
-        store::delete(&shell.layout.sandbox(&id))
+        step::reached("bury.shim");
+        store::delete(&shell.layout.sandbox(&id))?;
+        step::reached("bury.deleted");
+        Ok(())
     })
     .await?;
     // The owner ends with this turn.

@@ -26,6 +26,7 @@ use super::{
     rules::Rules,
     sandbox::{Attached, SandboxNetwork},
 };
+use crate::sys::step;
 
 /// Where pods are known by their own addresses, besides their own ranges: link-local and multicast.
 const KNOWN: [&str; 4] = ["169.254.0.0/16", "224.0.0.0/4", "fe80::/10", "ff00::/8"];
@@ -228,9 +229,12 @@ impl Builtin {
         let bridge_name = self.settings.bridge.as_str();
         let namespace = namespace.as_fd();
         let join = Join { sandbox: &pod.id, namespace, bridge, bridge_name, addresses: &addresses, bandwidth };
+        step::reached("network.leased");
         // First, because another pod may have a port, and links are dear.
         self.firewall.open(&pod.id, ports, &ips)?;
+        step::reached("network.ports");
         pod_link::attach(&join).map_err(|e| NetworkError::kernel("pod's links", e))?;
+        step::reached("network.links");
         Ok(Attached { mode: Mode::Builtin, result: told(&addresses), ips })
     }
 
@@ -246,9 +250,12 @@ impl Builtin {
         let more: Vec<IpAddr> = told.filter(|ip| !addresses.contains(ip) && !others(ip)).collect();
         addresses.extend(more);
         let closed = self.firewall.close(&pod.id, &addresses);
+        step::reached("unnetwork.ports");
         let detached = pod_link::detach(&pod.id).map_err(|e| NetworkError::kernel("pod's links", e));
+        step::reached("unnetwork.links");
         closed.and(detached)?;
         self.leases().release(&pod.id)?;
+        step::reached("unnetwork.lease");
         self.forget_ranges(&addresses)
     }
 

@@ -24,7 +24,7 @@ use super::{
     names, pod_link,
     sandbox::{Attached, SandboxNetwork},
 };
-use crate::sys::net_namespace;
+use crate::sys::{net_namespace, step};
 
 /// How long the kernel's part of a pod's network may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -176,6 +176,7 @@ impl Network {
             let namespace = namespace.ok_or_else(|| NetworkError::NotReady("no network namespace".to_owned()))?;
             let failed = |e| NetworkError::kernel(format!("network namespace {}", at.display()), e);
             net_namespace::bind_file(&at, namespace.as_fd()).map_err(failed)?;
+            step::reached("network.file");
             pod_link::loopback_up(namespace.as_fd()).map_err(failed)
         })
         .await?;

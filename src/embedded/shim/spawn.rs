@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 use tokio::process::Command;
 
 use super::socket;
+use crate::sys::step;
 
 /// The program's name.
 pub const PROGRAM: &str = "berth-shim";
@@ -185,6 +186,9 @@ pub fn start(program: &Path, folder: &Path) -> Result<u32, SpawnError> {
     let mut command = Command::new(program);
     command.arg(folder).env_clear().current_dir("/").kill_on_drop(false);
     command.stdin(Stdio::from(listener)).stdout(Stdio::null()).stderr(Stdio::from(log));
+    step::hand_on(|name, value| {
+        command.env(name, value);
+    });
     let child = command.spawn().map_err(file("execute", program))?;
     child.id().ok_or_else(|| file("execute", program)(io::Error::other("it ended at once")))
 }

@@ -27,7 +27,7 @@ use super::{
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     ids,
 };
-use crate::sys::atomic_file;
+use crate::sys::{atomic_file, step};
 
 /// The lock everything is done under; whoever has it is the only one.
 #[derive(Debug)]
@@ -144,6 +144,7 @@ pub fn delete(path: &Path) -> RuntimeResult<()> {
         Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => remove_all(path)?,
         other => other.map_err(|e| RuntimeError::file("rename", path, &e))?,
     }
+    step::reached("delete.renamed");
     remove_all(&doomed)
 }
 

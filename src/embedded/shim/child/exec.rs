@@ -15,7 +15,7 @@ use std::{
 
 use rustix::{
     fs::{CWD, Mode, OFlags},
-    process::setsid,
+    process::{Pid, getpid, setsid},
     thread::ThreadNameSpaceType,
 };
 
@@ -43,8 +43,9 @@ pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) 
     let target = join::process(init)?;
     let (reports, reporter) = report::pair()?;
     let group = join::birth_group(groups)?;
+    let parent = getpid();
     let helper = join::spawn_into(alone, group.as_ref().map(AsFd::as_fd), |born| {
-        let joiner = Joiner { alone, plan, init, groups, reporter: &reporter };
+        let joiner = Joiner { alone, parent, plan, init, groups, reporter: &reporter };
         joiner.run(&target, stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
     })?;
     Launching::new(reports, helper)
@@ -52,6 +53,7 @@ pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) 
 
 struct Joiner<'a> {
     alone: Alone,
+    parent: Pid,
     plan: &'a ExecPlan,
     init: u32,
     groups: &'a [PathBuf],
@@ -66,7 +68,7 @@ impl Joiner<'_> {
             keep.extend(files.iter().map(AsRawFd::as_raw_fd));
         }
         spawn::close_all_but(self.alone, &keep).told(|| "close descriptors")?;
-        join::settle()?;
+        join::settle(self.parent)?;
         self.enter(born)?;
         join::join_keyring(&self.plan.container);
         join::set_oom_score(process.oom_score_adj);

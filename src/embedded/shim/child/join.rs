@@ -25,9 +25,13 @@ use crate::{
     sys::spawn,
 };
 
-/// A helper dies with the shim and shows nobody its memory.
-pub(super) fn settle() -> Step<()> {
+/// A helper dies with its parent, mostly the shim, and shows nobody its memory.
+pub(super) fn settle(parent: Pid) -> Step<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).told(|| "die with the shim")?;
+    // One that has died before sends no signal any more.
+    if rustix::process::getppid() != Some(parent) {
+        return Err(failure("the shim has gone"));
+    }
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).told(|| "hide memory")
 }
 

@@ -13,7 +13,7 @@ use nix::{
 };
 use rustix::{
     fs::{FileType, Mode, Uid},
-    process::setsid,
+    process::{Pid, getpid, setsid},
 };
 
 use super::{
@@ -32,6 +32,7 @@ use crate::{
         in_root::{self, Missing},
         mount_api::{self, Change, Reach},
         spawn::{self, Alone, Kin},
+        step,
     },
 };
 
@@ -43,8 +44,9 @@ pub fn begin_launch(plan: &LaunchPlan, around: &Around<'_>, stdio: Stdio) -> Ste
     let alone = Alone::check().told(|| "start a container")?;
     let (reports, reporter) = report::pair()?;
     let group = join::birth_group(&plan.groups)?;
+    let parent = getpid();
     let helper = join::spawn_into(alone, group.as_ref().map(AsFd::as_fd), |born| {
-        let helper = Helper { alone, plan, around, reporter: &reporter };
+        let helper = Helper { alone, parent, plan, around, reporter: &reporter };
         helper.run(stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
     })?;
     Launching::new(reports, helper)
@@ -61,6 +63,7 @@ struct Parts {
 
 struct Helper<'a> {
     alone: Alone,
+    parent: Pid,
     plan: &'a LaunchPlan,
     around: &'a Around<'a>,
     reporter: &'a Reporter,
@@ -71,8 +74,10 @@ impl Helper<'_> {
     fn run(&self, stdio: Stdio, born: Born) -> Step<()> {
         let (plan, around) = (self.plan, self.around);
         self.close_others(&stdio)?;
-        join::settle()?;
+        join::settle(self.parent)?;
+        step::reached("helper.born");
         join::enter(&plan.groups, born)?;
+        step::reached("helper.grouped");
         join::join_keyring(&plan.container);
         join::set_oom_score(plan.process.oom_score_adj);
         identity::raise_limits(&plan.process);
@@ -91,6 +96,7 @@ impl Helper<'_> {
             }
         }
         let root = root::make(plan, around)?;
+        step::reached("helper.rooted");
         let devices = users_devices(plan, around)?;
         join::join_pod(around)?;
         let mut more = CloneFlags::empty();
@@ -98,6 +104,7 @@ impl Helper<'_> {
         more.set(CloneFlags::CLONE_NEWNS, users.is_some());
         unshare(more).told(|| "make the container's namespaces")?;
         join::enter_processes(plan.processes, processes.as_ref())?;
+        step::reached("helper.joined");
         self.start(Parts { root, mounts, devices, host_proc, stdio })
     }
 
@@ -126,7 +133,9 @@ impl Helper<'_> {
             run().unwrap_or_else(|failure| tell(self.reporter, &failure))
         });
         let pid = spawned.told(|| "make the container's process")?;
+        step::reached("helper.spawned");
         announce(self.reporter, host_proc.as_fd(), pid)?;
+        step::reached("helper.announced");
         let (_, _, release) = waiting.ok_or_else(|| failure("the process went on as its helper"))?;
         Go::release(release)
     }

@@ -13,7 +13,7 @@ use std::{
 use nix::sched::{CloneFlags, unshare};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
+    process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid},
 };
 
 use super::{
@@ -57,8 +57,9 @@ pub fn make_namespaces(plan: &NamespacePlan) -> Result<Made, Failure> {
 pub fn make_namespaces_with(plan: &NamespacePlan, program: BorrowedFd<'_>) -> Result<Made, Failure> {
     let alone = Alone::check().told(|| "make namespaces")?;
     let (reports, reporter) = report::pair()?;
+    let parent = getpid();
     let maker = spawn::spawn(alone, Kin::Child, None, || {
-        let done = make(alone, plan, &reporter, program);
+        let done = make((alone, parent), plan, &reporter, program);
         done.map_or_else(|failure| super::finalise::tell(&reporter, &failure), |()| 0)
     });
     let maker = maker.told(|| "make a process")?;
@@ -143,8 +144,8 @@ fn map_ids(pid: u32, (users, groups): (IdMap, IdMap)) -> Step<()> {
 }
 
 /// In the child.
-fn make(alone: Alone, plan: &NamespacePlan, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
-    join::settle()?;
+fn make((alone, parent): (Alone, Pid), plan: &NamespacePlan, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
+    join::settle(parent)?;
     let has = |kind| plan.made.contains(&kind);
     if has(Namespace::User) {
         unshare(CloneFlags::CLONE_NEWUSER).told(|| "make a user namespace")?;
@@ -190,9 +191,10 @@ fn set_kernel(settings: &BTreeMap<String, String>) -> Step<()> {
 /// A user namespace with these ids that holds no process.
 pub(super) fn user_namespace(alone: Alone, maps: (IdMap, IdMap)) -> Step<OwnedFd> {
     let (reports, reporter) = report::pair()?;
+    let parent = getpid();
     let holder = spawn::spawn(alone, Kin::Child, None, || {
         let hold = || -> Step<()> {
-            join::settle()?;
+            join::settle(parent)?;
             unshare(CloneFlags::CLONE_NEWUSER).told(|| "make a user namespace")?;
             let file = File::open("/proc/self/ns/user").told(|| "open the user namespace")?;
             reporter.namespace(Namespace::User, file.as_fd())?;

@@ -61,6 +61,8 @@ use launcher::Launcher;
 use reap::Ended;
 use starts::Start;
 
+use crate::sys::step;
+
 /// The file of the shim's number, in its folder.
 pub const PID_FILE: &str = "shim.pid";
 /// Nothing is asked for that long before code is given back.
@@ -148,7 +150,9 @@ pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Res
     while !worker.is_done() {
         worker.turn()?;
     }
+    step::reached("shim.done");
     worker.end();
+    step::reached("shim.empty");
     // Nobody finds it any more; who removes the folder removes what is left.
     for name in [socket::NAME, PID_FILE] {
         let _ = fs::remove_file(folder.join(name));
@@ -178,5 +182,6 @@ fn settle(folder: &Path) -> io::Result<SignalFd> {
     }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder.join(exit_record::FOLDER))?;
     fs::write(folder.join(PID_FILE), format!("{}\n", std::process::id()))?;
+    step::reached("shim.settled");
     Ok(signals)
 }

@@ -15,6 +15,7 @@ use super::{
     memory::Memory,
     verdict::Ending,
 };
+use crate::sys::step;
 
 /// Ends that are kept while something is being started.
 const MOST_UNCLAIMED: usize = 256;
@@ -74,11 +75,13 @@ impl Worker<'_> {
         }
         for container in self.containers.values_mut() {
             if container.is_running() && container.started.pid == pid {
+                step::reached("shim.reaped");
                 let exit = last_words(container, ended, now);
                 let record = ExitRecord::of(container.started, exit);
                 if let Err(e) = record.write(&self.folder, &container.id) {
                     journal::say(&format!("container {}: its end is not on record: {e}", container.id));
                 }
+                step::reached("shim.recorded");
                 container.state = State::Draining { exit, until: now + DRAIN };
                 return;
             }

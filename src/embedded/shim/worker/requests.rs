@@ -20,7 +20,7 @@ use super::{
     launcher::{Made, Stdio},
     starts::{Start, failure, kill},
 };
-use crate::sys;
+use crate::sys::{self, step};
 
 /// Most events in the answer to a greeting; the others follow by themselves.
 const MOST_GREETED: usize = 1000;
@@ -134,7 +134,9 @@ impl Worker<'_> {
             return Err(failure(FailureKind::State, "the namespaces were made already"));
         }
         groups::enter(&plan.groups).map_err(|e| failure(FailureKind::Other, e.to_string()))?;
+        step::reached("shim.grouped");
         let Made { mut namespaces, init } = self.launcher.make_namespaces(plan)?;
+        step::reached("shim.namespaces");
         namespaces.sort_by_key(|(kind, _)| *kind);
         self.pod = super::Pod { is_made: true, namespaces, init, users: plan.users };
         let made = self.pod.namespaces.iter().map(|(kind, _)| *kind).collect();
@@ -146,6 +148,7 @@ impl Worker<'_> {
         let signal = signal.ok_or_else(|| failure(FailureKind::Other, format!("{number} is not a signal")))?;
         let pid = match to {
             Target::Init => self.pod.init.ok_or_else(|| failure(FailureKind::Unknown, "the pod has no process 1"))?,
+            Target::Container(id) if signal == Signal::KILL && self.kill_start(id) => return DONE,
             Target::Container(id) if scope == Scope::ControlGroup => {
                 let container = self.known(id)?;
                 container.is_killed |= signal == Signal::KILL && container.is_running();
@@ -172,6 +175,7 @@ impl Worker<'_> {
             let _empty = group.map(|group| kill_process_group(group, signal));
         }
         kill(pid, signal);
+        step::reached("shim.signalled");
         DONE
     }
 
@@ -207,6 +211,7 @@ impl Worker<'_> {
             return Err(failure(FailureKind::State, format!("container {id:?} has not ended")));
         }
         self.containers.remove(&key);
+        step::reached("shim.forgotten");
         DONE
     }
 
@@ -215,6 +220,7 @@ impl Worker<'_> {
             return Err(failure(FailureKind::State, "containers still run"));
         }
         self.leaving = Some(now);
+        step::reached("shim.leaving");
         DONE
     }
 

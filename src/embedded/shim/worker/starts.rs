@@ -21,6 +21,7 @@ use super::{
     stdio::{self, Ends},
     verdict,
 };
+use crate::sys::step;
 
 /// How long starting may take where the plan does not say.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -89,6 +90,7 @@ impl Worker<'_> {
         let (stdio, ends) = stdio::make(plan, self.pod.users).map_err(other)?;
         let around = Around { namespaces: &self.pod.namespaces, init: self.pod.init, users: self.pod.users };
         let launching = self.launcher.begin_launch(plan, around, stdio)?;
+        step::reached("shim.begun");
         let launch = Launch {
             id: id.clone(),
             groups: plan.groups.clone(),
@@ -169,6 +171,13 @@ impl Worker<'_> {
         }
     }
 
+    /// Kills what works on the start of a container, which fails then; false: it is not being started.
+    pub(super) fn kill_start(&mut self, id: &str) -> bool {
+        let Some(start) = self.starts.values().find(|start| start.container() == Some(id)) else { return false };
+        start.launching.iter().for_each(|launching| launching.kill());
+        true
+    }
+
     /// Answers a start that has come to nothing.
     fn fail_start(&mut self, key: u32, reason: Failure) {
         let Some(start) = self.starts.remove(&key) else { return };
@@ -185,7 +194,9 @@ impl Worker<'_> {
             What::Launch(launch) => {
                 let container = launch.into_container(started, terminal);
                 self.containers.insert(key, container);
+                step::reached("shim.started");
                 self.reply(origin, &Reply::Started(started), Vec::new());
+                step::reached("shim.replied");
             }
             What::Exec { container, id } => {
                 match self.containers.get_mut(&container) {

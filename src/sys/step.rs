@@ -1,0 +1,62 @@
+//! Named steps of work, at which a test ends or halts this process; nothing at all in releases.
+//!
+//! The variable [`VARIABLE`] names a file of two words, a step and an act. Who comes to that step takes the file away and
+//! does it: only one process does, once. Without the variable nothing is looked at.
+
+/// The variable that names the file.
+pub const VARIABLE: &str = "BERTH_STEPS";
+
+/// This process has come to that step.
+#[cfg(not(debug_assertions))]
+pub const fn reached(_: &str) {}
+
+/// Passes on the variable, for a program that is started without any.
+#[cfg(not(debug_assertions))]
+pub fn hand_on(_: impl FnOnce(&str, &std::ffi::OsStr)) {}
+
+#[cfg(debug_assertions)]
+pub use told::{hand_on, reached};
+
+#[cfg(debug_assertions)]
+mod told {
+    use std::{env, ffi::OsStr, fs, path::PathBuf, sync::OnceLock};
+
+    use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
+
+    use super::VARIABLE;
+
+    static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
+
+    fn file() -> Option<&'static PathBuf> {
+        FILE.get_or_init(|| env::var_os(VARIABLE).map(PathBuf::from)).as_ref()
+    }
+
+    /// Passes on the variable, for a program that is started without any.
+    pub fn hand_on(pass: impl FnOnce(&str, &OsStr)) {
+        if let Some(file) = file() {
+            pass(VARIABLE, file.as_os_str());
+        }
+    }
+
+    /// This process has come to that step.
+    pub fn reached(step: &str) {
+        let Some(file) = file() else { return };
+        let Ok(text) = fs::read_to_string(file) else { return };
+        let Some((wanted, act)) = text.trim().split_once(' ') else { return };
+        if wanted == step && fs::remove_file(file).is_ok() {
+            perform(act);
+        }
+    }
+
+    fn perform(act: &str) {
+        let (whom, signal) = match act {
+            "kill" => (Some(getpid()), Signal::KILL),
+            "halt" => (Some(getpid()), Signal::STOP),
+            // In a namespace of its own a process does not see its parent.
+            "kill-parent" => (getppid().filter(|parent| *parent != Pid::INIT), Signal::KILL),
+            _ => return,
+        };
+        // Only a test asks, and sees whether it was done.
+        let _ = whom.map(|whom| kill_process(whom, signal));
+    }
+}

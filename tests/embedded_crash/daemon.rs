@@ -1,0 +1,61 @@
+//! The runtime as a process of its own, on a socket, until it is killed.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use berth::embedded::{
+    config::{EmbeddedConfig, NetworkConfig},
+    cri as services,
+    parts::{self, Surroundings},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::rig::image;
+
+/// The pods' bridge.
+pub const BRIDGE: &str = "crash0";
+
+/// Where its socket is.
+pub fn socket(place: &Path) -> PathBuf {
+    place.join("cri.sock")
+}
+
+/// Runs it.
+pub fn run(place: &Path) -> ExitCode {
+    tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(serve(place));
+    ExitCode::SUCCESS
+}
+
+async fn serve(place: &Path) {
+    let network = NetworkConfig {
+        mode: "builtin".to_owned(),
+        bridge: BRIDGE.to_owned(),
+        default_pod_cidr: "10.199.0.0/24,fd99:1::/64".to_owned(),
+        ..NetworkConfig::default()
+    };
+    let config = EmbeddedConfig {
+        root: place.join("root"),
+        state: place.join("state"),
+        snapshotter: std::env::var(SNAPSHOTTER).unwrap_or_default(),
+        network,
+        ..EmbeddedConfig::default()
+    };
+    let stop = CancellationToken::new();
+    let around =
+        Surroundings { hostname: "node".to_owned(), program: None, tasks: TaskTracker::new(), stop: stop.clone() };
+    let (runtime, images) = parts::open(config, around).await.expect("opened");
+    if images.status(image::BUSYBOX).expect("asked").is_none() {
+        let archive = place.join("busybox.tar");
+        image::write_archive(&[image::Image::busybox(image::BUSYBOX)], &archive).expect("written");
+        images.import(&archive, None).await.expect("imported");
+    }
+    parts::start(&runtime);
+    services::over_socket(&runtime, socket(place), stop).await.expect("served");
+}
+
+/// The variable that names the snapshotter.
+pub const SNAPSHOTTER: &str = "CRASH_SNAPSHOTTER";
