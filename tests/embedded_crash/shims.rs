@@ -107,7 +107,9 @@ async fn a_shim_killed_at_any_step_leaves_nothing_behind(mut rig: Rig) {
                 true => rig.remove_container(&id).await.expect(step),
                 false => rig.stop(&sandbox).await.expect(step),
             }
-            assert!(rig.has_fired(), "{step}");
+            // Once it has said that it goes, its group may be killed before it has gone.
+            assert!(rig.has_fired() || ["shim.done", "shim.empty"].contains(step), "{step}");
+            rig.disarm();
             rig.until_not_ready(&sandbox).await;
             rig.remove_all(step).await;
             rig.nothing_left(step).await;
