@@ -5,6 +5,7 @@ mod node_logs;
 mod pod_directory;
 mod reviews;
 pub mod streams;
+pub mod targets;
 mod tools;
 
 use std::sync::Arc;

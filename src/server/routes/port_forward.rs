@@ -10,7 +10,7 @@ use super::streams;
 use crate::server::{
     ports::streams::Sandbox,
     routing::PodPath,
-    streaming::{Streaming, bare, decide, failed, query, splice, websocket},
+    streaming::{Streaming, bare, decide, failed, query, serve::hand_over, splice, websocket},
 };
 
 /// Prepares the connections and lets the client make them.
@@ -49,6 +49,11 @@ pub async fn port_forward(streaming: &Streaming, path: &PodPath, request: Reques
         Ok(url) => url,
         Err(error) => return failed(&error),
     };
+    match streaming.here(&url) {
+        Some(Ok(target)) => return hand_over(streaming, target, request, permit),
+        Some(Err(gone)) => return *gone,
+        None => {}
+    }
     match upgrade {
         decide::ForwardUpgrade::Tunnel => websocket::tunnel(streaming, &url, request, permit).await,
         _ => splice::splice(streaming, &url, request, permit).await,

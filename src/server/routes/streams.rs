@@ -17,6 +17,7 @@ use crate::{
         streaming::{
             Permit, Streaming, bare, decide, failed, line,
             query::{self, Form, Wanted},
+            serve::hand_over,
             splice::splice,
             websocket,
         },
@@ -98,6 +99,11 @@ pub async fn connect(streaming: &Streaming, prepared: Prepared, request: Request
         Ok(url) => url,
         Err(error) => return failed(&error),
     };
+    match streaming.here(&url) {
+        Some(Ok(target)) => return hand_over(streaming, target, request, permit),
+        Some(Err(gone)) => return *gone,
+        None => {}
+    }
     match decide::command(request.headers(), streaming.config().terminate_web_sockets) {
         decide::CommandUpgrade::Translate => {
             let command = websocket::Command { url, wanted: set, subresource };

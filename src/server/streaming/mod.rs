@@ -4,8 +4,9 @@
 //!                                                                  │ WebSocket v5 ─► translated to SPDY
 //!                                                                  └ WebSocket tunnel ─► its SPDY, unwrapped
 //!
-//! The server is a proxy. What the runtime's own streaming server speaks is passed on as bytes and
-//! never looked at; only what it does not speak ends here (`websocket/`). A stream is one task that
+//! Before a runtime of its own the server is a proxy. What the runtime's streaming server speaks is passed on as bytes
+//! and never looked at; only what it does not speak ends here (`websocket/`). Where the runtime is ours there is nobody to
+//! pass it on to: the streams end here (`serve/`). A stream is one task that
 //! owns both connections: when either ends, or the agent stops, both are closed. The endpoints'
 //! answers before that are decided by pure files: `query`, `decide`, `url`.
 
@@ -16,6 +17,7 @@ mod copy;
 pub(super) mod decide;
 mod pipe;
 pub mod query;
+pub mod serve;
 pub mod spdy;
 pub(super) mod splice;
 mod url;

@@ -1,6 +1,9 @@
 //! What all stream endpoints share, and the task a stream runs in.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use axum::{
     body::Body,
@@ -20,7 +23,10 @@ use crate::{
     server::{
         Metered,
         auth::{Identity, Via},
-        ports::streams::Streams,
+        ports::{
+            streams::Streams,
+            targets::{Target, Targets},
+        },
     },
 };
 
@@ -75,6 +81,8 @@ struct Inner {
     metrics: StreamingMetrics,
     tasks: TaskTracker,
     stop: CancellationToken,
+    /// What the URLs begin with that are met here, and what stands behind them.
+    here: OnceLock<(&'static str, Arc<dyn Targets>)>,
 }
 
 impl Streaming {
@@ -88,7 +96,29 @@ impl Streaming {
     ) -> Self {
         let dialer = Dialer { allowed: config.allowed_hosts.clone().into(), tls, answer: config.answer };
         let caps = Caps::new(config.most_per_caller);
-        Self(Arc::new(Inner { config, pods, dialer, caps, metrics, tasks: TaskTracker::new(), stop }))
+        Self(Arc::new(Inner {
+            config,
+            pods,
+            dialer,
+            caps,
+            metrics,
+            tasks: TaskTracker::new(),
+            stop,
+            here: OnceLock::new(),
+        }))
+    }
+
+    /// Tells where the streams of a runtime in this process are: behind URLs that begin so. Once.
+    pub fn serve_here(&self, prefix: &'static str, targets: Arc<dyn Targets>) {
+        let told = self.0.here.set((prefix, targets));
+        debug_assert!(told.is_ok(), "there is one runtime");
+    }
+
+    /// What is behind a URL that is met here; or the answer where that is gone. `None` for other URLs.
+    pub(in crate::server) fn here(&self, url: &str) -> Option<Result<Target, Box<Response>>> {
+        let (prefix, targets) = self.0.here.get()?;
+        let path = url.strip_prefix(prefix)?;
+        Some(targets.take(path).ok_or_else(|| Box::new(super::serve::listener::unknown())))
     }
 
     /// Open streams.

@@ -23,4 +23,4 @@ mod tests;
 pub use frames::{SpdyError, StreamId};
 pub use headers::Headers;
 pub use session::{Connection, Driver, Ending, Incoming, Limits, Role, session};
-pub use stream::{Closed, Stream};
+pub use stream::{Closed, Sender, Stream};

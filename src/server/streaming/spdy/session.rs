@@ -187,6 +187,15 @@ impl Connection {
         Ok(stream)
     }
 
+    /// Waits until all frames that were sent before have been given to the connection.
+    ///
+    /// # Errors
+    /// If the connection ended.
+    pub async fn flushed(&self) -> Result<(), Closed> {
+        // All places of the queue are free only when it is empty.
+        self.0.outgoing.reserve_many(WAITING).await.map(drop).map_err(|_| Closed::Gone)
+    }
+
     /// Ends the connection once what waits has been written.
     pub fn close(&self) {
         self.0.closed.cancel();

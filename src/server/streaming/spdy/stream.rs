@@ -110,15 +110,8 @@ impl Stream {
     ///
     /// # Errors
     /// If the stream was finished, or the connection ended.
-    pub async fn write(&self, mut bytes: Bytes) -> Result<(), Closed> {
-        if self.finished {
-            return Err(Closed::Gone);
-        }
-        while !bytes.is_empty() {
-            let piece = bytes.split_to(bytes.len().min(CHUNK));
-            self.shared.send(Outgoing::Data { stream: self.id, bytes: piece, fin: false }).await?;
-        }
-        Ok(())
+    pub async fn write(&self, bytes: Bytes) -> Result<(), Closed> {
+        if self.finished { Err(Closed::Gone) } else { self.sender().write(bytes).await }
     }
 
     /// Says that nothing more will be sent. Repeating it does nothing.
@@ -129,13 +122,46 @@ impl Stream {
         if std::mem::replace(&mut self.finished, true) {
             return Ok(());
         }
-        self.shared.send(Outgoing::Data { stream: self.id, bytes: Bytes::new(), fin: true }).await?;
-        self.shared.finished(self.id);
-        Ok(())
+        self.sender().finish().await
+    }
+
+    /// Another handle, for whoever writes while the stream is read. Then this one is not to be finished.
+    pub fn sender(&self) -> Sender {
+        Sender { id: self.id, shared: self.shared.clone() }
     }
 
     /// Ends the stream for both sides.
     pub fn reset(self) {} // by being dropped
+}
+
+/// The sending side of a stream. Dropping it does nothing to the stream.
+pub struct Sender {
+    id: StreamId,
+    shared: Arc<Shared>,
+}
+
+impl Sender {
+    /// Sends bytes, in frames of at most 32 KiB, each waiting for its turn.
+    ///
+    /// # Errors
+    /// If the connection ended.
+    pub async fn write(&self, mut bytes: Bytes) -> Result<(), Closed> {
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(CHUNK));
+            self.shared.send(Outgoing::Data { stream: self.id, bytes: piece, fin: false }).await?;
+        }
+        Ok(())
+    }
+
+    /// Says that nothing more will be sent.
+    ///
+    /// # Errors
+    /// If the connection ended.
+    pub async fn finish(self) -> Result<(), Closed> {
+        self.shared.send(Outgoing::Data { stream: self.id, bytes: Bytes::new(), fin: true }).await?;
+        self.shared.finished(self.id);
+        Ok(())
+    }
 }
 
 impl Drop for Stream {

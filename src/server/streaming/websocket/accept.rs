@@ -54,7 +54,7 @@ impl Handshake {
         Ok(Self { upgrade: upgrade.ok_or_else(|| bad("the connection cannot be upgraded"))?, accept })
     }
 
-    /// The answer, and the socket that comes about once it is sent.
+    /// The answer, and the socket that comes about once it is sent. An empty subprotocol is none.
     pub fn complete(self, subprotocol: &str) -> (Response, impl Future<Output = Option<Socket>> + Send + 'static) {
         let mut response = StatusCode::SWITCHING_PROTOCOLS.into_response();
         let headers = response.headers_mut();
@@ -64,7 +64,9 @@ impl Handshake {
         for (name, text) in
             [(header::SEC_WEBSOCKET_ACCEPT, self.accept.as_str()), (header::SEC_WEBSOCKET_PROTOCOL, subprotocol)]
         {
-            if let Ok(value) = HeaderValue::from_str(text) {
+            if let Ok(value) = HeaderValue::from_str(text)
+                && !text.is_empty()
+            {
                 headers.insert(name, value);
             }
         }

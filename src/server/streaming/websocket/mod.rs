@@ -1,11 +1,11 @@
 //! WebSockets that end here (spec 04b §4): version 5 of the channel protocol, which is translated
 //! to SPDY streams of the runtime, and tunnels, which carry SPDY as it is.
 
-mod accept;
+pub(super) mod accept;
 pub mod channels;
-mod status;
-mod translate;
-mod tunnel;
+pub(super) mod status;
+pub(super) mod translate;
+pub(super) mod tunnel;
 
 pub use accept::limits;
 pub(in crate::server) use translate::{Command, translate};

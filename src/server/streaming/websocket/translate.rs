@@ -189,18 +189,26 @@ impl Translation {
     }
 
     /// The status, and the end of the WebSocket.
-    async fn last_words(mut self, status: String) {
-        let words = async {
-            self.to_client.send(Message::Binary(channels::message(Channel::Status, status.as_bytes()))).await?;
-            // Without a code clients take it for a failure.
-            let normal = CloseFrame { code: CloseCode::Normal, reason: Default::default() };
-            self.to_client.send(Message::Close(Some(normal))).await?;
-            // A client that has not read everything would lose it to a reset of the connection.
-            while let Some(Ok(_)) = self.from_client.next().await {}
-            self.to_client.close().await
-        };
-        let _ = timeout(LAST_WRITE, words).await; // who does not listen misses it
+    async fn last_words(self, status: String) {
+        let words = Message::Binary(channels::message(Channel::Status, status.as_bytes()));
+        last_words(self.to_client, self.from_client, Some(words)).await;
     }
+}
+
+/// Says the last message, if there is one, and ends the WebSocket.
+pub async fn last_words(mut to: SplitSink<Socket, Message>, mut from: SplitStream<Socket>, words: Option<Message>) {
+    let said = async {
+        if let Some(words) = words {
+            to.send(words).await?;
+        }
+        // Without a code clients take it for a failure.
+        let normal = CloseFrame { code: CloseCode::Normal, reason: Default::default() };
+        to.send(Message::Close(Some(normal))).await?;
+        // A client that has not read everything would lose it to a reset of the connection.
+        while let Some(Ok(_)) = from.next().await {}
+        to.close().await
+    };
+    let _ = timeout(LAST_WRITE, said).await; // who does not listen misses it
 }
 
 async fn open(connection: &Connection, wanted: Wanted) -> Result<Streams, Closed> {
@@ -324,7 +332,7 @@ async fn next(stream: &mut Option<Stream>) -> Result<Option<Bytes>, Closed> {
 }
 
 /// Ends once nothing has moved for that long.
-async fn silent(limit: Option<Duration>, active: watch::Receiver<Instant>) {
+pub async fn silent(limit: Option<Duration>, active: watch::Receiver<Instant>) {
     let Some(limit) = limit else { return std::future::pending().await };
     loop {
         let due = *active.borrow() + limit;

@@ -9,10 +9,9 @@ use axum::{
 };
 use bytes::{Bytes, BytesMut};
 use futures::{SinkExt, StreamExt};
-use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, split},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split},
     time::timeout,
 };
 use tokio_tungstenite::tungstenite::{
@@ -65,14 +64,15 @@ pub async fn tunnel(streaming: &Streaming, url: &str, mut request: Request<Body>
     streaming.spawn(async move {
         let (socket, runtime) = tokio::join!(socket, hyper::upgrade::on(response));
         if let (Some(socket), Ok(runtime)) = (socket, runtime) {
-            carry(socket, runtime).await;
+            carry(socket, TokioIo::new(runtime)).await;
         }
         drop((permit, connection));
     });
     answer
 }
 
-fn toward_runtime(mut headers: HeaderMap, offered: &[String]) -> HeaderMap {
+/// A client's headers without its WebSocket, and with the SPDY inside of it.
+pub fn toward_runtime(mut headers: HeaderMap, offered: &[String]) -> HeaderMap {
     for name in [
         header::SEC_WEBSOCKET_KEY,
         header::SEC_WEBSOCKET_VERSION,
@@ -92,9 +92,9 @@ fn toward_runtime(mut headers: HeaderMap, offered: &[String]) -> HeaderMap {
 }
 
 /// Moves bytes until either side ends.
-async fn carry(socket: Socket, runtime: Upgraded) {
+pub async fn carry<T: AsyncRead + AsyncWrite>(socket: Socket, runtime: T) {
     let (mut to_client, mut from_client) = socket.split();
-    let (mut from_runtime, mut to_runtime) = split(TokioIo::new(runtime));
+    let (mut from_runtime, mut to_runtime) = split(runtime);
     let inward = async {
         while let Some(Ok(message)) = from_client.next().await {
             match unwrapped(message) {
