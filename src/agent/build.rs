@@ -51,7 +51,7 @@ use crate::{
         ActuatedStore, RuntimeCheck, RuntimeDeps, RuntimeManager,
         preparer::{Preparer, PreparerDeps},
     },
-    server::ports::Health,
+    server::ports::{Health, targets::Targets},
     sources::{self, SourcesDeps},
     status::StatusManager,
     sys::{self, cgroup::Hierarchy},
@@ -102,15 +102,16 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
         Base { registry, events, clock: Arc::new(SystemClock), stop: life.stop.clone(), tasks, log: life.log.clone() };
     // Before the runtime is waited for: whoever mistyped a path shall not wait to hear of it.
     let auth = who_may_call(loaded, &base, facts.name.as_str()).await?;
-    let connection = if loaded.is_runtime_embedded() {
-        embedded::open(loaded, &base, facts.name.as_str()).await?
+    let (connection, targets) = if loaded.is_runtime_embedded() {
+        let (connection, targets) = embedded::open(loaded, &base, facts.name.as_str()).await?;
+        (connection, Some(targets))
     } else {
-        cri::connect(&settings::cri(loaded), &base.registry).map_err(wrong)?
+        (cri::connect(&settings::cri(loaded), &base.registry).map_err(wrong)?, None)
     };
     let patience = RUNTIME_PATIENCE.min(loaded.config.runtime_request_timeout.std());
     let info = cri::probe(&connection, &base.registry, patience).await.map_err(wrong)?;
     base.events.record(Event::node_normal("Starting", "Starting kubelet."));
-    let health = assemble(loaded, &base, Known { machine, facts, auth }, &connection, &info).await?;
+    let health = assemble(loaded, &base, Known { machine, facts, auth, targets }, &connection, &info).await?;
     base.tasks.spawn(memory::keep_small(base.stop.child_token()));
     info!("Started kubelet");
     Ok(health)
@@ -122,6 +123,8 @@ struct Known {
     facts: NodeFacts,
     /// `None` where there is no main port.
     auth: Option<ServerAuth>,
+    /// Streams of our own runtime.
+    targets: Option<Arc<dyn Targets>>,
 }
 
 async fn who_may_call(loaded: &Loaded, base: &Base, node: &str) -> Result<Option<ServerAuth>, BuildError> {
@@ -139,7 +142,7 @@ async fn assemble(
     connection: &Connection,
     info: &RuntimeInfo,
 ) -> Result<Arc<dyn Health>, BuildError> {
-    let Known { machine, facts, auth } = known;
+    let Known { machine, facts, auth, targets } = known;
     let machine = &machine;
     let root = settings::root(loaded);
     let node_name = facts.name.clone();
@@ -265,7 +268,7 @@ async fn assemble(
     base.tasks.spawn(surveyors.run(base.stop.child_token()));
     let cri = connection.runtime.clone();
     let runtime = info.name.clone();
-    let parts = server::Parts { engine, status, observer, cri, statistics, runtime };
+    let parts = server::Parts { engine, status, observer, cri, statistics, runtime, targets };
     server::start(loaded, base, parts, auth).await
 }
 

@@ -8,6 +8,7 @@ use tracing::{error, info};
 
 use super::{
     build::{Base, BuildError, wrong},
+    embedded_streams::RuntimeTargets,
     settings,
 };
 use crate::{
@@ -19,6 +20,7 @@ use crate::{
         parts::{self, Surroundings},
         runtime::Runtime,
     },
+    server::{ports::targets::Targets, streaming::serve::listener::Listening},
 };
 
 /// Names another file with the runtime's settings.
@@ -30,13 +32,17 @@ const SECTION: &str = "embeddedRuntime";
 /// Where `berth cri` serves where nothing else is said.
 const SOCKET: &str = "unix:///run/berth/cri.sock";
 
-/// Starts the runtime, and prepares the clients of its services.
+/// Starts the runtime; the clients of its services, and its streams.
 ///
 /// # Errors
 /// What stands in the way.
-pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Connection, BuildError> {
+pub(super) async fn open(
+    loaded: &Loaded,
+    base: &Base,
+    node: &str,
+) -> Result<(Connection, Arc<dyn Targets>), BuildError> {
     let config = read()?;
-    let socket = config.serve_socket.clone();
+    let (socket, streams) = (config.serve_socket.clone(), config.stream_address.clone());
     let around = Surroundings {
         hostname: node.to_owned(),
         program: std::env::current_exe().ok(),
@@ -52,7 +58,12 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Con
     parts::start(&runtime);
     if !socket.is_empty() {
         let (serving, path, stop) = (runtime.clone(), socket_path(&socket)?, base.stop.child_token());
-        base.tasks.spawn(async move { serve_until(&serving, path, stop).await });
+        let listening = listen(&streams).await?;
+        base.tasks.spawn(async move {
+            if let Err(cause) = over_socket(&serving, path, listening, stop).await {
+                error!(err = %cause, "The embedded runtime's socket is not served");
+            }
+        });
     }
     let memory = services::over_memory(&runtime, base.stop.child_token());
     let dial: cri::Dial = Arc::new(move || {
@@ -60,13 +71,30 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Con
         Box::pin(async move { memory.connect().await })
     });
     info!(root = %runtime.shell.layout.root.display(), "Pods run on the embedded runtime");
-    Ok(cri::connect_over(dial, &settings::cri(loaded), &base.registry))
+    let connection = cri::connect_over(dial, &settings::cri(loaded), &base.registry);
+    Ok((connection, Arc::new(RuntimeTargets(runtime))))
 }
 
-async fn serve_until(runtime: &Arc<Runtime>, path: PathBuf, stop: CancellationToken) {
-    if let Err(cause) = services::over_socket(runtime, path, stop).await {
-        error!(err = %cause, "The embedded runtime's socket is not served");
-    }
+async fn listen(address: &str) -> Result<Listening, BuildError> {
+    let told = |cause: std::io::Error| BuildError(format!("embeddedRuntime.streamAddress: {cause}"));
+    Listening::bind(address).await.map_err(told)
+}
+
+/// Serves the socket, and its streams as long as that.
+async fn over_socket(
+    runtime: &Arc<Runtime>,
+    path: PathBuf,
+    streams: Listening,
+    stop: CancellationToken,
+) -> Result<(), BuildError> {
+    let (url, ours) = (streams.url(), stop.child_token());
+    let meeting = streams.serve(Arc::new(RuntimeTargets(runtime.clone())), ours.clone());
+    let serving = async {
+        let served = services::over_socket(runtime, path, &url, stop).await;
+        ours.cancel();
+        served
+    };
+    tokio::join!(serving, meeting).0.map_err(wrong)
 }
 
 fn socket_path(endpoint: &str) -> Result<PathBuf, BuildError> {
@@ -114,6 +142,7 @@ async fn alone(socket: Option<String>) -> Result<(), BuildError> {
     let config = read()?;
     let configured = Some(config.serve_socket.clone()).filter(|socket| !socket.is_empty());
     let path = socket_path(&socket.or(configured).unwrap_or_else(|| SOCKET.to_owned()))?;
+    let streams = listen(&config.stream_address).await?;
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let hostname = nix::unistd::gethostname().map_err(wrong)?.to_string_lossy().into_owned();
     let around = Surroundings { hostname, program: std::env::current_exe().ok(), tasks, stop: stop.clone() };
@@ -127,9 +156,9 @@ async fn alone(socket: Option<String>) -> Result<(), BuildError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(wrong)?;
     println!("serving {}", path.display());
-    let served = services::over_socket(&runtime, path, stop.clone());
+    let served = over_socket(&runtime, path, streams, stop.clone());
     tokio::select! {
-        served = served => served.map_err(wrong)?,
+        served = served => served?,
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }

@@ -5,6 +5,7 @@ mod adapters;
 mod build;
 pub mod certificates;
 pub mod embedded;
+pub mod embedded_streams;
 mod events;
 mod life;
 pub mod logging;

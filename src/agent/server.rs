@@ -24,12 +24,13 @@ use super::{
 use crate::{
     config::{Loaded, configz, fields::KubeletConfiguration},
     cri::RuntimeService,
+    embedded::streams::IN_PROCESS,
     engine::{EngineHandle, ports::PodObserver},
     logs::LogReader,
     metrics::{self, ServerMetrics, SliMetrics, StreamingMetrics},
     server::{
         self, Caps, Door, Endpoints, FOLLOWS, Guard, Serves, Site, TlsSource,
-        ports::{Health, Statistics},
+        ports::{Health, Statistics, targets::Targets},
         routing::Switches,
         streaming::{Streaming, StreamingConfig},
     },
@@ -45,6 +46,8 @@ pub(super) struct Parts {
     pub(super) statistics: Arc<dyn Statistics>,
     /// The runtime's name.
     pub(super) runtime: Arc<str>,
+    /// Streams of our own runtime.
+    pub(super) targets: Option<Arc<dyn Targets>>,
 }
 
 impl Parts {
@@ -245,6 +248,9 @@ fn streams(loaded: &Loaded, base: &Base, parts: &Parts) -> Streaming {
     let runtime = RuntimeStreams::new(parts.engine.pods.clone(), parts.observer.clone(), parts.cri.clone());
     let metrics = StreamingMetrics::new(&base.registry);
     let streams = Streaming::new(settings, Arc::new(runtime), runtime_tls(), metrics, base.stop.child_token());
+    if let Some(targets) = &parts.targets {
+        streams.serve_here(IN_PROCESS, targets.clone());
+    }
     let (stop, open) = (base.stop.child_token(), streams.clone());
     base.tasks.spawn(async move {
         stop.cancelled().await;

@@ -26,6 +26,7 @@ pub mod seccomp;
 pub mod shell;
 pub mod shim;
 pub mod store;
+pub mod streams;
 #[cfg(test)]
 mod test_data;
 pub mod view;

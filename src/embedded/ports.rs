@@ -9,7 +9,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::sync::mpsc;
+use tokio::{net::TcpStream, sync::mpsc};
 
 use super::{
     errors::RuntimeResult,
@@ -217,6 +217,12 @@ pub trait Network: Send + Sync {
     /// # Errors
     /// The ranges cannot be read.
     async fn set_ranges(&self, ranges: &str) -> RuntimeResult<()>;
+
+    /// Connects to a port inside a pod, by the file that names its namespace; on the machine itself where it has none.
+    ///
+    /// # Errors
+    /// What the pod's loopback said.
+    async fn dial(&self, netns: Option<&Path>, sandbox: &str, port: u16) -> RuntimeResult<TcpStream>;
 }
 
 /// Control groups. Every call blocks.

@@ -26,6 +26,7 @@ use super::{
     sandbox::Sandbox,
     shell::{Counters, Shell},
     store::{self, Layout},
+    streams::Places,
     view,
 };
 use crate::proto::cri;
@@ -54,6 +55,8 @@ pub struct Runtime {
     pub creations: Semaphore,
     /// Containers that are being started.
     pub starts: Semaphore,
+    /// Streams that wait to be met.
+    pub streams: Places,
     ready: watch::Sender<bool>,
     _lock: store::Lock,
 }
@@ -123,6 +126,7 @@ impl Runtime {
             container_names: Names::default(),
             creations: Semaphore::new(SANDBOXES_AT_ONCE),
             starts: Semaphore::new(STARTS_AT_ONCE),
+            streams: Places::default(),
             ready: watch::channel(false).0,
             _lock: lock,
         })

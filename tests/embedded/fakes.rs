@@ -29,7 +29,7 @@ use berth::{
     },
     proto::cri,
 };
-use tokio::sync::mpsc;
+use tokio::{net::TcpStream, sync::mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// What all fakes of a test know and note.
@@ -347,6 +347,10 @@ impl Network for Fakes {
 
     async fn set_ranges(&self, _: &str) -> RuntimeResult<()> {
         Ok(())
+    }
+
+    async fn dial(&self, _: Option<&Path>, _: &str, port: u16) -> RuntimeResult<TcpStream> {
+        TcpStream::connect(("127.0.0.1", port)).await.map_err(|error| RuntimeError::other(error.to_string()))
     }
 }
 

@@ -5,3 +5,4 @@
 mod fakes;
 mod real;
 mod services;
+mod streams;

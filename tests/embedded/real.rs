@@ -21,7 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 mod image;
 
 /// Why this machine cannot run it.
-fn obstacle() -> Option<&'static str> {
+pub fn obstacle() -> Option<&'static str> {
     let shim = std::env::current_exe().ok().and_then(|own| {
         let places = own.ancestors().skip(1).take(2).map(|folder| folder.join("berth-shim")).collect::<Vec<_>>();
         places.into_iter().find(|path| path.is_file())
@@ -36,7 +36,7 @@ fn obstacle() -> Option<&'static str> {
 }
 
 /// Directories whose mounts go with them.
-struct Place(tempfile::TempDir);
+pub struct Place(pub tempfile::TempDir);
 
 impl Drop for Place {
     fn drop(&mut self) {
@@ -49,13 +49,13 @@ impl Drop for Place {
     }
 }
 
-struct Daemon {
-    rpc: RuntimeServiceClient<Channel>,
-    runtime: std::sync::Arc<berth::embedded::runtime::Runtime>,
-    stop: CancellationToken,
+pub struct Daemon {
+    pub rpc: RuntimeServiceClient<Channel>,
+    pub runtime: std::sync::Arc<berth::embedded::runtime::Runtime>,
+    pub stop: CancellationToken,
 }
 
-async fn daemon(place: &Path) -> Daemon {
+pub async fn daemon(place: &Path) -> Daemon {
     let config = EmbeddedConfig { root: place.join("root"), state: place.join("state"), ..EmbeddedConfig::default() };
     let stop = CancellationToken::new();
     let around =
@@ -76,7 +76,7 @@ async fn daemon(place: &Path) -> Daemon {
     Daemon { rpc: RuntimeServiceClient::new(channel), runtime, stop }
 }
 
-fn pod(place: &Path, name: &str) -> cri::PodSandboxConfig {
+pub fn pod(place: &Path, name: &str) -> cri::PodSandboxConfig {
     let node = cri::NamespaceMode::Node.into();
     let options = cri::NamespaceOption {
         network: node,
@@ -101,7 +101,7 @@ fn pod(place: &Path, name: &str) -> cri::PodSandboxConfig {
     }
 }
 
-fn container(name: &str, script: &str) -> cri::ContainerConfig {
+pub fn container(name: &str, script: &str) -> cri::ContainerConfig {
     let options = cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };
     let context = cri::LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
     cri::ContainerConfig {
@@ -118,12 +118,12 @@ fn container(name: &str, script: &str) -> cri::ContainerConfig {
 }
 
 impl Daemon {
-    async fn run(&self, config: cri::PodSandboxConfig) -> String {
+    pub async fn run(&self, config: cri::PodSandboxConfig) -> String {
         let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
         self.rpc.clone().run_pod_sandbox(request).await.expect("runs").into_inner().pod_sandbox_id
     }
 
-    async fn start(&self, sandbox: &str, config: cri::ContainerConfig) -> String {
+    pub async fn start(&self, sandbox: &str, config: cri::ContainerConfig) -> String {
         let (pod_sandbox_id, config) = (sandbox.to_owned(), Some(config));
         let request = cri::CreateContainerRequest { pod_sandbox_id, config, sandbox_config: None };
         let id = self.rpc.clone().create_container(request).await.expect("made").into_inner().container_id;
@@ -132,33 +132,33 @@ impl Daemon {
         id
     }
 
-    async fn exec(&self, id: &str, script: &str) -> (String, i32) {
+    pub async fn exec(&self, id: &str, script: &str) -> (String, i32) {
         let cmd = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
         let request = cri::ExecSyncRequest { container_id: id.to_owned(), cmd, timeout: 20 };
         let reply = self.rpc.clone().exec_sync(request).await.expect("executed").into_inner();
         (String::from_utf8_lossy(&reply.stdout).into_owned(), reply.exit_code)
     }
 
-    async fn status(&self, id: &str) -> cri::ContainerStatus {
+    pub async fn status(&self, id: &str) -> cri::ContainerStatus {
         let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
         self.rpc.clone().container_status(request).await.expect("known").into_inner().status.expect("a status")
     }
 
-    async fn exited(&self, id: &str) -> cri::ContainerStatus {
+    pub async fn exited(&self, id: &str) -> cri::ContainerStatus {
         let (pod, id) = self.runtime.container(id).expect("known");
         let over = pod.wait_for(|sandbox| sandbox.container(&id).is_ok_and(|c| c.finished().is_some()));
         tokio::time::timeout(Duration::from_secs(20), over).await.expect("in time").expect("ends");
         self.status(&id).await
     }
 
-    async fn remove(&self, id: &str) {
+    pub async fn remove(&self, id: &str) {
         let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
         self.rpc.clone().remove_pod_sandbox(request).await.expect("goes");
     }
 }
 
 /// What is left on the machine of a test below this place.
-fn left(place: &Path) -> Vec<String> {
+pub fn left(place: &Path) -> Vec<String> {
     let mut left = Vec::new();
     let mounts = fs::read_to_string("/proc/self/mounts").expect("readable");
     let below = place.display().to_string();
@@ -185,7 +185,7 @@ fn group(place: &Path) -> String {
     format!("berth-test-{}", place.file_name().unwrap_or_default().to_string_lossy().trim_start_matches('.'))
 }
 
-fn drop_parent_group(place: &Path) {
+pub fn drop_parent_group(place: &Path) {
     let group = group(place);
     for root in ["cpu", "cpuacct", "cpuset", "memory", "pids", "devices", "systemd", "hugetlb", ""] {
         let _ = fs::remove_dir(Path::new("/sys/fs/cgroup").join(root).join(&group));

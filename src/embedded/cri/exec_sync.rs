@@ -19,16 +19,15 @@ use tokio::{
 use crate::{
     embedded::{
         actor::{Pod, SHIM_ANSWER},
-        errors::{ErrorKind, RuntimeError, RuntimeResult},
+        errors::{RuntimeError, RuntimeResult},
         ids,
         runtime::Runtime,
         shim::plan::{Exit, Reply, Request, Scope, Target},
+        streams,
     },
     proto::cri,
 };
 
-/// Programs at once in a container.
-const AT_ONCE: usize = 64;
 /// Bytes of each stream that are kept.
 const MOST: usize = 16 << 20;
 /// Bytes of both that fit into an answer over a socket, whose messages end at 16 MiB.
@@ -48,10 +47,7 @@ pub async fn exec_sync(runtime: &Arc<Runtime>, request: cri::ExecSyncRequest) ->
         return Err(RuntimeError::invalid("command must not be empty"));
     }
     pod.now().container(&container)?.running()?;
-    if pod.executing(&container) >= AT_ONCE {
-        let text = format!("{AT_ONCE} programs are being executed in container \"{container}\"");
-        return Err(RuntimeError::new(ErrorKind::Exhausted, text));
-    }
+    streams::has_place(&pod, &container)?;
     let running = runtime.clone();
     let outcome = runtime.detached(async move { run(&running, &pod, &container, &request).await }).await;
     outcome.map_err(|error| error.during("failed to exec in container"))

@@ -16,6 +16,7 @@ mod serve;
 mod service;
 mod start;
 pub mod stop;
+mod streams;
 
 pub use container::delete as delete_container;
 pub use serve::{Memory, over_memory, over_socket};

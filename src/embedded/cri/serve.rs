@@ -22,6 +22,7 @@ use crate::{
     embedded::{
         errors::{RuntimeError, RuntimeResult},
         runtime::Runtime,
+        streams::IN_PROCESS,
     },
     proto::cri::{image_service_server::ImageServiceServer, runtime_service_server::RuntimeServiceServer},
 };
@@ -54,8 +55,8 @@ impl Memory {
     }
 }
 
-fn router(runtime: &Arc<Runtime>, largest: usize) -> Router {
-    let calls = RuntimeServiceServer::new(RuntimeCalls(runtime.clone()))
+fn router(runtime: &Arc<Runtime>, largest: usize, streams: Arc<str>) -> Router {
+    let calls = RuntimeServiceServer::new(RuntimeCalls { runtime: runtime.clone(), streams })
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(largest);
     let images = ImageServiceServer::new(ImageCalls(runtime.clone()))
@@ -64,10 +65,10 @@ fn router(runtime: &Arc<Runtime>, largest: usize) -> Router {
     Server::builder().add_service(calls).add_service(images)
 }
 
-/// Serves whoever connects within this process, until told to stop.
+/// Serves whoever connects within this process, until told to stop. URLs of streams begin with [`IN_PROCESS`].
 pub fn over_memory(runtime: &Arc<Runtime>, stop: CancellationToken) -> Memory {
     let (sender, incoming) = mpsc::channel(WAITING);
-    let serving = router(runtime, usize::MAX)
+    let serving = router(runtime, usize::MAX, IN_PROCESS.into())
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async move { stop.cancelled().await });
     runtime.shell.spawn(async move {
         if let Err(error) = serving.await {
@@ -77,11 +78,17 @@ pub fn over_memory(runtime: &Arc<Runtime>, stop: CancellationToken) -> Memory {
     Memory(sender)
 }
 
-/// Serves whoever may open the socket, until told to stop. The socket is made anew.
+/// Serves whoever may open the socket, until told to stop. The socket is made anew. URLs of streams begin with
+/// `streams`, `http://127.0.0.1:port`, where somebody has to serve them.
 ///
 /// # Errors
 /// It cannot be made.
-pub async fn over_socket(runtime: &Arc<Runtime>, path: PathBuf, stop: CancellationToken) -> RuntimeResult<()> {
+pub async fn over_socket(
+    runtime: &Arc<Runtime>,
+    path: PathBuf,
+    streams: &str,
+    stop: CancellationToken,
+) -> RuntimeResult<()> {
     let listener = bind(&path)?;
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     let incoming = UnixListenerStream::new(listener).then(move |stream| {
@@ -92,8 +99,8 @@ pub async fn over_socket(runtime: &Arc<Runtime>, path: PathBuf, stop: Cancellati
             stream.map(|stream| held::Held::new(stream, place))
         }
     });
-    let serving =
-        router(runtime, MAX_MESSAGE).serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await });
+    let serving = router(runtime, MAX_MESSAGE, streams.into())
+        .serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await });
     let served = serving.await;
     // Somebody else may have made theirs meanwhile; a socket nobody answers on is harmless.
     let _ = fs::remove_file(&path);

@@ -5,19 +5,25 @@ use std::sync::Arc;
 use futures::stream::BoxStream;
 use tonic::{Request, Response, Status, async_trait};
 
-use super::{change, container, container_end, exec_sync, info, lists, sandbox, start, stop};
+use super::{change, container, container_end, exec_sync, info, lists, sandbox, start, stop, streams};
 use crate::{
     embedded::{
         config::NAME,
         errors::{RuntimeError, RuntimeResult},
         events::Events,
         runtime::Runtime,
+        streams::Ask,
     },
     proto::cri::{self, runtime_service_server::RuntimeService},
 };
 
 /// Answers calls.
-pub struct RuntimeCalls(pub Arc<Runtime>);
+pub struct RuntimeCalls {
+    /// Of this runtime.
+    pub runtime: Arc<Runtime>,
+    /// What the URLs of streams begin with.
+    pub streams: Arc<str>,
+}
 
 type Answer<T> = Result<Response<T>, Status>;
 type Chunks<T> = BoxStream<'static, Result<T, Status>>;
@@ -33,8 +39,14 @@ fn absent<T>(what: &str) -> Answer<T> {
 impl RuntimeCalls {
     /// Waits until what was there is known again.
     async fn ready(&self) -> &Arc<Runtime> {
-        self.0.until_ready().await;
-        &self.0
+        self.runtime.until_ready().await;
+        &self.runtime
+    }
+
+    /// Where a stream is met.
+    async fn stream(&self, ask: RuntimeResult<Ask>) -> RuntimeResult<String> {
+        let path = streams::prepare(self.ready().await, ask?)?;
+        Ok(format!("{}{path}", self.streams))
     }
 }
 
@@ -52,7 +64,7 @@ impl RuntimeService for RuntimeCalls {
     }
 
     async fn status(&self, request: Request<cri::StatusRequest>) -> Answer<cri::StatusResponse> {
-        answer(Ok(info::status(&self.0, request.into_inner().verbose).await))
+        answer(Ok(info::status(&self.runtime, request.into_inner().verbose).await))
     }
 
     async fn runtime_config(&self, _: Request<cri::RuntimeConfigRequest>) -> Answer<cri::RuntimeConfigResponse> {
@@ -209,16 +221,19 @@ impl RuntimeService for RuntimeCalls {
         answer(Ok(self.ready().await.shell.hub.subscribe()))
     }
 
-    async fn exec(&self, _: Request<cri::ExecRequest>) -> Answer<cri::ExecResponse> {
-        absent("streams for Exec yet")
+    async fn exec(&self, request: Request<cri::ExecRequest>) -> Answer<cri::ExecResponse> {
+        let url = self.stream(Ask::exec(request.into_inner())).await;
+        answer(url.map(|url| cri::ExecResponse { url }))
     }
 
-    async fn attach(&self, _: Request<cri::AttachRequest>) -> Answer<cri::AttachResponse> {
-        absent("streams for Attach yet")
+    async fn attach(&self, request: Request<cri::AttachRequest>) -> Answer<cri::AttachResponse> {
+        let url = self.stream(Ask::attach(request.into_inner())).await;
+        answer(url.map(|url| cri::AttachResponse { url }))
     }
 
-    async fn port_forward(&self, _: Request<cri::PortForwardRequest>) -> Answer<cri::PortForwardResponse> {
-        absent("streams for PortForward yet")
+    async fn port_forward(&self, request: Request<cri::PortForwardRequest>) -> Answer<cri::PortForwardResponse> {
+        let url = self.stream(Ask::forward(request.into_inner())).await;
+        answer(url.map(|url| cri::PortForwardResponse { url }))
     }
 
     async fn container_stats(&self, _: Request<cri::ContainerStatsRequest>) -> Answer<cri::ContainerStatsResponse> {

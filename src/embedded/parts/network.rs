@@ -1,8 +1,9 @@
 //! Pods' networks, made by the built-in network or by plugins.
 
-use std::{collections::BTreeMap, fs::File, os::fd::OwnedFd, sync::Arc};
+use std::{collections::BTreeMap, fs::File, os::fd::OwnedFd, path::Path, sync::Arc};
 
 use async_trait::async_trait;
+use tokio::net::TcpStream;
 
 use crate::{
     embedded::{
@@ -50,6 +51,10 @@ impl Network for Networks {
 
     async fn set_ranges(&self, ranges: &str) -> RuntimeResult<()> {
         Ok(self.0.update_pod_cidr(ranges).await?)
+    }
+
+    async fn dial(&self, netns: Option<&Path>, sandbox: &str, port: u16) -> RuntimeResult<TcpStream> {
+        Ok(self.0.dial(netns, sandbox, port).await?)
     }
 }
 
