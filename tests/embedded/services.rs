@@ -506,3 +506,60 @@ async fn broken_records_are_cleaned_up() {
     assert!(!layout.sandbox(&bad).exists() && !layout.container(&id).exists());
     assert_eq!(set.runtime.shell.counters.broken_objects.load(std::sync::atomic::Ordering::Relaxed), 2);
 }
+
+#[tokio::test]
+async fn streams_are_prepared_only_for_what_runs() {
+    // 09a §4
+    let set = set().await;
+    let sandbox = set.run(pod("a")).await.expect("runs");
+    let id = set.create(&sandbox, container("c")).await.expect("made");
+    let exec = async |container: &str, [stdout, stderr, tty]: [bool; 3]| {
+        let cmd = vec!["ls".to_owned()];
+        let request = cri::ExecRequest { container_id: container.to_owned(), cmd, tty, stdin: false, stdout, stderr };
+        set.rpc.clone().exec(request).await.map(|reply| reply.into_inner().url)
+    };
+    let attach = async |container: &str| {
+        let request = cri::AttachRequest { container_id: container.to_owned(), stdout: true, ..Default::default() };
+        set.rpc.clone().attach(request).await.map(|reply| reply.into_inner().url)
+    };
+    let forward = async |sandbox: &str, port: i32| {
+        let request = cri::PortForwardRequest { pod_sandbox_id: sandbox.to_owned(), port: vec![port] };
+        set.rpc.clone().port_forward(request).await.map(|reply| reply.into_inner().url)
+    };
+    let told = |refused: Result<String, Status>| {
+        let status = refused.expect_err("refused");
+        (status.code(), status.message().to_owned())
+    };
+    let out = [true, false, false];
+    let row = |code, text: &str| (code, text.to_owned());
+    let unknown = "an error occurred when try to find container \"nope\": not found";
+    assert_eq!(told(exec("nope", out).await), row(Code::NotFound, unknown));
+    assert_eq!(told(attach("nope").await), row(Code::NotFound, unknown));
+    let created = row(Code::FailedPrecondition, "container is in CONTAINER_CREATED state");
+    assert_eq!(told(exec(&id, out).await), created);
+    assert_eq!(told(attach(&id).await), created);
+    let both = row(Code::InvalidArgument, "tty and stderr cannot both be true");
+    assert_eq!(told(exec(&id, [true; 3]).await), both);
+    let none = row(Code::InvalidArgument, "one of stdin, stdout, or stderr must be set");
+    assert_eq!(told(exec(&id, [false; 3]).await), none);
+    assert_eq!(told(forward(&sandbox, 0).await), row(Code::InvalidArgument, "port 0 is not within 1 and 65535"));
+    let unknown = "an error occurred when try to find sandbox \"nope\": not found";
+    assert_eq!(told(forward("nope", 80).await), row(Code::NotFound, unknown));
+    set.start(&id).await.expect("starts");
+    for (url, verb) in [
+        (exec(&id[..13], out).await, "exec"),
+        (attach(&id).await, "attach"),
+        (forward(&sandbox, 80).await, "portforward"),
+    ] {
+        let url = url.expect("prepared");
+        assert!(url.starts_with(&format!("in-process:///{verb}/")), "{url}");
+    }
+    // 04b §5: a thousand wait, three of them do already.
+    for _ in 3..1000 {
+        attach(&id).await.expect("room");
+    }
+    assert_eq!(told(attach(&id).await), row(Code::ResourceExhausted, "maximum number of in-flight requests exceeded"));
+    set.stop_pod(&sandbox).await.expect("stops");
+    let text = format!("sandbox container \"{sandbox}\" is not running");
+    assert_eq!(told(forward(&sandbox, 80).await), row(Code::FailedPrecondition, &text));
+}

@@ -27,17 +27,17 @@ use tokio_util::sync::CancellationToken;
 use crate::real::{Daemon, Place, container, daemon, drop_parent_group, left, obstacle, pod};
 
 /// No test waits longer for anything.
-const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(30);
 /// The flags of a request: stdin, stdout, stderr, terminal.
 type Flags = [bool; 4];
 const ALL: Flags = [true, true, true, false];
 const TERMINAL: Flags = [true, true, false, true];
 
 /// A listener before a runtime, as `berth cri` has one.
-struct Streams {
-    address: String,
-    stop: CancellationToken,
-    task: JoinHandle<()>,
+pub struct Streams {
+    pub address: String,
+    pub stop: CancellationToken,
+    pub task: JoinHandle<()>,
 }
 
 impl Streams {
@@ -50,7 +50,7 @@ impl Streams {
     }
 
     /// Sends a request; the head of the answer, and the connection behind it.
-    async fn request(&self, head: &str) -> (Head, TcpStream) {
+    pub async fn request(&self, head: &str) -> (Head, TcpStream) {
         let mut tcp = TcpStream::connect(&self.address).await.expect("it listens");
         tcp.write_all(format!("{head}\r\nHost: node\r\n\r\n").as_bytes()).await.expect("sent");
         let mut text = Vec::new();
@@ -61,20 +61,30 @@ impl Streams {
     }
 
     /// Speaks SPDY at a URL.
-    async fn spdy(&self, url: &str, protocols: &[&str]) -> Spdy {
-        let (head, tcp) = self.request(&spdy_head(path(url), protocols)).await;
+    pub async fn spdy(&self, url: &str, protocols: &[&str]) -> Spdy {
+        self.spdy_at(path(url), protocols).await
+    }
+
+    /// Speaks SPDY at a path.
+    pub async fn spdy_at(&self, path: &str, protocols: &[&str]) -> Spdy {
+        let (head, tcp) = self.request(&spdy_head(path, protocols)).await;
         assert_eq!(head.status, 101, "{head:?}");
         Spdy::over(head, tcp)
     }
 
     /// Speaks a WebSocket at a URL.
-    async fn web_socket(&self, url: &str, protocols: &str) -> (Head, WebSocketStream<TcpStream>) {
-        let (head, tcp) = self.request(&web_socket_head(path(url), protocols)).await;
+    pub async fn web_socket(&self, url: &str, protocols: &str) -> (Head, WebSocketStream<TcpStream>) {
+        self.web_socket_at(path(url), protocols).await
+    }
+
+    /// Speaks a WebSocket at a path.
+    pub async fn web_socket_at(&self, path: &str, protocols: &str) -> (Head, WebSocketStream<TcpStream>) {
+        let (head, tcp) = self.request(&web_socket_head(path, protocols)).await;
         assert_eq!(head.status, 101, "{head:?}");
         (head, WebSocketStream::from_raw_socket(tcp, tungstenite::protocol::Role::Client, None).await)
     }
 
-    async fn end(self) {
+    pub async fn end(self) {
         self.stop.cancel();
         timeout(LIMIT, self.task).await.expect("in time").expect("no panic");
     }
@@ -84,12 +94,12 @@ fn path(url: &str) -> &str {
     url.strip_prefix(IN_PROCESS).expect("met in this process")
 }
 
-fn spdy_head(path: &str, protocols: &[&str]) -> String {
+pub fn spdy_head(path: &str, protocols: &[&str]) -> String {
     let lines: String = protocols.iter().map(|p| format!("\r\nX-Stream-Protocol-Version: {p}")).collect();
     format!("POST {path} HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0{lines}")
 }
 
-fn web_socket_head(path: &str, protocols: &str) -> String {
+pub fn web_socket_head(path: &str, protocols: &str) -> String {
     let line = if protocols.is_empty() { String::new() } else { format!("\r\nSec-WebSocket-Protocol: {protocols}") };
     format!(
         "GET {path} HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
@@ -99,8 +109,8 @@ fn web_socket_head(path: &str, protocols: &str) -> String {
 
 /// The head of an answer.
 #[derive(Debug)]
-struct Head {
-    status: u16,
+pub struct Head {
+    pub status: u16,
     lines: Vec<(String, String)>,
 }
 
@@ -112,15 +122,15 @@ impl Head {
         Self { status, lines: pairs.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect() }
     }
 
-    fn header(&self, name: &str) -> Vec<&str> {
+    pub fn header(&self, name: &str) -> Vec<&str> {
         self.lines.iter().filter(|(known, _)| known == name).map(|(_, value)| value.as_str()).collect()
     }
 }
 
 /// A SPDY client.
-struct Spdy {
-    head: Head,
-    connection: Connection,
+pub struct Spdy {
+    pub head: Head,
+    pub connection: Connection,
     _incoming: Incoming,
     task: JoinHandle<()>,
 }
@@ -141,7 +151,7 @@ impl Spdy {
     }
 
     /// Opens the streams of a command.
-    async fn command(&self, kinds: &[&'static str]) -> BTreeMap<&'static str, Stream> {
+    pub async fn command(&self, kinds: &[&'static str]) -> BTreeMap<&'static str, Stream> {
         let mut streams = BTreeMap::new();
         for kind in kinds {
             streams.insert(*kind, self.open(&[("streamType", kind)]).await);
@@ -159,7 +169,7 @@ impl Spdy {
 }
 
 /// All that comes on a stream, until it ends in whatever way.
-async fn all(stream: &mut Stream) -> String {
+pub async fn all(stream: &mut Stream) -> String {
     let mut bytes = Vec::new();
     while let Ok(Some(more)) = timeout(LIMIT, stream.read()).await.expect("in time") {
         bytes.extend_from_slice(&more);
@@ -179,7 +189,7 @@ async fn up_to(stream: &mut Stream, wanted: &str) -> String {
 }
 
 /// The next message with bytes, as bytes.
-async fn next(socket: &mut WebSocketStream<TcpStream>) -> Vec<u8> {
+pub async fn next(socket: &mut WebSocketStream<TcpStream>) -> Vec<u8> {
     loop {
         match timeout(LIMIT, socket.next()).await.expect("in time") {
             Some(Ok(Message::Binary(bytes))) => return bytes.to_vec(),
@@ -191,7 +201,7 @@ async fn next(socket: &mut WebSocketStream<TcpStream>) -> Vec<u8> {
 }
 
 /// Messages of channels 1 to 3 up to the end, each channel in one piece.
-async fn channels(socket: &mut WebSocketStream<TcpStream>) -> [String; 3] {
+pub async fn channels(socket: &mut WebSocketStream<TcpStream>) -> [String; 3] {
     let mut all = [const { Vec::new() }; 3];
     while let Some(Ok(message)) = timeout(LIMIT, socket.next()).await.expect("in time") {
         if let Message::Binary(bytes) = message {
@@ -201,22 +211,22 @@ async fn channels(socket: &mut WebSocketStream<TcpStream>) -> [String; 3] {
     all.map(|bytes| String::from_utf8(bytes).expect("text"))
 }
 
-async fn say(socket: &mut WebSocketStream<TcpStream>, message: &[u8]) {
+pub async fn say(socket: &mut WebSocketStream<TcpStream>, message: &[u8]) {
     socket.send(Message::Binary(Bytes::copy_from_slice(message))).await.expect("sent");
 }
 
 /// A daemon with a container that runs, and the door to its streams.
-struct World {
-    daemon: Daemon,
-    streams: Streams,
-    sandbox: String,
-    container: String,
+pub struct World {
+    pub daemon: Daemon,
+    pub streams: Streams,
+    pub sandbox: String,
+    pub container: String,
     place: Place,
 }
 
 impl World {
     /// `None` where this machine cannot run it; says so.
-    async fn with(test: &str, config: cri::ContainerConfig) -> Option<Self> {
+    pub async fn with(test: &str, config: cri::ContainerConfig) -> Option<Self> {
         if let Some(why) = obstacle() {
             println!("skipped {test}: {why}");
             return None;
@@ -253,7 +263,7 @@ impl World {
     }
 
     /// Takes everything down; nothing is left.
-    async fn end(self) {
+    pub async fn end(self) {
         self.streams.end().await;
         self.daemon.remove(&self.sandbox).await;
         assert_eq!(left(self.place.0.path()), Vec::<String>::new());
@@ -262,9 +272,9 @@ impl World {
     }
 }
 
-const SUCCESS: &str = r#"{"status":"Success"}"#;
+pub const SUCCESS: &str = r#"{"status":"Success"}"#;
 
-fn exit_status(code: u8) -> String {
+pub fn exit_status(code: u8) -> String {
     format!(
         r#"{{"status":"Failure","message":"command terminated with non-zero exit code: exit status {code}","reason":"NonZeroExitCode","details":{{"causes":[{{"reason":"ExitCode","message":"{code}"}}]}}}}"#
     )
@@ -449,7 +459,7 @@ async fn several_clients_attach_and_none_holds_up_the_container() {
 }
 
 /// A port that says `pong` once all of a question was asked, and a port nobody listens on.
-async fn ports() -> (u16, u16) {
+pub async fn ports() -> (u16, u16) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let open = listener.local_addr().expect("an address").port();
     tokio::spawn(async move {
@@ -465,7 +475,7 @@ async fn ports() -> (u16, u16) {
     (open, unused.local_addr().expect("an address").port())
 }
 
-async fn forwards(world: &World, client: &Spdy, (open, closed): (u16, u16)) {
+pub async fn forwards(world: &World, client: &Spdy, (open, closed): (u16, u16)) {
     // AC-04b-S8
     let (mut data, mut error) = client.pair(closed, "0").await;
     let text = all(&mut error).await;
@@ -556,5 +566,150 @@ async fn ports_are_forwarded_over_every_protocol() {
     assert!(told[&3].starts_with(format!("error forwarding port {closed} to pod ").as_bytes()));
     let (head, _) = world.streams.request(&web_socket_head(path(&world.forward(&[]).await), "v4.channel.k8s.io")).await;
     assert_eq!(head.status, 400, "ports are needed where no connection names its own");
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_stops_reading_holds_up_nobody_else() {
+    // The container prints more than all buffers hold, and writes down that it got through.
+    let script = "while [ ! -e /tmp/go ]; do sleep 0.05; done; head -c 20000000 /dev/zero; echo through > /tmp/through; \
+                  trap 'exit 0' TERM; while :; do sleep 0.1; done";
+    let Some(world) = World::with("who_stops_reading_holds_up_nobody_else", container("c", script)).await else {
+        return;
+    };
+    let reads = [false, true, false, false];
+    let url = world.attach(reads).await;
+    // That client opens its streams, and then does not even read its connection.
+    let (head, mut silent) = world.streams.request(&spdy_head(path(&url), &["v4.channel.k8s.io"])).await;
+    assert_eq!(head.status, 101);
+    let mut frames = bytes::BytesMut::new();
+    let mut encoder = berth::server::streaming::spdy::frames::Encoder::default();
+    for (id, kind) in [(1, "error"), (3, "stdout")] {
+        encoder.syn_stream(id, &Headers::of(&[("streamType", kind)]), &mut frames).expect("packed");
+    }
+    silent.write_all(&frames).await.expect("sent");
+    let (_, mut socket) = world.streams.web_socket(&world.attach(reads).await, "v5.channel.k8s.io").await;
+    assert_eq!(next(&mut socket).await, [1]);
+    world.daemon.exec(&world.container, "touch /tmp/go").await;
+    let (said, _) =
+        world.daemon.exec(&world.container, "while ! cat /tmp/through 2>/dev/null; do sleep 0.05; done").await;
+    assert_eq!(said, "through\n", "clients that do not read are no reason to wait");
+
+    // AC-04b-S13: what is printed flows while complaints are unread.
+    const LOTS: usize = 100_000_000;
+    let url = world.exec(&format!("head -c 100000 /dev/zero >&2; head -c {LOTS} /dev/zero"), ALL).await;
+    let client = world.streams.spdy(&url, &["v4.channel.k8s.io"]).await;
+    let mut streams = client.command(&["error", "stdin", "stdout", "stderr"]).await;
+    let mut got = 0;
+    while let Some(bytes) =
+        timeout(LIMIT, streams.get_mut("stdout").expect("open").read()).await.expect("in time").expect("whole")
+    {
+        got += bytes.len();
+    }
+    assert_eq!(got, LOTS);
+    assert_eq!(all(streams.get_mut("error").expect("open")).await, SUCCESS);
+    assert_eq!(all(streams.get_mut("stderr").expect("open")).await.len(), 100_000);
+    drop((silent, socket));
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_whose_client_has_gone_goes_on() {
+    let security = cri::LinuxContainerSecurityContext {
+        run_as_user: Some(cri::Int64Value { value: 1000 }),
+        namespace_options: Some(cri::NamespaceOption {
+            pid: cri::NamespaceMode::Container.into(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let mut config = container("c", "trap 'exit 0' TERM; while :; do sleep 0.1; done");
+    config.linux.as_mut().expect("given").security_context = Some(security);
+    let Some(world) = World::with("a_command_whose_client_has_gone_goes_on", config).await else { return };
+    let url = world
+        .exec(
+            "echo began; while read line; do :; done; echo late && echo late >&2 && echo well > /tmp/end; sleep 1",
+            ALL,
+        )
+        .await;
+    let client = world.streams.spdy(&url, &["v4.channel.k8s.io"]).await;
+    let mut streams = client.command(&["error", "stdin", "stdout", "stderr"]).await;
+    up_to(streams.get_mut("stdout").expect("open"), "began\n").await;
+    drop(streams);
+    client.connection.close();
+    drop(client);
+    let (said, _) = world.daemon.exec(&world.container, "while ! cat /tmp/end 2>/dev/null; do sleep 0.05; done").await;
+    assert_eq!(said, "well\n", "what it prints is read and dropped");
+
+    // Not root: its streams are its own all the same.
+    let url = world.exec("id -u; echo again > /dev/stdout; echo oops > /dev/stderr", ALL).await;
+    let (_, mut socket) = world.streams.web_socket(&url, "v4.channel.k8s.io").await;
+    assert_eq!(channels(&mut socket).await, ["1000\nagain\n".to_owned(), "oops\n".to_owned(), SUCCESS.to_owned()]);
+    world.end().await;
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("a folder").count()
+}
+
+/// In a process of its own: the other tests have descriptors too.
+#[test]
+fn hundreds_of_commands_leave_nothing_behind() {
+    const ALONE: &str = "BERTH_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        return runtime.expect("a runtime").block_on(hundreds_of_commands());
+    }
+    let mut alone = std::process::Command::new(std::env::current_exe().expect("a test"));
+    alone.args(["--exact", "streams::hundreds_of_commands_leave_nothing_behind", "--nocapture"]).env(ALONE, "1");
+    assert!(alone.status().expect("it runs").success());
+}
+
+async fn hundreds_of_commands() {
+    // AC-04b-S11
+    let Some(world) = World::asleep("hundreds_of_commands_leave_nothing_behind").await else { return };
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let command = async |number: usize| {
+        let flags = if number % 5 == 1 { TERMINAL } else { ALL };
+        let url = world.exec("head -c 10 /dev/zero", flags).await;
+        match number % 5 {
+            // Clients that just go: before they have their streams, and after.
+            2 => drop(world.streams.spdy(&url, &["v4.channel.k8s.io"]).await),
+            3 => {
+                let (_, mut socket) = world.streams.web_socket(&url, "v5.channel.k8s.io").await;
+                assert_eq!(next(&mut socket).await, [1]);
+            }
+            4 => {
+                let (_, mut socket) = world.streams.web_socket(&url, "v4.channel.k8s.io").await;
+                assert_eq!(channels(&mut socket).await[0].len(), 10);
+            }
+            kind => {
+                let client = world.streams.spdy(&url, &["v4.channel.k8s.io"]).await;
+                let wanted: &[&str] = if kind == 1 {
+                    &["error", "stdin", "stdout", "resize"]
+                } else {
+                    &["error", "stdin", "stdout", "stderr"]
+                };
+                let mut streams = client.command(wanted).await;
+                assert_eq!(all(streams.get_mut("stdout").expect("open")).await.len(), 10);
+                assert_eq!(all(streams.get_mut("error").expect("open")).await, SUCCESS);
+            }
+        }
+    };
+    command(0).await;
+    let baseline = (descriptors() + 4, tasks() + 4);
+    let settled = async |limit: (usize, usize)| {
+        let until = async {
+            while descriptors() > limit.0 || tasks() > limit.1 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let done = timeout(Duration::from_secs(20), until).await;
+        assert!(done.is_ok(), "{} descriptors, {} tasks, before: {limit:?}", descriptors(), tasks());
+    };
+    for number in 0..300 {
+        command(number).await;
+    }
+    settled(baseline).await;
     world.end().await;
 }

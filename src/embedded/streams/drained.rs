@@ -21,6 +21,7 @@ use futures::future::BoxFuture;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, ReadBuf},
     net::unix::pipe,
+    runtime::Handle,
     sync::watch,
 };
 
@@ -83,6 +84,10 @@ impl AsyncRead for Drained {
 impl Drop for Drained {
     fn drop(&mut self) {
         let Some(mut from) = self.from.take() else { return };
+        // At the very end of this process there is nobody left to read.
+        if Handle::try_current().is_err() {
+            return;
+        }
         let stop = self.shell.stop.clone();
         let dropping = async move {
             let mut piece = vec![0; 16 << 10];

@@ -22,6 +22,8 @@ mod socket_forward;
 mod spdy_command;
 mod spdy_forward;
 mod status;
+#[cfg(test)]
+mod tests;
 mod upgrade;
 
 use axum::{body::Body, http::Request, response::Response};
