@@ -1,17 +1,19 @@
 #!/bin/sh
-# `make run`: pods on this machine with a private containerd under ./.run; Ctrl-C stops everything.
+# `make run`: pods on this machine, everything under ./.run; Ctrl-C stops everything. Berth runs them itself, and needs no
+# package for that; with RUNTIME=containerd they run on a private containerd.
 set -eu
 cd "$(dirname "$0")/.."
 
 if [ "$(id -u)" != 0 ]; then
-    echo "make run needs root: it starts containerd, and containers need mounts, cgroups and namespaces." >&2
+    echo "make run needs root: containers need mounts, cgroups and namespaces." >&2
     echo "Try: sudo make run" >&2
     exit 1
 fi
 
+runtime="${RUNTIME:-embedded}"
 dir="$PWD/.run"
 socket="$dir/containerd.sock"
-bridge=berth0
+bridge=berthrun0
 target="${CARGO_TARGET_DIR:-$PWD/target}"
 PATH="$PATH:/usr/sbin:/sbin"
 
@@ -22,6 +24,12 @@ fail() {
 }
 ctr() { command ctr -a "$socket" -n k8s.io "$@"; }
 alive() { [ -n "$1" ] && kill -0 "$1" 2>/dev/null; }
+
+case $runtime in
+embedded) pods=pods ;;
+containerd) pods=pods-containerd ;;
+*) fail "RUNTIME is embedded (Berth's own) or containerd, not \"$runtime\"." ;;
+esac
 
 # Under sudo the build is the caller's: with their toolchain, and files that stay theirs.
 as_caller() {
@@ -35,18 +43,23 @@ as_caller() {
 
 # Fails where somebody listens on a port that is needed, and says who.
 free_port() {
+    command -v ss >/dev/null 2>&1 || return 0 # then the agent says it
     who=$(ss -Hltnp "sport = :$1" | sed -n 's/.*users:(("\([^"]*\)",pid=\([0-9]*\).*/\1 (pid \2)/p' | head -n 1)
     [ -n "$(ss -Hltn "sport = :$1")" ] || return 0
     fail "port $1 is in use by ${who:-another process}, and $2 needs it. Stop that first (ss -ltnp shows all)."
 }
 
 
-# The agent, containerd and its shims, which all name this folder, and below a shim the containers.
+page() {
+    if command -v curl >/dev/null 2>&1; then curl -fs "$1"; else wget -qO- "$1"; fi 2>/dev/null
+}
+
+# The agent, containerd and all shims, which name this folder, and below a shim the containers.
 kill_all() {
     # shellcheck disable=SC2013  # numbers
     for pid in $(grep -lzF -e "$dir/" /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3); do
         case $(cat "/proc/$pid/comm" 2>/dev/null) in
-        containerd-shim*) pids="$(cat "/proc/$pid"/task/*/children 2>/dev/null) $pid" ;;
+        containerd-shim* | berth-shim | shim) pids="$(cat "/proc/$pid"/task/*/children 2>/dev/null) $pid" ;;
         containerd | berth) pids=$pid ;;
         *) continue ;;
         esac
@@ -60,8 +73,23 @@ clear_away() {
     awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/self/mounts | sort -r | while read -r target; do
         umount -l "$target" 2>/dev/null || true
     done
-    ip link del "$bridge" 2>/dev/null || true
+    for name in /run/netns/"$bridge"-*; do
+        [ -e "$name" ] || continue
+        umount -l "$name" 2>/dev/null || true
+        rm -f "$name"
+    done
+    command -v ip >/dev/null 2>&1 && ip link del "$bridge" 2>/dev/null || true
+    command -v nft >/dev/null 2>&1 && nft delete table inet "$bridge" 2>/dev/null || true
     find /var/log/containers -lname "$dir/*" -delete 2>/dev/null || true
+}
+
+# Whether pods are still here.
+are_left() {
+    if [ "$runtime" = embedded ]; then
+        [ -n "$(ls "$dir/state/s" 2>/dev/null)" ]
+    else
+        alive "$containerd" && [ -n "$(ctr containers ls -q 2>/dev/null)" ]
+    fi
 }
 
 groups() { ls -d /sys/fs/cgroup/kubepods /sys/fs/cgroup/*/kubepods 2>/dev/null || true; }
@@ -77,7 +105,7 @@ stop() {
     say "stopping (pods have their grace periods)"
     rm -f "$dir"/pods/*
     tries=0
-    while alive "$agent" && alive "$containerd" && [ -n "$(ctr containers ls -q 2>/dev/null)" ]; do
+    while alive "$agent" && are_left; do
         tries=$((tries + 1))
         [ "$tries" -gt 200 ] && break
         sleep 0.1
@@ -98,7 +126,7 @@ stop() {
     echo "stopped; what is left to read is in $dir (make run starts over)"
 }
 
-examples/install-deps.sh required
+[ "$runtime" = embedded ] || examples/install-deps.sh required
 as_caller sh -c 'command -v cargo >/dev/null' || fail "make run builds Berth and needs Rust: https://rustup.rs"
 as_caller mkdir -p "$target"
 exec 9>"$target/.run.lock"
@@ -112,53 +140,70 @@ free_port 10250 "the agent (main port)"
 free_port 8080 "the demo pod \"web\""
 
 say "building (release; the first time takes some minutes)"
-as_caller cargo build --release --bin berth --example images
-as_caller "$target/release/examples/images" "$target/demo-images.tar"
+as_caller cargo build --release --bin berth --bin berth-shim
+[ "$runtime" = embedded ] || {
+    as_caller cargo build --release --example images
+    as_caller "$target/release/examples/images" "$target/demo-images.tar"
+}
 
 rm -rf "$dir"
-mkdir -p "$dir/cni" "$dir/pods" "$dir/kubelet" "$dir/logs"
-mv "$target/demo-images.tar" "$dir/images.tar"
-fill() {
-    sed -e "s#@DIR@#$dir#g" -e "s#@CNI@#/usr/lib/cni#g" -e "s#@BRIDGE@#$bridge#g" -e "s#@SUBNET@#10.222.0.0/24#g" "$1"
-}
-fill examples/containerd.toml >"$dir/config.toml"
-fill examples/cni.conflist >"$dir/cni/10-berth.conflist"
+mkdir -p "$dir/cni" "$dir/pods" "$dir/kubelet" "$dir/logs" "$dir/images"
 cp examples/standalone.yaml "$dir/standalone.yaml"
-cat >>"$dir/standalone.yaml" <<TEXT
-podLogsDir: logs
+printf 'podLogsDir: logs\n' >>"$dir/standalone.yaml"
+cp examples/"$pods"/*.yaml "$dir/pods/"
+
+trap stop EXIT
+trap 'exit 130' INT TERM HUP
+
+start_containerd() {
+    mv "$target/demo-images.tar" "$dir/images.tar"
+    fill() {
+        sed -e "s#@DIR@#$dir#g" -e "s#@CNI@#/usr/lib/cni#g" -e "s#@BRIDGE@#$bridge#g" -e "s#@SUBNET@#10.222.0.0/24#g" "$1"
+    }
+    fill examples/containerd.toml >"$dir/config.toml"
+    fill examples/cni.conflist >"$dir/cni/10-berth.conflist"
+    cat >>"$dir/standalone.yaml" <<TEXT
 containerRuntimeEndpoint: "unix://$socket"
 # The demo's images are nowhere to be pulled from: they stay, however full the disk is.
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 TEXT
-cp examples/pods/*.yaml "$dir/pods/"
+    say "starting a private containerd under $dir"
+    # Sessions of their own: Ctrl-C is for this script, which ends them in order.
+    setsid containerd --config "$dir/config.toml" >"$dir/containerd.log" 2>&1 9>&- &
+    containerd=$!
+    tries=0
+    until ctr version >/dev/null 2>&1; do
+        tries=$((tries + 1))
+        if [ "$tries" -gt 300 ] || ! alive "$containerd"; then
+            tail -20 "$dir/containerd.log" >&2
+            fail "containerd did not start; above is the end of its log."
+        fi
+        sleep 0.1
+    done
+    ctr images import "$dir/images.tar" >/dev/null
+}
 
-trap stop EXIT
-trap 'exit 130' INT TERM HUP
-say "starting a private containerd under $dir"
-# Sessions of their own: Ctrl-C is for this script, which ends them in order.
-setsid containerd --config "$dir/config.toml" >"$dir/containerd.log" 2>&1 9>&- &
-containerd=$!
-tries=0
-until ctr version >/dev/null 2>&1; do
-    tries=$((tries + 1))
-    if [ "$tries" -gt 300 ] || ! alive "$containerd"; then
-        tail -20 "$dir/containerd.log" >&2
-        fail "containerd did not start; above is the end of its log."
-    fi
-    sleep 0.1
-done
-ctr images import "$dir/images.tar" >/dev/null
+# Where Berth's own runtime keeps things; on a machine of its own none of it has to be said.
+cat >"$dir/berth.yaml" <<TEXT
+embeddedRuntime:
+  root: "$dir/runtime"
+  state: "$dir/state"
+  importDir: "$dir/images"
+  serveSocket: "unix://$dir/cri.sock"
+  network: {mode: builtin, bridge: $bridge}
+TEXT
+[ "$runtime" = embedded ] || start_containerd
 
 say "starting berth (log: $dir/berth.log)"
-setsid "$target/release/berth" run --config "$dir/standalone.yaml" --root-dir "$dir/kubelet" \
+BERTH_CONFIG="$dir/berth.yaml" setsid "$target/release/berth" run --config "$dir/standalone.yaml" --root-dir "$dir/kubelet" \
     --cert-dir "$dir/pki" --hostname-override "$(uname -n)" >"$dir/berth.log" 2>&1 9>&- &
 agent=$!
 
 wanted=$(find "$dir/pods" -name '*.yaml' | wc -l)
 tries=0
 while :; do
-    running=$(curl -fs http://127.0.0.1:10255/pods 2>/dev/null | grep -o '"phase":"Running"' | wc -l || true)
+    running=$(page http://127.0.0.1:10255/pods | grep -o '"phase":"Running"' | wc -l || true)
     [ "$running" -ge "$wanted" ] && break
     tries=$((tries + 1))
     if [ "$tries" -gt 600 ] || ! alive "$agent"; then
@@ -181,7 +226,7 @@ cat <<TEXT
   $admin
   $logs    # what a pod writes
   rm '$dir/pods/clock.yaml'    # watch the pod go
-  cp examples/pods/clock.yaml '$dir/pods/'    # and come back
+  cp examples/$pods/clock.yaml '$dir/pods/'    # and come back
   tail -f '$dir/berth.log'
 Ctrl-C stops everything.
 TEXT
