@@ -210,6 +210,11 @@ pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 /// The number at this place, in the machine's order.
+pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..at.checked_add(8)?)?.try_into().ok().map(u64::from_ne_bytes)
+}
+
+/// The number at this place, in the machine's order.
 pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..at.checked_add(2)?)?.try_into().ok().map(u16::from_ne_bytes)
 }

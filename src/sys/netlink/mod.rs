@@ -10,6 +10,7 @@
 //! of the thread that opened it, wherever it is used later. Everything blocks, for [`LIMIT`] at most.
 
 pub mod connections;
+pub mod counters;
 pub mod filter;
 pub mod message;
 pub mod route;

@@ -1,0 +1,141 @@
+//! Counters of the links of another network namespace, without entering it: the kernel is asked by the number this
+//! namespace knows the other by.
+//!
+//! Numbers are those of `linux/net_namespace.h`, `linux/if_link.h` and `linux/rtnetlink.h`.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+use super::{
+    message::{Attributes, Message, u64_at},
+    route,
+    socket::{Reply, Socket},
+};
+
+const NEW_NAMESPACE_ID: u16 = 88;
+const GET_NAMESPACE_ID: u16 = 90;
+const NETNSA_NSID: u16 = 1;
+const NETNSA_FD: u16 = 3;
+/// What the kernel says of a namespace that has no number here; as a wish: any number.
+const NONE: u32 = u32::MAX;
+const IFLA_TARGET_NETNSID: u16 = 46;
+/// `rtgenmsg`, filled up.
+const HEAD: [u8; 4] = [0; 4];
+
+const NEW_LINK: u16 = 16;
+const LINK_HEAD: usize = 16;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_STATS64: u16 = 23;
+
+/// What one direction of a link counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Direction {
+    /// Bytes.
+    pub bytes: u64,
+    /// Packets.
+    pub packets: u64,
+    /// Packets that were wrong.
+    pub errors: u64,
+    /// Packets that were let fall.
+    pub dropped: u64,
+}
+
+/// What a link counted.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LinkCounters {
+    /// Its name.
+    pub name: String,
+    /// What came in.
+    pub received: Direction,
+    /// What went out.
+    pub sent: Direction,
+}
+
+/// Counters of all links of a namespace. The socket is one of this namespace.
+///
+/// # Errors
+/// What the kernel says.
+pub fn of_namespace(socket: &mut Socket, namespace: BorrowedFd<'_>) -> io::Result<Vec<LinkCounters>> {
+    let number = match number(socket, namespace)? {
+        Some(number) => number,
+        None => {
+            let wish = about(NEW_NAMESPACE_ID, namespace).with_u32(NETNSA_NSID, NONE);
+            match socket.request(wish) {
+                // Somebody else was asked for the same.
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                _ => {}
+            }
+            number(socket, namespace)?.ok_or(io::ErrorKind::NotFound)?
+        }
+    };
+    let links = socket.dump(&route::get_links().with_u32(IFLA_TARGET_NETNSID, number))?;
+    Ok(links.iter().filter_map(read).collect())
+}
+
+fn about(kind: u16, namespace: BorrowedFd<'_>) -> Message {
+    Message::new(kind, 0, &HEAD).with_u32(NETNSA_FD, namespace.as_raw_fd().cast_unsigned())
+}
+
+/// The number this namespace knows another by.
+fn number(socket: &mut Socket, namespace: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    let reply = socket.ask(about(GET_NAMESPACE_ID, namespace))?;
+    let found = reply.filter(|reply| reply.kind == NEW_NAMESPACE_ID);
+    let number = found.and_then(|reply| Attributes::behind(&reply.body, HEAD.len()).u32(NETNSA_NSID));
+    Ok(number.filter(|number| *number != NONE))
+}
+
+fn read(reply: &Reply) -> Option<LinkCounters> {
+    if reply.kind != NEW_LINK {
+        return None;
+    }
+    let found = Attributes::behind(&reply.body, LINK_HEAD);
+    let counters = found.get(IFLA_STATS64)?;
+    // `rtnl_link_stats64`: received and sent take turns.
+    let at = |place: usize| u64_at(counters, place * 8);
+    let direction = |first: usize| {
+        Some(Direction { packets: at(first)?, bytes: at(first + 2)?, errors: at(first + 4)?, dropped: at(first + 6)? })
+    };
+    Some(LinkCounters { name: found.text(IFLA_IFNAME)?, received: direction(0)?, sent: direction(1)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_stand_where_the_kernel_puts_them() {
+        let numbers: Vec<u8> = (1_u64..=25).flat_map(u64::to_ne_bytes).collect();
+        let message =
+            Message::new(NEW_LINK, 0, &[0; LINK_HEAD]).with_text(IFLA_IFNAME, "eth0").with(IFLA_STATS64, &numbers);
+        let body = message.bytes()[16..].to_vec();
+        let told = read(&Reply { kind: NEW_LINK, body: body.clone() }).expect("a link");
+        assert_eq!(told.name, "eth0");
+        assert_eq!(told.received, Direction { packets: 1, bytes: 3, errors: 5, dropped: 7 });
+        assert_eq!(told.sent, Direction { packets: 2, bytes: 4, errors: 6, dropped: 8 });
+        let short =
+            Message::new(NEW_LINK, 0, &[0; LINK_HEAD]).with_text(IFLA_IFNAME, "eth0").with(IFLA_STATS64, &[0; 40]);
+        assert_eq!(read(&Reply { kind: NEW_LINK, body: short.bytes()[16..].to_vec() }), None);
+        assert_eq!(read(&Reply { kind: 17, body }), None);
+    }
+
+    #[test]
+    fn our_own_namespace_is_one_like_others() {
+        use std::os::fd::AsFd;
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped our_own_namespace_is_one_like_others: needs root: numbers namespaces");
+            return;
+        }
+        let made = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a namespace");
+            std::fs::File::open("/proc/thread-self/ns/net").expect("its file")
+        });
+        let other = made.join().expect("a namespace");
+        let mut socket = Socket::open(super::super::Protocol::Route).expect("a socket");
+        for _ in 0..2 {
+            let links = of_namespace(&mut socket, other.as_fd()).expect("links");
+            assert!(links.iter().any(|link| link.name == "lo"), "{links:?}");
+        }
+    }
+}
