@@ -1,6 +1,9 @@
 //! Control groups of sandboxes and containers, on this machine's hierarchies. Behaviour: spec 09a §9.
 
-use std::{os::fd::AsFd, path::PathBuf};
+use std::{
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+};
 
 use tracing::warn;
 
@@ -14,6 +17,7 @@ use super::{
         limits::{Controllers, Write, writes},
     },
     ports::{Groups, Limits},
+    stats::{self, Depth, Reading},
 };
 use crate::{
     proto::cri,
@@ -198,5 +202,13 @@ impl Groups for KernelGroups {
 
     fn remove(&self, group: &str) -> RuntimeResult<()> {
         self.hierarchy.remove(&parse(group)?).map_err(|error| failed(&error))
+    }
+
+    fn read(&self, group: &str, depth: Depth) -> Reading {
+        parse(group).map(|path| stats::read(&self.hierarchy, &path, depth)).unwrap_or_default()
+    }
+
+    fn tells_pressure(&self) -> bool {
+        self.hierarchy.version() == 2 && Path::new("/proc/pressure/cpu").exists()
     }
 }

@@ -25,6 +25,7 @@ pub mod sandbox;
 pub mod seccomp;
 pub mod shell;
 pub mod shim;
+pub mod stats;
 pub mod store;
 pub mod streams;
 #[cfg(test)]

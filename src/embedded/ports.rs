@@ -15,6 +15,7 @@ use super::{
     errors::RuntimeResult,
     launch::devices::Rule,
     shim::plan::{Event, ExecPlan, Exit, Hello, LaunchPlan, NamespacePlan, Reply, Request},
+    stats::{Depth, Reading},
 };
 use crate::proto::cri;
 
@@ -98,6 +99,9 @@ pub trait Images: Send + Sync {
 
     /// `RemoveImage`.
     async fn remove(&self, name: &str) -> RuntimeResult<()>;
+
+    /// Bytes and inodes a container wrote, counted now; takes as long as there is much.
+    async fn written(&self, container: &str) -> RuntimeResult<(u64, u64)>;
 
     /// `ImageFsInfo`.
     async fn file_systems(&self) -> RuntimeResult<cri::ImageFsInfoResponse>;
@@ -262,6 +266,12 @@ pub trait Groups: Send + Sync {
     /// # Errors
     /// Something survives.
     fn remove(&self, group: &str) -> RuntimeResult<()>;
+
+    /// What the group uses; what cannot be read is absent.
+    fn read(&self, group: &str, depth: Depth) -> Reading;
+
+    /// Whether the kernel tells how long groups waited.
+    fn tells_pressure(&self) -> bool;
 }
 
 /// What a group is given.

@@ -25,6 +25,7 @@ use super::{
     ports::Ports,
     sandbox::Sandbox,
     shell::{Counters, Shell},
+    stats::{Meter, layers::Layers},
     store::{self, Layout},
     streams::Places,
     view,
@@ -51,6 +52,10 @@ pub struct Runtime {
     pub sandbox_names: Names<(Arc<cri::PodSandboxConfig>, String)>,
     /// Names of containers.
     pub container_names: Names<(Arc<cri::ContainerConfig>, String)>,
+    /// What was used when somebody last looked.
+    pub meter: Meter,
+    /// What containers wrote.
+    pub layers: Arc<Layers>,
     /// Sandboxes that are being made.
     pub creations: Semaphore,
     /// Containers that are being started.
@@ -124,6 +129,8 @@ impl Runtime {
             index: RwLock::default(),
             sandbox_names: Names::default(),
             container_names: Names::default(),
+            meter: Meter::default(),
+            layers: Arc::default(),
             creations: Semaphore::new(SANDBOXES_AT_ONCE),
             starts: Semaphore::new(STARTS_AT_ONCE),
             streams: Places::default(),
@@ -167,11 +174,14 @@ impl Runtime {
 
     /// A container is gone.
     pub fn forget_container(&self, container: &str) {
+        self.meter.forget(container);
+        self.layers.forget(container);
         self.index.write().unwrap_or_else(PoisonError::into_inner).containers.remove(container);
     }
 
     /// A sandbox is gone.
     pub fn forget_pod(&self, id: &str) {
+        self.meter.forget(id);
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
         index.pods.remove(id);
         index.containers.retain(|_, sandbox| sandbox != id);

@@ -26,6 +26,7 @@ use berth::{
             Event, ExecPlan, Exit, Held, Hello, LaunchPlan, Namespace, NamespacePlan, Process, Processes, Reply,
             Request, Root, RootKind, Scope, Started, Target,
         },
+        stats::{Cpu, Depth, Memory, Reading},
     },
     proto::cri,
 };
@@ -273,6 +274,11 @@ impl Images for Fakes {
         Ok(())
     }
 
+    async fn written(&self, container: &str) -> RuntimeResult<(u64, u64)> {
+        let held = self.0.held.lock().expect("whole").iter().any(|(_, held)| held == container);
+        if held { Ok((4096, 3)) } else { Err(RuntimeError::no_container(container)) }
+    }
+
     async fn file_systems(&self) -> RuntimeResult<cri::ImageFsInfoResponse> {
         Ok(cri::ImageFsInfoResponse::default())
     }
@@ -381,6 +387,19 @@ impl Groups for Fakes {
     fn remove(&self, group: &str) -> RuntimeResult<()> {
         self.0.groups.lock().expect("whole").remove(group);
         Ok(())
+    }
+
+    fn read(&self, group: &str, _: Depth) -> Reading {
+        if !self.0.groups.lock().expect("whole").contains_key(group) && !group.ends_with("pods") {
+            return Reading::default();
+        }
+        let cpu = Some(Cpu { usage_ns: 2_000_000_000, ..Cpu::default() });
+        let memory = Some(Memory { usage: 100, inactive_file: 30, limit: u64::MAX, ..Memory::default() });
+        Reading { at_ns: now_ns(), cpu, memory, tasks: Some(2), processes: vec![1], ..Reading::default() }
+    }
+
+    fn tells_pressure(&self) -> bool {
+        false
     }
 }
 

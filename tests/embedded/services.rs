@@ -16,6 +16,8 @@ use tonic::{
 
 use super::fakes::{self, World};
 
+mod stats;
+
 /// A runtime, and a client of it over memory.
 struct Set {
     world: Arc<World>,

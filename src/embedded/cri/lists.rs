@@ -1,6 +1,6 @@
 //! Lists and statuses, from memory. Behaviour: spec 09a §1, §2.1, §3.2.
 
-use std::{cmp::Reverse, collections::HashMap};
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::json;
@@ -10,6 +10,7 @@ use crate::{
     embedded::{
         errors::{ErrorKind, RuntimeResult},
         runtime::{Runtime, now_ns},
+        sandbox::Sandbox,
         view,
     },
     proto::cri,
@@ -39,6 +40,15 @@ pub fn sandboxes(runtime: &Runtime, filter: Option<&cri::PodSandboxFilter>) -> R
 /// # Errors
 /// An identity of the filter stands for several.
 pub fn containers(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> RuntimeResult<Vec<cri::Container>> {
+    let chosen = chosen(runtime, filter)?;
+    Ok(chosen.iter().filter_map(|(sandbox, id)| sandbox.containers.get(id)).map(view::container_item).collect())
+}
+
+/// Containers and their sandboxes as they are now, newest first.
+///
+/// # Errors
+/// An identity of the filter stands for several.
+pub fn chosen(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> RuntimeResult<Vec<(Arc<Sandbox>, String)>> {
     let wanted = |id: fn(&cri::ContainerFilter) -> &String| filter.map(id).filter(|id| !id.is_empty());
     let mut only = None;
     let mut pods = match wanted(|filter| &filter.pod_sandbox_id) {
@@ -54,10 +64,11 @@ pub fn containers(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> R
     let mut items = Vec::new();
     for sandbox in pods.iter().map(|pod| pod.now()).filter(|sandbox| view::is_listed(sandbox)) {
         let those = sandbox.containers.values().filter(|c| only.as_ref().is_none_or(|only| c.id() == only));
-        items.extend(those.map(view::container_item).filter(|item| view::container_fits(item, filter)));
+        let those = those.filter(|container| view::container_fits(&view::container_item(container), filter));
+        items.extend(those.map(|container| (container.meta.created_ns, sandbox.clone(), container.id().to_owned())));
     }
-    items.sort_by_key(|item| Reverse(item.created_at));
-    Ok(items)
+    items.sort_by_key(|(created_ns, ..)| Reverse(*created_ns));
+    Ok(items.into_iter().map(|(_, sandbox, id)| (sandbox, id)).collect())
 }
 
 /// What nobody knows is no error in a list.

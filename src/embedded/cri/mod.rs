@@ -11,10 +11,12 @@ pub mod files;
 mod images;
 mod info;
 mod lists;
+mod metrics;
 mod sandbox;
 mod serve;
 mod service;
 mod start;
+mod stats;
 pub mod stop;
 mod streams;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::stream::BoxStream;
 use tonic::{Request, Response, Status, async_trait};
 
-use super::{change, container, container_end, exec_sync, info, lists, sandbox, start, stop, streams};
+use super::{change, container, container_end, exec_sync, info, lists, metrics, sandbox, start, stats, stop, streams};
 use crate::{
     embedded::{
         config::NAME,
@@ -236,61 +236,79 @@ impl RuntimeService for RuntimeCalls {
         answer(url.map(|url| cri::PortForwardResponse { url }))
     }
 
-    async fn container_stats(&self, _: Request<cri::ContainerStatsRequest>) -> Answer<cri::ContainerStatsResponse> {
-        absent("statistics yet: they are read from control groups")
+    async fn container_stats(
+        &self,
+        request: Request<cri::ContainerStatsRequest>,
+    ) -> Answer<cri::ContainerStatsResponse> {
+        let told = stats::container(self.ready().await, &request.into_inner().container_id).await;
+        answer(told.map(|stats| cri::ContainerStatsResponse { stats: Some(stats) }))
     }
 
     async fn list_container_stats(
         &self,
-        _: Request<cri::ListContainerStatsRequest>,
+        request: Request<cri::ListContainerStatsRequest>,
     ) -> Answer<cri::ListContainerStatsResponse> {
-        absent("statistics yet: they are read from control groups")
+        let told = stats::containers(self.ready().await, request.into_inner().filter).await;
+        answer(told.map(|stats| cri::ListContainerStatsResponse { stats }))
     }
 
     async fn stream_container_stats(
         &self,
-        _: Request<cri::StreamContainerStatsRequest>,
+        request: Request<cri::StreamContainerStatsRequest>,
     ) -> Answer<Self::StreamContainerStatsStream> {
-        absent("statistics yet: they are read from control groups")
+        let told = stats::containers(self.ready().await, request.into_inner().filter).await;
+        let chunk = |container_stats| cri::StreamContainerStatsResponse { container_stats };
+        answer(told.map(|told| lists::in_chunks(told, chunk)))
     }
 
-    async fn pod_sandbox_stats(&self, _: Request<cri::PodSandboxStatsRequest>) -> Answer<cri::PodSandboxStatsResponse> {
-        absent("statistics yet: they are read from control groups")
+    async fn pod_sandbox_stats(
+        &self,
+        request: Request<cri::PodSandboxStatsRequest>,
+    ) -> Answer<cri::PodSandboxStatsResponse> {
+        let told = stats::sandbox(self.ready().await, &request.into_inner().pod_sandbox_id).await;
+        answer(told.map(|stats| cri::PodSandboxStatsResponse { stats: Some(stats) }))
     }
 
     async fn list_pod_sandbox_stats(
         &self,
-        _: Request<cri::ListPodSandboxStatsRequest>,
+        request: Request<cri::ListPodSandboxStatsRequest>,
     ) -> Answer<cri::ListPodSandboxStatsResponse> {
-        absent("statistics yet: they are read from control groups")
+        let told = stats::sandboxes(self.ready().await, request.into_inner().filter).await;
+        answer(told.map(|stats| cri::ListPodSandboxStatsResponse { stats }))
     }
 
     async fn stream_pod_sandbox_stats(
         &self,
-        _: Request<cri::StreamPodSandboxStatsRequest>,
+        request: Request<cri::StreamPodSandboxStatsRequest>,
     ) -> Answer<Self::StreamPodSandboxStatsStream> {
-        absent("statistics yet: they are read from control groups")
+        let told = stats::sandboxes(self.ready().await, request.into_inner().filter).await;
+        let chunk = |pod_sandbox_stats| cri::StreamPodSandboxStatsResponse { pod_sandbox_stats };
+        answer(told.map(|told| lists::in_chunks(told, chunk)))
     }
 
     async fn list_metric_descriptors(
         &self,
         _: Request<cri::ListMetricDescriptorsRequest>,
     ) -> Answer<cri::ListMetricDescriptorsResponse> {
-        absent("metrics of sandboxes yet")
+        let descriptors = metrics::descriptors(self.ready().await);
+        answer(Ok(cri::ListMetricDescriptorsResponse { descriptors }))
     }
 
     async fn list_pod_sandbox_metrics(
         &self,
         _: Request<cri::ListPodSandboxMetricsRequest>,
     ) -> Answer<cri::ListPodSandboxMetricsResponse> {
-        absent("metrics of sandboxes yet")
+        let told = metrics::sandboxes(self.ready().await).await;
+        answer(told.map(|pod_metrics| cri::ListPodSandboxMetricsResponse { pod_metrics }))
     }
 
     async fn stream_pod_sandbox_metrics(
         &self,
         _: Request<cri::StreamPodSandboxMetricsRequest>,
     ) -> Answer<Self::StreamPodSandboxMetricsStream> {
-        absent("metrics of sandboxes yet")
+        let told = metrics::sandboxes(self.ready().await).await;
+        let chunk = |pod_sandbox_metrics| cri::StreamPodSandboxMetricsResponse { pod_sandbox_metrics };
+        answer(told.map(|told| lists::in_chunks(told, chunk)))
     }
 
     async fn checkpoint_container(

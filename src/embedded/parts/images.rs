@@ -96,6 +96,10 @@ impl Images for Stored {
         Ok(self.0.remove(name).await?)
     }
 
+    async fn written(&self, container: &str) -> RuntimeResult<(u64, u64)> {
+        Ok(self.0.writable_usage(container).await?)
+    }
+
     async fn file_systems(&self) -> RuntimeResult<cri::ImageFsInfoResponse> {
         let info = self.0.fs_info();
         Ok(cri::ImageFsInfoResponse {

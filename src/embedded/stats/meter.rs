@@ -1,0 +1,83 @@
+//! Rates: what was used between two looks. The only owner of the looks before.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+/// Looks that are kept; a machine has fewer containers.
+const MOST: usize = 10_000;
+/// Looks closer together than this say nothing about a rate.
+const SHORTEST_NS: i64 = 500_000_000;
+
+/// A counter at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Mark {
+    at_ns: i64,
+    usage_ns: u64,
+}
+
+/// The last look at each pod and container, and the rate it told.
+#[derive(Debug, Default)]
+pub struct Meter {
+    known: Mutex<BTreeMap<String, (Mark, Option<u64>)>>,
+}
+
+impl Meter {
+    /// Billionths of a core used since the look before; none at the first, and where time or counter went back. Looks that
+    /// follow each other closely are told the same.
+    pub fn rate(&self, id: &str, at_ns: i64, usage_ns: u64) -> Option<u64> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Mark { at_ns, usage_ns };
+        let Some((before, told)) = known.get_mut(id) else {
+            // More than there can be: whoever was not forgotten is.
+            if known.len() >= MOST {
+                known.clear();
+            }
+            known.insert(id.to_owned(), (now, None));
+            return None;
+        };
+        let is_close = (0..SHORTEST_NS).contains(&at_ns.saturating_sub(before.at_ns)) && before.usage_ns <= usage_ns;
+        if !is_close {
+            *told = rate(*before, now);
+            *before = now;
+        }
+        *told
+    }
+
+    /// It is gone.
+    pub fn forget(&self, id: &str) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+}
+
+fn rate(before: Mark, now: Mark) -> Option<u64> {
+    let elapsed = u64::try_from(now.at_ns.checked_sub(before.at_ns)?).ok().filter(|ns| *ns > 0)?;
+    let used = now.usage_ns.checked_sub(before.usage_ns)?;
+    u64::try_from(u128::from(used) * 1_000_000_000 / u128::from(elapsed)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: i64 = 1_000_000_000;
+
+    #[test]
+    fn rates_are_of_two_looks() {
+        let meter = Meter::default();
+        assert_eq!(meter.rate("a", 0, 5), None, "no look before");
+        assert_eq!(meter.rate("a", 10 * SECOND, 5_000_000_005), Some(500_000_000));
+        assert_eq!(meter.rate("a", 10 * SECOND + 5, 5_000_000_009), Some(500_000_000), "too close");
+        assert_eq!(meter.rate("a", 11 * SECOND, 5_000_000_005), Some(0), "idle");
+        assert_eq!(meter.rate("a", 12 * SECOND, 0), None, "the counter went back");
+        assert_eq!(meter.rate("a", 3 * SECOND, 9), None, "time went back");
+        assert_eq!(meter.rate("b", 3 * SECOND, 9), None);
+        meter.forget("a");
+        assert_eq!(meter.rate("a", 30 * SECOND, 9), None);
+        for number in 0..MOST + 5 {
+            meter.rate(&number.to_string(), 0, 0);
+        }
+        assert!(meter.known.lock().expect("whole").len() <= MOST);
+    }
+}
