@@ -9,7 +9,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::{net::TcpStream, sync::mpsc};
+use tokio::{
+    net::TcpStream,
+    sync::{mpsc, watch},
+};
 
 use super::{
     errors::RuntimeResult,
@@ -207,11 +210,21 @@ pub trait Network: Send + Sync {
     /// What is left can be attempted again.
     async fn detach(&self, pod: NetworkPod) -> RuntimeResult<()>;
 
-    /// Takes over after a start: told all pods of this boot that have a network, removes what belongs to none of them.
+    /// Takes over after a start: told all pods of this boot that have a network, removes what belongs to none of them. Tells
+    /// the sandboxes whose network is gone.
     ///
     /// # Errors
     /// What the kernel says.
-    async fn recover(&self, pods: Vec<NetworkPod>) -> RuntimeResult<()>;
+    async fn recover(&self, pods: Vec<NetworkPod>) -> RuntimeResult<Vec<String>>;
+
+    /// The sandboxes among these whose network is gone.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    async fn lost(&self, pods: Vec<NetworkPod>) -> RuntimeResult<Vec<String>>;
+
+    /// Changes whenever some network may be gone.
+    fn disturbances(&self) -> watch::Receiver<u64>;
 
     /// Why pods cannot be connected; `None` where they can.
     async fn trouble(&self) -> Option<String>;

@@ -21,8 +21,8 @@ use super::{
     container::Container,
     cri::{delete_container, files, stop},
     errors::{RuntimeError, RuntimeResult},
-    ids,
-    ports::{Connected, Groups, NetworkPod},
+    ids, lost_networks,
+    ports::{Connected, Groups},
     reconcile,
     runtime::{Runtime, blocking, now_ns},
     sandbox::Sandbox,
@@ -73,8 +73,9 @@ pub async fn recover(runtime: &Arc<Runtime>) -> RuntimeResult<()> {
     for id in &broken_sandboxes {
         bury_orphan(runtime, id).await;
     }
-    if let Err(cause) = runtime.ports.network.recover(networks(runtime)).await {
-        warn!(err = %cause, "Networks of pods are not all found again");
+    match runtime.ports.network.recover(lost_networks::connected(runtime)).await {
+        Ok(lost) => lost_networks::tell(runtime, &lost).await,
+        Err(cause) => warn!(err = %cause, "Networks of pods are not all found again"),
     }
     clean(runtime).await;
     runtime.set_ready();
@@ -231,13 +232,6 @@ async fn drop_unknown(connected: &Connected, id: &str) {
     if let Err(cause) = connected.shim.ask(forget, Vec::new(), SHIM_ANSWER).await {
         warn!(containerID = id, err = %cause, "A container that nobody knows of is not ended yet");
     }
-}
-
-/// The pods of this boot that have a network of their own.
-fn networks(runtime: &Runtime) -> Vec<NetworkPod> {
-    let pods = runtime.pods().into_iter().map(|pod| pod.now());
-    let connected = pods.filter(|sandbox| sandbox.is_ready() && sandbox.meta.netns.is_some());
-    connected.map(|sandbox| sandbox.network()).collect()
 }
 
 /// Deletes what belongs to no object.

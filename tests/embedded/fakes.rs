@@ -30,7 +30,10 @@ use berth::{
     },
     proto::cri,
 };
-use tokio::{net::TcpStream, sync::mpsc};
+use tokio::{
+    net::TcpStream,
+    sync::{mpsc, watch},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// What all fakes of a test know and note.
@@ -44,6 +47,8 @@ pub struct World {
     pub networks: Mutex<Vec<String>>,
     /// Why networks cannot be made.
     pub no_network: Mutex<Option<String>>,
+    /// That some network may be gone.
+    pub disturbances: watch::Sender<u64>,
     /// How long a network takes.
     pub slow_network: Mutex<Duration>,
     /// Which images are held for which containers.
@@ -342,9 +347,18 @@ impl Network for Fakes {
         Ok(())
     }
 
-    async fn recover(&self, pods: Vec<NetworkPod>) -> RuntimeResult<()> {
+    async fn recover(&self, pods: Vec<NetworkPod>) -> RuntimeResult<Vec<String>> {
         self.0.networks.lock().expect("whole").retain(|one| pods.iter().any(|pod| pod.id == *one));
-        Ok(())
+        self.lost(pods).await
+    }
+
+    async fn lost(&self, pods: Vec<NetworkPod>) -> RuntimeResult<Vec<String>> {
+        let there = self.0.networks.lock().expect("whole");
+        Ok(pods.into_iter().map(|pod| pod.id).filter(|id| !there.contains(id)).collect())
+    }
+
+    fn disturbances(&self) -> watch::Receiver<u64> {
+        self.0.disturbances.subscribe()
     }
 
     async fn trouble(&self) -> Option<String> {

@@ -4,11 +4,16 @@
 //! namespace of its own, so that bridge, packet filter and settings of this machine stay as they are, and what a test that
 //! failed has left is cleaned up.
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use berth::{
     embedded::{
-        config::EmbeddedConfig,
+        config::{EmbeddedConfig, NetworkConfig},
         cri as services,
         parts::{self, Surroundings},
     },
@@ -64,8 +69,7 @@ impl Drop for Place {
             if let Some(shim) = shim_of(&self.path().join("state/s").join(&sandbox)) {
                 let _ = kill(Pid::from_raw(shim), Signal::SIGKILL);
             }
-            let file = format!("berth-{}", sandbox.get(..16).unwrap_or_default());
-            let _ = net_namespace::unbind_file(&Path::new("/run/netns").join(file));
+            let _ = net_namespace::unbind_file(&namespace_file(self.path(), &sandbox));
         }
         if let (Ok(all), Some(group)) = (Hierarchy::detect(), GroupPath::parse(&format!("/{}", group(self.path())))) {
             let _ = all.remove(&group);
@@ -114,7 +118,9 @@ pub struct Daemon {
 }
 
 pub async fn daemon(place: &Path) -> Daemon {
-    let config = EmbeddedConfig { root: place.join("root"), state: place.join("state"), ..EmbeddedConfig::default() };
+    let network = NetworkConfig { mode: "builtin".to_owned(), bridge: bridge(place), ..NetworkConfig::default() };
+    let (root, state) = (place.join("root"), place.join("state"));
+    let config = EmbeddedConfig { root, state, network, ..EmbeddedConfig::default() };
     let stop = CancellationToken::new();
     let around =
         Surroundings { hostname: "node".to_owned(), program: None, tasks: TaskTracker::new(), stop: stop.clone() };
@@ -237,9 +243,24 @@ pub fn left(place: &Path) -> Vec<String> {
     left
 }
 
+/// What a test's own things are called.
+fn own_name(place: &Path) -> String {
+    place.file_name().unwrap_or_default().to_string_lossy().trim_start_matches('.').to_owned()
+}
+
 /// The control group of a test's pods.
 fn group(place: &Path) -> String {
-    format!("berth-test-{}", place.file_name().unwrap_or_default().to_string_lossy().trim_start_matches('.'))
+    format!("berth-test-{}", own_name(place))
+}
+
+/// The bridge of a test's pods: files of namespaces are called after it, which other tests would take for theirs else.
+fn bridge(place: &Path) -> String {
+    format!("bt{}", own_name(place))
+}
+
+/// The file that names a pod's network namespace.
+fn namespace_file(place: &Path, sandbox: &str) -> PathBuf {
+    Path::new("/run/netns").join(format!("{}-{}", bridge(place), sandbox.get(..16).unwrap_or_default()))
 }
 
 pub fn drop_parent_group(place: &Path) {

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use berth::{
-    embedded::{cri as services, recover::recover, runtime::Runtime},
+    embedded::{cri as services, lost_networks, recover::recover, runtime::Runtime},
     proto::cri::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 use futures::StreamExt;
@@ -564,4 +564,22 @@ async fn streams_are_prepared_only_for_what_runs() {
     set.stop_pod(&sandbox).await.expect("stops");
     let text = format!("sandbox container \"{sandbox}\" is not running");
     assert_eq!(told(forward(&sandbox, 80).await), row(Code::FailedPrecondition, &text));
+}
+
+#[tokio::test]
+async fn a_pod_that_lost_its_network_is_not_ready() {
+    let set = set().await;
+    let (lost, kept) = (set.run(pod("lost")).await.expect("runs"), set.run(pod("kept")).await.expect("runs"));
+    set.world.networks.lock().expect("whole").retain(|one| *one != lost);
+    lost_networks::look(&set.runtime).await;
+    let state = async |id: &str| set.pod_status(id).await.status.expect("a status").state();
+    assert_eq!(state(&lost).await, cri::PodSandboxState::SandboxNotready);
+    assert_eq!(state(&kept).await, cri::PodSandboxState::SandboxReady);
+    set.world.networks.lock().expect("whole").clear();
+    let set = set.restart("boot").await;
+    let status = set.pod_status(&kept).await.status.expect("a status");
+    assert_eq!(status.state(), cri::PodSandboxState::SandboxNotready, "missed at the start");
+    for id in [&lost, &kept] {
+        set.remove_pod(id).await.expect("goes");
+    }
 }

@@ -5,13 +5,14 @@
 //! | something of our table was removed | it is put in place again (`nft flush ruleset`, firewalld) |
 //! | the bridge was removed | it is made again, and pods' links become its ports |
 //! | files of plugins' configurations changed | the configuration is read anew, half a second after the last change |
+//! | a pod's link was removed, or the file that names its namespace | whoever keeps the pods is told to look |
 //!
 //! A flood of news costs one look. Behaviour: spec 09b §10, §12, §13.1.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
 use futures::StreamExt;
-use inotify::{EventStream, Inotify, WatchMask};
+use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep, sleep_until},
@@ -19,7 +20,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{manager::Network, mode::Mode};
+use super::{manager::Network, mode::Mode, names};
 use crate::sys::netlink::{Protocol, Socket, filter, route};
 
 /// How long a flood of the kernel's news is let pass.
@@ -34,7 +35,15 @@ impl Network {
     pub async fn keep(&self, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => {}
-            ((), (), ()) = async { tokio::join!(self.keep_filter(), self.keep_bridge(), self.keep_plugins()) } => {}
+            _ = async {
+                tokio::join!(
+                    self.keep_filter(),
+                    self.keep_bridge(),
+                    self.keep_plugins(),
+                    self.keep_links(),
+                    self.keep_files()
+                )
+            } => {}
         }
     }
 
@@ -61,6 +70,42 @@ impl Network {
             if is_needed { network.inner.builtin.prepare().map(drop) } else { Ok(()) }
         })
         .await;
+    }
+
+    async fn keep_links(&self) {
+        let is_of_pod = |reply: &_| route::removed_link(reply).is_some_and(|name| names::is_host_end(&name));
+        self.follow(Protocol::Route, route::LINK_NEWS, is_of_pod, |network| {
+            network.disturb();
+            Ok(())
+        })
+        .await;
+    }
+
+    async fn keep_files(&self) {
+        let directory = &self.inner.namespaces;
+        loop {
+            let is_there = directory.is_dir();
+            let mut changes = match watch(directory) {
+                Ok(changes) => changes,
+                Err(e) => {
+                    warn!(err = %e, directory = %directory.display(), "Files of network namespaces not watched");
+                    sleep(RETRY).await;
+                    continue;
+                }
+            };
+            while let Some(Ok(change)) = changes.next().await {
+                if change.mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM | EventMask::Q_OVERFLOW) {
+                    sleep(SETTLE).await;
+                    self.disturb();
+                }
+                // It may be there by now, or gone: then another directory has to be watched.
+                if !is_there
+                    || change.mask.intersects(EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED)
+                {
+                    break;
+                }
+            }
+        }
     }
 
     /// Mends whenever news are chosen, or may have been lost.

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{net::TcpStream, task::spawn_blocking, time::timeout};
+use tokio::{net::TcpStream, sync::watch, task::spawn_blocking, time::timeout};
 use tracing::{info, warn};
 
 use super::{
@@ -83,7 +83,8 @@ pub struct Network {
 #[derive(Debug)]
 pub(super) struct Inner {
     wanted: Wanted,
-    namespaces: PathBuf,
+    pub(super) namespaces: PathBuf,
+    disturbances: watch::Sender<u64>,
     pub(super) builtin: Builtin,
     pub(super) plugins: Plugins,
 }
@@ -99,7 +100,8 @@ impl Network {
             let Settings { wanted, builtin, cni_directory, cni_programs, cni_cache, cni_limit, namespaces } = settings;
             let owner = names::owner(&builtin.bridge).to_owned();
             let plugins = Plugins::new(owner, cni_directory, cni_programs, cni_cache, cni_limit);
-            Self { inner: Arc::new(Inner { wanted, namespaces, builtin: Builtin::new(builtin), plugins }) }
+            let (builtin, disturbances) = (Builtin::new(builtin), watch::Sender::default());
+            Self { inner: Arc::new(Inner { wanted, namespaces, disturbances, builtin, plugins }) }
         });
         opened.await.map_err(|e| NetworkError::kernel("network", std::io::Error::other(e)))
     }
@@ -162,7 +164,7 @@ impl Network {
 
     /// The file that names a sandbox's network namespace.
     pub fn namespace_file(&self, sandbox: &str) -> PathBuf {
-        self.inner.namespaces.join(names::namespace_file(self.inner.builtin.owner(), sandbox))
+        self.inner.namespace_file(sandbox)
     }
 
     /// Gives a pod its network. Nothing is left of it when it fails.
@@ -256,7 +258,13 @@ impl Network {
         }
         let (inner, pods, prepares) = (Arc::clone(&self.inner), pods.to_vec(), self.mode() == Mode::Builtin);
         self.blocking("recovery of networks", RECOVERY_LIMIT, move || {
-            let lost = inner.builtin.recover(&pods, prepares);
+            let lost = inner.builtin.recover(&pods, prepares).map(|mut lost| {
+                let is_bound = |id: &str| net_namespace::is_bound(&inner.namespace_file(id));
+                let unnamed = pods.iter().filter(|pod| !lost.contains(&pod.id) && !is_bound(&pod.id));
+                let unnamed: Vec<String> = unnamed.map(|pod| pod.id.clone()).collect();
+                lost.extend(unnamed);
+                lost
+            });
             let owner = inner.builtin.owner();
             let kept: Vec<String> = pods.iter().map(|pod| names::namespace_file(owner, &pod.id)).collect();
             for entry in fs::read_dir(&inner.namespaces).into_iter().flatten().flatten() {
@@ -268,6 +276,32 @@ impl Network {
             lost
         })
         .await
+    }
+
+    /// The sandboxes among these whose network is gone: the file that names its namespace, or the link to it.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub async fn lost(&self, pods: &[SandboxNetwork]) -> Result<Vec<String>, NetworkError> {
+        let looked: Vec<_> = pods.iter().map(|pod| (pod.id.clone(), pod.is_builtin())).collect();
+        let network = self.clone();
+        self.blocking("networks of pods", LIMIT, move || {
+            let linked = pod_link::linked().map_err(|e| NetworkError::kernel("links of pods", e))?;
+            let is_lost = |(id, is_builtin): &(String, bool)| {
+                (*is_builtin && !linked.contains(id)) || !net_namespace::is_bound(&network.namespace_file(id))
+            };
+            Ok(looked.into_iter().filter(is_lost).map(|(id, _)| id).collect())
+        })
+        .await
+    }
+
+    /// Changes whenever a link or the file of a namespace went that may have been a pod's.
+    pub fn disturbances(&self) -> watch::Receiver<u64> {
+        self.inner.disturbances.subscribe()
+    }
+
+    pub(super) fn disturb(&self) {
+        self.inner.disturbances.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// Connects to a port inside a pod, by the file that names its network namespace; on the machine itself where the pod has
@@ -307,6 +341,12 @@ impl Network {
             Ok(Err(e)) => Err(NetworkError::kernel(what, std::io::Error::other(e))),
             Err(_) => Err(NetworkError::TimedOut { what, limit }),
         }
+    }
+}
+
+impl Inner {
+    fn namespace_file(&self, sandbox: &str) -> PathBuf {
+        self.namespaces.join(names::namespace_file(self.builtin.owner(), sandbox))
     }
 }
 

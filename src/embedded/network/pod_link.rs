@@ -4,6 +4,7 @@
 //! Behaviour: spec 09b §11.2-§11.4, §14.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     net::IpAddr,
     os::fd::{AsRawFd, BorrowedFd},
@@ -207,6 +208,16 @@ pub fn ports(bridge: Bridge) -> io::Result<Vec<Link>> {
     let all = Socket::open(Protocol::Route)?.dump(&route::get_links())?;
     let links = all.iter().filter_map(route::link);
     Ok(links.filter(|l| l.master == bridge.index && l.kind == "veth" && names::is_host_end(&l.name)).collect())
+}
+
+/// Sandboxes that have a link on this machine, whatever it is a port of.
+///
+/// # Errors
+/// What the kernel says.
+pub fn linked() -> io::Result<BTreeSet<String>> {
+    let all = Socket::open(Protocol::Route)?.dump(&route::get_links())?;
+    let links = all.iter().filter_map(route::link);
+    Ok(links.filter(|l| l.kind == "veth" && names::is_host_end(&l.name)).map(|l| l.alias).collect())
 }
 
 /// Removes links.

@@ -64,6 +64,11 @@ impl SandboxNetwork {
         .to_vec()
     }
 
+    /// Whether the built-in network made its network.
+    pub fn is_builtin(&self) -> bool {
+        self.attached.as_ref().is_some_and(|attached| attached.mode == Mode::Builtin)
+    }
+
     /// What plugins are told, by capability; only what there is.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use super::{
     groups::KernelGroups,
     images::{ImageStore, Settings, apply::Bounds, snapshots::Snapshotter},
     launch::host,
-    network as embedded_network,
+    lost_networks, network as embedded_network,
     ports::{Network, Ports},
     recover,
     runtime::{HostFacts, Runtime},
@@ -91,13 +91,16 @@ pub async fn open(config: EmbeddedConfig, around: Surroundings) -> RuntimeResult
     Ok((runtime, images))
 }
 
-/// Finds again what was there, in the background; calls wait for it.
+/// Finds again what was there, in the background; calls wait for it. Then sees to it that pods that lose their network are
+/// told, until we end.
 pub fn start(runtime: &Arc<Runtime>) {
     let recovering = runtime.clone();
     runtime.shell.spawn(async move {
         if let Err(cause) = recover::recover(&recovering).await {
             tracing::error!(err = %cause, "The embedded runtime cannot find again what was there");
+            return;
         }
+        lost_networks::keep(&recovering).await;
     });
 }
 

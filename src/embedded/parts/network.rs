@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs::File, os::fd::OwnedFd, path::Path, sync::Arc};
 
 use async_trait::async_trait;
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::watch};
 
 use crate::{
     embedded::{
@@ -36,13 +36,18 @@ impl Network for Networks {
         Ok(self.0.teardown(&self.known(&pod)?).await?)
     }
 
-    async fn recover(&self, pods: Vec<NetworkPod>) -> RuntimeResult<()> {
+    async fn recover(&self, pods: Vec<NetworkPod>) -> RuntimeResult<Vec<String>> {
         let pods = pods.iter().map(|pod| self.known(pod)).collect::<RuntimeResult<Vec<_>>>()?;
-        let lost = self.0.recover(&pods).await?;
-        for sandbox in lost {
-            tracing::warn!(podSandboxID = sandbox, "The network of a sandbox is gone");
-        }
-        Ok(())
+        Ok(self.0.recover(&pods).await?)
+    }
+
+    async fn lost(&self, pods: Vec<NetworkPod>) -> RuntimeResult<Vec<String>> {
+        let pods = pods.iter().map(|pod| self.known(pod)).collect::<RuntimeResult<Vec<_>>>()?;
+        Ok(self.0.lost(&pods).await?)
+    }
+
+    fn disturbances(&self) -> watch::Receiver<u64> {
+        self.0.disturbances()
     }
 
     async fn trouble(&self) -> Option<String> {
