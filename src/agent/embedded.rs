@@ -50,7 +50,7 @@ pub(super) async fn open(
         stop: base.stop.child_token(),
     };
     let archives = config.import_dir.clone();
-    let (runtime, images) = parts::open(config, around).await.map_err(wrong)?;
+    let (runtime, images) = parts::open_counted(config, around, &base.registry).await.map_err(wrong)?;
     // What cannot be imported is told, and keeps no pod from running.
     if let Err(cause) = images.import_folder(&archives).await {
         error!(path = %archives.display(), err = %cause, "Images are not imported");

@@ -277,7 +277,7 @@ impl Actor {
             .await;
         let sandbox = self.sandbox.clone();
         let Ok(container) = sandbox.container(&id) else { return };
-        self.shell.counters.log_lost_lines.fetch_add(exit.lost_lines, std::sync::atomic::Ordering::Relaxed);
+        self.shell.metrics.log_dropped_lines.inc_by(exit.lost_lines);
         let (shell, group, record) =
             (self.shell.clone(), container.meta.group.clone(), self.shell.exit_record(&sandbox, &id));
         let tidied = spawn_blocking(move || tidy(&*shell.groups, &group, &record));
@@ -301,7 +301,7 @@ impl Actor {
             return Some(connected.events);
         }
         error!(podSandboxID = self.sandbox.id(), "The shim of a sandbox is gone; its containers are killed");
-        self.shell.counters.shims_lost.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.shell.metrics.shims_lost.inc();
         kill_all(&self.shell, &self.sandbox).await;
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let (shell, rule) = (self.shell.clone(), self.shell.config.oom_reason);

@@ -2,6 +2,8 @@
 
 use tonic::{Code, Status};
 
+use crate::metrics::Outcome;
+
 /// What callers tell apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ErrorKind {
@@ -94,6 +96,15 @@ impl RuntimeError {
             _ => ErrorKind::Other,
         };
         Self::new(kind, format!("{what} {}: {error}", path.display()))
+    }
+}
+
+/// How something ended, as it is counted.
+pub fn outcome<T>(result: &RuntimeResult<T>) -> Outcome {
+    match result {
+        Ok(_) => Outcome::Succeeded,
+        Err(error) if error.kind == ErrorKind::Deadline => Outcome::TimedOut,
+        Err(_) => Outcome::Failed,
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::Duration,
 };
 
@@ -20,7 +20,7 @@ use super::{
     actor::{SHIM_ANSWER, kill_all, lose},
     container::Container,
     cri::{delete_container, files, stop},
-    errors::{RuntimeError, RuntimeResult},
+    errors::{RuntimeError, RuntimeResult, outcome},
     ids, lost_networks,
     ports::{Connected, Groups},
     reconcile,
@@ -29,7 +29,7 @@ use super::{
     shim::plan::{Hello, Reply, Request, Scope, Target},
     store::{self, Found, Layout, layout::DOOMED, objects::SandboxPhase},
 };
-use crate::sys::atomic_file;
+use crate::{metrics::NetworkOperation, sys::atomic_file};
 
 /// Sandboxes that are looked at at once.
 const AT_ONCE: usize = 16;
@@ -69,11 +69,14 @@ pub async fn recover(runtime: &Arc<Runtime>) -> RuntimeResult<()> {
     })
     .await;
     let broken = broken_sandboxes.len() + broken_containers.len();
-    runtime.shell.counters.broken_objects.fetch_add(u64::try_from(broken).unwrap_or_default(), Ordering::Relaxed);
+    runtime.shell.metrics.broken_objects.inc_by(u64::try_from(broken).unwrap_or_default());
     for id in &broken_sandboxes {
         bury_orphan(runtime, id).await;
     }
-    match runtime.ports.network.recover(lost_networks::connected(runtime)).await {
+    let begun = std::time::Instant::now();
+    let recovered = runtime.ports.network.recover(lost_networks::connected(runtime)).await;
+    runtime.shell.metrics.network(NetworkOperation::Recover, begun, outcome(&recovered));
+    match recovered {
         Ok(lost) => lost_networks::tell(runtime, &lost).await,
         Err(cause) => warn!(err = %cause, "Networks of pods are not all found again"),
     }
@@ -189,7 +192,7 @@ async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected
         }
         Err(cause) => {
             warn!(podSandboxID = sandbox.id(), err = %cause, "The shim of a sandbox is gone; its containers are killed");
-            runtime.shell.counters.shims_lost.fetch_add(1, Ordering::Relaxed);
+            runtime.shell.metrics.shims_lost.inc();
             kill_all(&runtime.shell, sandbox).await;
             lose(&runtime.shell, sandbox, runtime.shell.config.oom_reason, now_ns());
             None

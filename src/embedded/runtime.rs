@@ -24,13 +24,16 @@ use super::{
     names::Names,
     ports::Ports,
     sandbox::Sandbox,
-    shell::{Counters, Shell},
+    shell::Shell,
     stats::{Meter, layers::Layers},
     store::{self, Layout},
     streams::Places,
     view,
 };
-use crate::proto::cri;
+use crate::{
+    metrics::{EmbeddedMetrics, EmbeddedObjects, Registry},
+    proto::cri,
+};
 
 /// Sandboxes that are made at once.
 const SANDBOXES_AT_ONCE: usize = 8;
@@ -100,23 +103,26 @@ impl Runtime {
         (tasks, stop): (TaskTracker, CancellationToken),
     ) -> RuntimeResult<Arc<Self>> {
         let lock = store::open(&Layout { root: config.root.clone(), state: config.state.clone() })?;
-        Ok(Self::with_lock(config, ports, host, (tasks, stop), lock))
+        // Counted for nobody.
+        let metrics = EmbeddedMetrics::new(&Registry::new());
+        Ok(Self::with_lock(config, ports, host, (tasks, stop), lock, metrics))
     }
 
-    /// Likewise, with the lock taken already.
+    /// Likewise, with the lock taken already; what happens is counted.
     pub fn with_lock(
         config: EmbeddedConfig,
         ports: Ports,
         host: HostFacts,
         (tasks, stop): (TaskTracker, CancellationToken),
         lock: store::Lock,
+        metrics: EmbeddedMetrics,
     ) -> Arc<Self> {
         let layout = Layout { root: config.root.clone(), state: config.state.clone() };
         let shell = Shell {
             config,
             layout,
             hub: Hub::default(),
-            counters: Counters::default(),
+            metrics,
             groups: ports.groups.clone(),
             shims: ports.shims.clone(),
             tasks,
@@ -214,6 +220,24 @@ impl Runtime {
     /// All sandboxes.
     pub fn pods(&self) -> Vec<Pod> {
         self.index.read().unwrap_or_else(PoisonError::into_inner).pods.values().cloned().collect()
+    }
+
+    /// Pods and containers by state.
+    pub fn held(&self) -> EmbeddedObjects {
+        let mut pods = [("ready", 0), ("notready", 0)];
+        let mut containers = [("created", 0), ("running", 0), ("exited", 0)];
+        for sandbox in self.pods().iter().map(|pod| pod.now()).filter(|sandbox| view::is_listed(sandbox)) {
+            pods[usize::from(!sandbox.is_ready())].1 += 1;
+            for container in sandbox.containers.values() {
+                let place = match container.state() {
+                    cri::ContainerState::ContainerCreated => 0,
+                    cri::ContainerState::ContainerRunning => 1,
+                    cri::ContainerState::ContainerExited | cri::ContainerState::ContainerUnknown => 2,
+                };
+                containers[place].1 += 1;
+            }
+        }
+        EmbeddedObjects { pods: pods.to_vec(), containers: containers.to_vec(), ..EmbeddedObjects::default() }
     }
 
     /// Does what was asked also where whoever asked has left.

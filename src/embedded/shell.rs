@@ -1,9 +1,6 @@
 //! What all sandboxes share: settings, places, who is told, what is counted, and the tasks.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, atomic::AtomicU64},
-};
+use std::{path::PathBuf, sync::Arc};
 
 use tokio::task::JoinHandle;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -15,17 +12,7 @@ use super::{
     sandbox::Sandbox,
     store::Layout,
 };
-
-/// What is counted.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Shims that were lost.
-    pub shims_lost: AtomicU64,
-    /// Objects whose records could not be read.
-    pub broken_objects: AtomicU64,
-    /// Lines of logs that could not be written.
-    pub log_lost_lines: AtomicU64,
-}
+use crate::metrics::EmbeddedMetrics;
 
 /// What all sandboxes share.
 pub struct Shell {
@@ -36,7 +23,7 @@ pub struct Shell {
     /// Who wants to hear.
     pub hub: Hub,
     /// What is counted.
-    pub counters: Counters,
+    pub metrics: EmbeddedMetrics,
     /// Control groups.
     pub groups: Arc<dyn Groups>,
     /// Finds shims again.

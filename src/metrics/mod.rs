@@ -7,6 +7,7 @@ mod admission;
 mod allocation;
 mod auth;
 mod build;
+mod embedded;
 pub mod encode;
 mod engine;
 pub mod exposition;
@@ -34,6 +35,9 @@ pub use allocation::AllocationMetrics;
 pub use auth::{AuthMetrics, Fetch, Lookup, ReviewMetrics, Reviewed};
 pub use build::{
     BuildInfo, register_build_info, register_features, register_node, register_process, start_time_seconds,
+};
+pub use embedded::{
+    EmbeddedMetrics, EmbeddedObjects, LaunchStep, NetworkOperation, Outcome, register_embedded_objects,
 };
 pub use engine::{EngineMetrics, WorkingPods, static_label};
 pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};

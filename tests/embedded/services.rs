@@ -506,7 +506,7 @@ async fn broken_records_are_cleaned_up() {
     let all: Vec<_> = all.into_inner().items.into_iter().map(|item| item.id).collect();
     assert_eq!(all, [good]);
     assert!(!layout.sandbox(&bad).exists() && !layout.container(&id).exists());
-    assert_eq!(set.runtime.shell.counters.broken_objects.load(std::sync::atomic::Ordering::Relaxed), 2);
+    assert_eq!(set.runtime.shell.metrics.broken_objects.get(), 2);
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     embedded::{
         actor::{Pod, SHIM_ANSWER},
-        errors::{RuntimeError, RuntimeResult},
+        errors::{RuntimeError, RuntimeResult, outcome},
         ids,
         runtime::Runtime,
         shim::plan::{Exit, Reply, Request, Scope, Target},
@@ -49,8 +49,9 @@ pub async fn exec_sync(runtime: &Arc<Runtime>, request: cri::ExecSyncRequest) ->
     pod.now().container(&container)?.running()?;
     streams::has_place(&pod, &container)?;
     let running = runtime.clone();
-    let outcome = runtime.detached(async move { run(&running, &pod, &container, &request).await }).await;
-    outcome.map_err(|error| error.during("failed to exec in container"))
+    let executed = runtime.detached(async move { run(&running, &pod, &container, &request).await }).await;
+    runtime.shell.metrics.executed(outcome(&executed));
+    executed.map_err(|error| error.during("failed to exec in container"))
 }
 
 async fn run(

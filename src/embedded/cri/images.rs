@@ -8,7 +8,7 @@ use tonic::{Request, Response, Status, async_trait};
 use super::lists;
 use crate::{
     embedded::{
-        errors::{RuntimeError, RuntimeResult},
+        errors::{RuntimeError, RuntimeResult, outcome},
         runtime::Runtime,
     },
     proto::cri::{self, image_service_server::ImageService},
@@ -51,6 +51,7 @@ impl ImageService for ImageCalls {
             return answer(Err(RuntimeError::invalid("image name must not be empty")));
         }
         let image_ref = self.0.ports.images.pull(request).await;
+        self.0.shell.metrics.pulled(outcome(&image_ref));
         answer(image_ref.map(|image_ref| cri::PullImageResponse { image_ref }))
     }
 

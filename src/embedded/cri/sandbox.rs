@@ -1,6 +1,6 @@
 //! `RunPodSandbox`: from a request to namespaces, network and files. Behaviour: spec 09a §2.2.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use tracing::warn;
 
@@ -9,7 +9,7 @@ use crate::{
     embedded::{
         actor::{Pod, SHIM_ANSWER},
         config::NAME,
-        errors::{RuntimeError, RuntimeResult},
+        errors::{RuntimeError, RuntimeResult, outcome},
         ids,
         names::{self, Claim},
         ports::{Attached, Limits, NetworkPod},
@@ -21,6 +21,7 @@ use crate::{
             objects::{SandboxMeta, SandboxPhase, SandboxState, VERSION, pack},
         },
     },
+    metrics::{LaunchStep, NetworkOperation},
     proto::cri,
     sys::step,
 };
@@ -135,7 +136,9 @@ async fn bring_up(
         Ok(groups)
     })
     .await?;
+    let begun = Instant::now();
     let connected = runtime.ports.shims.spawn(&ask.id, &groups).await?;
+    runtime.shell.metrics.launched(LaunchStep::Spawn, begun.elapsed());
     step::reached("run.shim");
     pod.connect(connected).await?;
     let attached = connect(runtime, pod, ask, groups).await?;
@@ -170,7 +173,9 @@ async fn connect(
     }
     plan.groups = groups;
     let has_network = plan.made.contains(&Namespace::Network);
+    let begun = Instant::now();
     let (reply, files) = pod.shim()?.ask(Request::MakeNamespaces(plan), Vec::new(), SHIM_ANSWER).await?;
+    runtime.shell.metrics.launched(LaunchStep::Namespaces, begun.elapsed());
     step::reached("run.namespaces");
     let Reply::Namespaces { made, .. } = reply else {
         return Err(RuntimeError::other("the shim answered something else than namespaces"));
@@ -180,5 +185,9 @@ async fn connect(
     }
     let namespace = made.iter().zip(files).find(|(kind, _)| **kind == Namespace::Network).map(|(_, file)| file);
     let pod = NetworkPod { id: ask.id.clone(), config: ask.config.clone(), kept: serde_json::Value::Null };
-    runtime.ports.network.attach(pod, namespace).await.map(Some)
+    let begun = Instant::now();
+    let attached = runtime.ports.network.attach(pod, namespace).await;
+    runtime.shell.metrics.network(NetworkOperation::Attach, begun, outcome(&attached));
+    runtime.shell.metrics.launched(LaunchStep::Network, begun.elapsed());
+    attached.map(Some)
 }

@@ -1,6 +1,9 @@
 //! `StartContainer`. Behaviour: spec 09a §3.2, §10.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tracing::warn;
 
@@ -14,6 +17,7 @@ use crate::{
         sandbox::Sandbox,
         shim::plan::{LaunchPlan, Reply, Request, Started},
     },
+    metrics::LaunchStep,
     sys::step,
 };
 
@@ -92,7 +96,10 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<S
         plan.process.oom_score_adj = i32::try_from(resources.oom_score_adj).ok();
     }
     let limit = Duration::from_millis(plan.limit_ms).saturating_add(GRACE);
-    match pod.shim()?.ask(Request::Launch(Box::new(plan)), Vec::new(), limit).await? {
+    let begun = Instant::now();
+    let launched = pod.shim()?.ask(Request::Launch(Box::new(plan)), Vec::new(), limit).await;
+    runtime.shell.metrics.launched(LaunchStep::Exec, begun.elapsed());
+    match launched? {
         (Reply::Started(started), _) => {
             step::reached("start.launched");
             Ok(started)

@@ -1,6 +1,9 @@
 //! `StopPodSandbox` and `RemovePodSandbox`. Every step can be done again. Behaviour: spec 09a §2.1.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::future::join_all;
 use tracing::warn;
@@ -9,11 +12,12 @@ use super::{container_end, files};
 use crate::{
     embedded::{
         actor::Pod,
-        errors::{ErrorKind, RuntimeError, RuntimeResult},
+        errors::{ErrorKind, RuntimeError, RuntimeResult, outcome},
         runtime::{Runtime, blocking},
         shim::plan::Request,
         store::{self, objects::SandboxPhase},
     },
+    metrics::NetworkOperation,
     sys::step,
 };
 
@@ -57,7 +61,12 @@ async fn take_down(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     let killed = join_all(killed).await.into_iter().collect::<RuntimeResult<Vec<()>>>();
     step::reached("stop-pod.killed");
     let detached = match has_network(&now) {
-        true => runtime.ports.network.detach(now.network()).await,
+        true => {
+            let begun = Instant::now();
+            let detached = runtime.ports.network.detach(now.network()).await;
+            runtime.shell.metrics.network(NetworkOperation::Detach, begun, outcome(&detached));
+            detached
+        }
         false => Ok(()),
     };
     step::reached("stop-pod.network");

@@ -151,6 +151,11 @@ impl Layers {
         (sum(|meta| meta.size), sum(|meta| meta.inodes))
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.table().layers.len()
+    }
+
     /// What is remembered of a layer.
     pub fn meta(&self, number: u64) -> Option<LayerMeta> {
         self.table().layers.get(&number).cloned()

@@ -192,6 +192,11 @@ impl ImageStore {
         self.inner.fs_info()
     }
 
+    /// How many layers there are, and the bytes they take.
+    pub fn layers(&self) -> (usize, u64) {
+        (self.inner.layers.count(), self.inner.layers.usage().0)
+    }
+
     /// Bytes and inodes of one container's writable layer, counted now.
     ///
     /// # Errors

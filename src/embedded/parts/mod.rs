@@ -17,12 +17,16 @@ use super::{
     images::{ImageStore, Settings, apply::Bounds, snapshots::Snapshotter},
     launch::host,
     lost_networks, network as embedded_network,
-    ports::{Network, Ports},
+    ports::Ports,
     recover,
     runtime::{HostFacts, Runtime},
     store::{self, Layout},
 };
-use crate::{proto::cri::CgroupDriver, sys::cgroup::Hierarchy};
+use crate::{
+    metrics::{EmbeddedMetrics, EmbeddedObjects, Registry, register_embedded_objects},
+    proto::cri::CgroupDriver,
+    sys::cgroup::Hierarchy,
+};
 
 /// What the runtime lives in.
 pub struct Surroundings {
@@ -41,6 +45,18 @@ pub struct Surroundings {
 /// # Errors
 /// What stands in the way: another daemon, a wrong setting, a kernel that is too old.
 pub async fn open(config: EmbeddedConfig, around: Surroundings) -> RuntimeResult<(Arc<Runtime>, ImageStore)> {
+    open_counted(config, around, &Registry::new()).await
+}
+
+/// Likewise; what it holds and does is counted in this registry.
+///
+/// # Errors
+/// Those of [`open`].
+pub async fn open_counted(
+    config: EmbeddedConfig,
+    around: Surroundings,
+    registry: &Registry,
+) -> RuntimeResult<(Arc<Runtime>, ImageStore)> {
     let layout = Layout { root: config.root.clone(), state: config.state.clone() };
     let (looked, first) = (config.clone(), layout.clone());
     let tasks = (around.tasks.clone(), around.stop.clone());
@@ -72,14 +88,16 @@ pub async fn open(config: EmbeddedConfig, around: Surroundings) -> RuntimeResult
         longest_record: config.longest_record(),
         images: images.clone(),
     };
+    let metrics = EmbeddedMetrics::new(registry);
     let ports = Ports {
         shims: Arc::new(shims),
         images: Arc::new(images::Stored(images.clone())),
         planner: Arc::new(planner),
-        network,
+        network: Arc::new(network::Networks(network.clone())),
         groups: Arc::new(groups),
     };
-    let runtime = Runtime::with_lock(config, ports, facts, (around.tasks, around.stop.clone()), lock);
+    let runtime = Runtime::with_lock(config, ports, facts, (around.tasks, around.stop.clone()), lock, metrics);
+    count(registry, &runtime, &images, network);
     let collected = images.clone();
     let stop = around.stop;
     runtime.shell.spawn(async move {
@@ -89,6 +107,22 @@ pub async fn open(config: EmbeddedConfig, around: Surroundings) -> RuntimeResult
         }
     });
     Ok((runtime, images))
+}
+
+/// Counts what the runtime holds whenever somebody asks, as long as it is there.
+fn count(registry: &Registry, runtime: &Arc<Runtime>, images: &ImageStore, network: embedded_network::Network) {
+    let (runtime, images) = (Arc::downgrade(runtime), images.clone());
+    let held = move || {
+        let (layers, image_bytes) = images.layers();
+        EmbeddedObjects {
+            layers,
+            image_bytes,
+            leases: network.leased(),
+            filter_reapplied: network.filter_reapplied(),
+            ..runtime.upgrade().map(|runtime| runtime.held()).unwrap_or_default()
+        }
+    };
+    register_embedded_objects(registry, Arc::new(held));
 }
 
 /// Finds again what was there, in the background; calls wait for it. Then sees to it that pods that lose their network are
@@ -109,11 +143,11 @@ async fn blocking<R: Send + 'static>(work: impl FnOnce() -> RuntimeResult<R> + S
 }
 
 /// Who makes networks.
-async fn network(config: &EmbeddedConfig, around: &Surroundings) -> RuntimeResult<Arc<dyn Network>> {
+async fn network(config: &EmbeddedConfig, around: &Surroundings) -> RuntimeResult<embedded_network::Network> {
     let network = embedded_network::Network::open(network::settings(config)?).await?;
     let (kept, stop) = (network.clone(), around.stop.clone());
     around.tasks.spawn(async move { kept.keep(stop).await });
-    Ok(Arc::new(network::Networks(network)))
+    Ok(network)
 }
 
 fn driver(config: &EmbeddedConfig) -> RuntimeResult<CgroupDriver> {

@@ -1,0 +1,271 @@
+//! The embedded runtime: what it holds, starts, pulls and executes (spec 09 §13).
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use prometheus::{
+    HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+
+use super::{Registry, Stability::Alpha, buckets};
+
+/// A step of bringing up a pod or a container.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LaunchStep {
+    /// The pod's shim is started.
+    Spawn,
+    /// Its namespaces are made.
+    Namespaces,
+    /// It is connected.
+    Network,
+    /// Its shim starts a container: root, clone and exec are one step to us.
+    Exec,
+}
+
+impl LaunchStep {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Spawn => "spawn",
+            Self::Namespaces => "netns",
+            Self::Network => "network",
+            Self::Exec => "exec",
+        }
+    }
+}
+
+/// What is done to pods' networks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NetworkOperation {
+    /// A pod is connected.
+    Attach,
+    /// A pod is taken off.
+    Detach,
+    /// Pods are found again after a start.
+    Recover,
+}
+
+impl NetworkOperation {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Attach => "add",
+            Self::Detach => "del",
+            Self::Recover => "recover",
+        }
+    }
+}
+
+/// How something ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// As it should.
+    Succeeded,
+    /// With an error.
+    Failed,
+    /// It took too long.
+    TimedOut,
+}
+
+impl Outcome {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Succeeded => "success",
+            Self::Failed => "error",
+            Self::TimedOut => "timeout",
+        }
+    }
+}
+
+/// Handles of the families.
+#[derive(Clone, Debug)]
+pub struct EmbeddedMetrics {
+    launch: HistogramVec,
+    network_operations: IntCounterVec,
+    network_seconds: HistogramVec,
+    pulls: IntCounterVec,
+    execs: IntCounterVec,
+    /// Shims that were lost.
+    pub shims_lost: IntCounter,
+    /// Objects whose records could not be read.
+    pub broken_objects: IntCounter,
+    /// Lines of logs that could not be written.
+    pub log_dropped_lines: IntCounter,
+}
+
+impl EmbeddedMetrics {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        Self {
+            launch: registry.histograms(
+                Alpha,
+                "berth_runtime_launch_duration_seconds",
+                "Duration in seconds of a step of bringing up a pod or a container.",
+                buckets::DEF,
+                &["step"],
+            ),
+            network_operations: registry.counters(
+                Alpha,
+                "berth_runtime_network_operations_total",
+                "Operations on pods' networks.",
+                &["op", "result"],
+            ),
+            network_seconds: registry.histograms(
+                Alpha,
+                "berth_runtime_network_operation_seconds",
+                "Duration in seconds of an operation on a pod's network.",
+                buckets::DEF,
+                &["op"],
+            ),
+            pulls: registry.counters(Alpha, "berth_runtime_pulls_total", "Pulls of images.", &["result"]),
+            execs: registry.counters(
+                Alpha,
+                "berth_runtime_exec_total",
+                "Programs executed in containers; a program's own exit code does not count as an error.",
+                &["result"],
+            ),
+            shims_lost: registry.counter(Alpha, "berth_runtime_shim_lost_total", "Shims that went without being told."),
+            broken_objects: registry.counter(
+                Alpha,
+                "berth_runtime_broken_objects_total",
+                "Pods and containers whose records could not be read.",
+            ),
+            log_dropped_lines: registry.counter(
+                Alpha,
+                "berth_runtime_log_dropped_lines_total",
+                "Lines of containers that could not be written to their logs.",
+            ),
+        }
+    }
+
+    /// A step took so long.
+    pub fn launched(&self, step: LaunchStep, took: Duration) {
+        self.launch.with_label_values(&[step.label()]).observe(took.as_secs_f64());
+    }
+
+    /// Something was done to a pod's network.
+    pub fn network(&self, operation: NetworkOperation, begun: Instant, outcome: Outcome) {
+        self.network_operations.with_label_values(&[operation.label(), outcome.label()]).inc();
+        self.network_seconds.with_label_values(&[operation.label()]).observe(begun.elapsed().as_secs_f64());
+    }
+
+    /// An image was pulled, or not.
+    pub fn pulled(&self, outcome: Outcome) {
+        self.pulls.with_label_values(&[outcome.label()]).inc();
+    }
+
+    /// A program was executed, or not.
+    pub fn executed(&self, outcome: Outcome) {
+        self.execs.with_label_values(&[outcome.label()]).inc();
+    }
+}
+
+/// What the runtime holds now.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct EmbeddedObjects {
+    /// Pods by state.
+    pub pods: Vec<(&'static str, usize)>,
+    /// Containers by state.
+    pub containers: Vec<(&'static str, usize)>,
+    /// Layers of images.
+    pub layers: usize,
+    /// Bytes that images take.
+    pub image_bytes: u64,
+    /// Addresses that are leased: of version 4 and of version 6.
+    pub leases: (usize, usize),
+    /// Times the packet filter was put in place again.
+    pub filter_reapplied: u64,
+}
+
+/// Registers the families of what the runtime holds, counted when somebody asks.
+pub fn register_embedded_objects(registry: &Registry, held: Arc<dyn Fn() -> EmbeddedObjects + Send + Sync>) {
+    let gauges = |name: &str, help: &str, label: &str| {
+        IntGaugeVec::new(Opts::new(name, help), &[label]).expect("constants that the tests check")
+    };
+    let gauge = |name: &str, help: &str| IntGauge::new(name, help).expect("constants that the tests check");
+    let reapplied = IntCounter::new(
+        "berth_runtime_nft_reapplied_total",
+        "[ALPHA] Times the packet filter was put in place again because somebody had removed it.",
+    );
+    registry.collector(Held {
+        held,
+        pods: gauges("berth_runtime_pods", "[ALPHA] Pods by state.", "state"),
+        containers: gauges("berth_runtime_containers", "[ALPHA] Containers by state.", "state"),
+        layers: gauge("berth_runtime_layers", "[ALPHA] Layers of images."),
+        image_bytes: gauge("berth_runtime_image_bytes", "[ALPHA] Bytes that images and their layers take."),
+        leases: gauges("berth_runtime_leases", "[ALPHA] Addresses that pods have.", "family"),
+        reapplied: reapplied.expect("constants that the tests check"),
+    });
+}
+
+struct Held {
+    held: Arc<dyn Fn() -> EmbeddedObjects + Send + Sync>,
+    pods: IntGaugeVec,
+    containers: IntGaugeVec,
+    layers: IntGauge,
+    image_bytes: IntGauge,
+    leases: IntGaugeVec,
+    reapplied: IntCounter,
+}
+
+impl Held {
+    fn all(&self) -> [&dyn Collector; 6] {
+        [&self.pods, &self.containers, &self.layers, &self.image_bytes, &self.leases, &self.reapplied]
+    }
+}
+
+impl Collector for Held {
+    fn desc(&self) -> Vec<&Desc> {
+        self.all().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let held = (self.held)();
+        let whole = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        for (family, states) in [(&self.pods, &held.pods), (&self.containers, &held.containers)] {
+            for (state, count) in states {
+                family.with_label_values(&[state]).set(whole(*count));
+            }
+        }
+        self.layers.set(whole(held.layers));
+        self.image_bytes.set(i64::try_from(held.image_bytes).unwrap_or(i64::MAX));
+        self.leases.with_label_values(&["ipv4"]).set(whole(held.leases.0));
+        self.leases.with_label_values(&["ipv6"]).set(whole(held.leases.1));
+        self.reapplied.inc_by(held.filter_reapplied.saturating_sub(self.reapplied.get()));
+        self.all().into_iter().flat_map(Collector::collect).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_have_their_names() {
+        let registry = Registry::new();
+        let metrics = EmbeddedMetrics::new(&registry);
+        let held = || EmbeddedObjects {
+            pods: vec![("ready", 2), ("notready", 0)],
+            containers: vec![("running", 3)],
+            filter_reapplied: 4,
+            leases: (2, 1),
+            ..EmbeddedObjects::default()
+        };
+        register_embedded_objects(&registry, Arc::new(held));
+        metrics.launched(LaunchStep::Spawn, Duration::from_millis(3));
+        metrics.network(NetworkOperation::Attach, Instant::now(), Outcome::Succeeded);
+        metrics.pulled(Outcome::Failed);
+        metrics.executed(Outcome::TimedOut);
+        metrics.shims_lost.inc();
+        for _ in 0..2 {
+            let families = registry.gather();
+            let names: Vec<&str> = families.iter().map(MetricFamily::name).collect();
+            assert!(names.iter().all(|name| name.starts_with("berth_runtime_")), "{names:?}");
+            assert_eq!(names.len(), 14, "{names:?}");
+            let reapplied = families.iter().find(|family| family.name() == "berth_runtime_nft_reapplied_total");
+            assert_eq!(reapplied.expect("told").get_metric()[0].get_counter().get_value(), 4.0);
+        }
+    }
+}
