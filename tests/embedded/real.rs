@@ -21,7 +21,7 @@ use berth::{
     sys::{
         cgroup::{GroupPath, Hierarchy},
         net_namespace,
-        netlink::{Protocol, Socket, route},
+        netlink::{Protocol, Socket, filter, route},
     },
 };
 use hyper_util::rt::TokioIo;
@@ -75,12 +75,27 @@ impl Drop for Place {
             let _ = all.remove(&group);
         }
         drop_parent_group(self.path());
+        remove_network(&bridge(self.path()));
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let below = self.path().display().to_string();
         let ours = mounts.lines().filter_map(|line| line.split(' ').nth(1)).filter(|path| path.starts_with(&below));
         for path in ours.collect::<Vec<_>>().into_iter().rev() {
             let _ = nix::mount::umount2(path, nix::mount::MntFlags::MNT_DETACH);
         }
+    }
+}
+
+/// Removes bridge and table: not every test has a namespace of its own.
+fn remove_network(bridge: &str) {
+    if let Ok(mut socket) = Socket::open(Protocol::Route)
+        && let Ok(Some(told)) = socket.ask(route::get_link(bridge))
+        && let Some(link) = route::link(&told)
+    {
+        let _ = socket.request(route::delete_link(link.index));
+    }
+    let (begin, end) = filter::marks();
+    if let Ok(mut socket) = Socket::open(Protocol::Netfilter) {
+        let _ = socket.transaction(begin, vec![filter::delete_table(bridge)], end);
     }
 }
 
