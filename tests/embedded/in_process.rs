@@ -33,6 +33,7 @@ use crate::{
     streams::{LIMIT, SUCCESS, Streams, World, all, channels, exit_status, forwards, next, ports, say, spdy_head},
 };
 
+#[allow(dead_code, reason = "the kit is shared")]
 #[path = "../kit/pods.rs"]
 mod pods;
 

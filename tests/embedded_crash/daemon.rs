@@ -54,7 +54,7 @@ async fn serve(place: &Path) {
         images.import(&archive, None).await.expect("imported");
     }
     parts::start(&runtime);
-    services::over_socket(&runtime, socket(place), stop).await.expect("served");
+    services::over_socket(&runtime, socket(place), "", stop).await.expect("served");
 }
 
 /// The variable that names the snapshotter.
