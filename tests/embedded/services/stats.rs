@@ -54,7 +54,7 @@ async fn containers_are_told_with_what_they_use_and_wrote() {
         Some(cri::ContainerStatsFilter { id, pod_sandbox_id, ..Default::default() })
     };
     assert_eq!(set.all_stats(None).await, [made.clone(), runs.clone()], "newest first");
-    assert_eq!(set.all_stats(filter(&runs[..13], "")).await, [runs.clone()]);
+    assert_eq!(set.all_stats(filter(&runs[..13], "")).await, std::slice::from_ref(&runs));
     assert_eq!(set.all_stats(filter("", &sandbox[..13])).await.len(), 2);
     assert_eq!(set.all_stats(filter("0000", "")).await, Vec::<String>::new());
     let mut labelled = filter("", "").expect("a filter");
@@ -95,7 +95,7 @@ async fn pods_are_told_while_they_are_ready() {
     let request = cri::ListPodSandboxStatsRequest { filter: None };
     let listed = set.rpc.clone().list_pod_sandbox_stats(request).await.expect("told").into_inner().stats;
     let ids: Vec<_> = listed.into_iter().filter_map(|stats| stats.attributes).map(|told| told.id).collect();
-    assert_eq!(ids, [own.clone()]);
+    assert_eq!(ids, std::slice::from_ref(&own));
     let metrics = set.rpc.clone().list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest {}).await;
     let metrics = metrics.expect("told").into_inner().pod_metrics;
     assert_eq!((metrics.len(), metrics[0].pod_sandbox_id.as_str(), metrics[0].container_metrics.len()), (1, &*own, 2));
