@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 /// The product's name, in control groups, interfaces and the runtime's own name.
 pub const NAME: &str = "berth";
+/// What is told as the image of a sandbox: there is none, and dashboards look for one.
+pub const PAUSE: &str = "berth/pause:builtin";
 
 /// The settings.
 #[derive(Clone, PartialEq, Debug, Deserialize)]

@@ -12,7 +12,10 @@ use tokio::{
 };
 
 use crate::{
-    kit::process::{self, manifest_of},
+    kit::{
+        process::{self, manifest_of},
+        real,
+    },
     kubectl::{Cluster, PATIENCE, cluster, ended, told},
     node::{UNTIL_STOPPED, name_of, shell},
 };
@@ -274,7 +277,8 @@ async fn kubectl_forwards_ports() {
         let all = (0..4_u8).map(|number| echoed(echo, number));
         timeout(PATIENCE, futures::future::join_all(all)).await.expect("in time");
         let ended_here = road.translated("portforward").await - before;
-        assert_eq!(ended_here > 0.0, way == Way::WebSocket, "{way:?}");
+        // Without a runtime behind there is nothing to translate for.
+        assert_eq!(ended_here > 0.0, way == Way::WebSocket && !real::is_embedded(), "{way:?}");
         child.kill().await.expect("it ran");
     }
     cluster.node.remove(&pod).await;

@@ -230,6 +230,10 @@ async fn what_public_dashboards_ask_returns_data() {
     let troubles = [Trouble::Status(500, None), Trouble::Status(403, None)];
     let Some(site) = Watched::start(test, |api| api.trouble(ACCESSES, troubles)).await else { return };
     let pod = site.node.run(&load()).await;
+    // Not every runtime refuses something unasked.
+    let broken = json!({"containers": [{"name": "main", "command": ["/no/such/program"]}]});
+    site.node.home.put_pod(&manifest_of("broken", broken));
+    let broken = site.node.agent.until_pod("broken", "shown", |_| true).await;
     let address = pod["status"]["podIP"].as_str().expect("an address").to_owned();
     let talk = tokio::spawn(async move {
         loop {
@@ -252,5 +256,6 @@ async fn what_public_dashboards_ask_returns_data() {
         assert!(found.is_empty(), "{name} returns data, though: {reason}: {found:#?}");
     }
     talk.abort();
+    site.node.remove(&broken).await;
     site.node.remove(&pod).await;
 }

@@ -8,6 +8,7 @@ use tonic::Status;
 
 use crate::{
     embedded::{
+        config::PAUSE,
         errors::{ErrorKind, RuntimeResult},
         runtime::{Runtime, now_ns},
         sandbox::Sandbox,
@@ -110,7 +111,7 @@ pub fn sandbox_status(
         let told = json!({
             "processStatus": if sandbox.is_ready() { "running" } else { "deleted" },
             "netNamespaceClosed": !sandbox.is_ready(),
-            "image": "",
+            "image": PAUSE,
             "runtimeHandler": sandbox.meta.runtime_handler,
             "netns": sandbox.meta.netns,
             "cgroup": sandbox.meta.group,

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use super::stats::{self, Chosen};
 use crate::{
     embedded::{
-        config::NAME,
+        config::PAUSE,
         container::Container,
         errors::RuntimeResult,
         runtime::{Runtime, blocking},
@@ -103,7 +103,7 @@ fn labels(sandbox: &Sandbox, container: Option<&Container>) -> Labels {
         None => Labels {
             container: String::new(),
             id: sandbox.meta.group.clone(),
-            image: format!("{NAME}/pause:builtin"),
+            image: PAUSE.to_owned(),
             name: sandbox.id().to_owned(),
             namespace,
             pod,
