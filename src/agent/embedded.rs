@@ -45,7 +45,7 @@ pub(super) async fn open(
     let (socket, streams) = (config.serve_socket.clone(), config.stream_address.clone());
     let around = Surroundings {
         hostname: node.to_owned(),
-        program: std::env::current_exe().ok(),
+        has_builtin_images: true,
         tasks: base.tasks.clone(),
         stop: base.stop.child_token(),
     };
@@ -145,7 +145,7 @@ async fn alone(socket: Option<String>) -> Result<(), BuildError> {
     let streams = listen(&config.stream_address).await?;
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let hostname = nix::unistd::gethostname().map_err(wrong)?.to_string_lossy().into_owned();
-    let around = Surroundings { hostname, program: std::env::current_exe().ok(), tasks, stop: stop.clone() };
+    let around = Surroundings { hostname, has_builtin_images: true, tasks, stop: stop.clone() };
     let archives = config.import_dir.clone();
     let (runtime, images) = parts::open(config, around).await.map_err(wrong)?;
     // What cannot be imported is told, and keeps no pod from running.

@@ -1,13 +1,21 @@
 //! The shim: the small process that holds one pod. All it does is in `berth::embedded::shim`.
 //!
 //! `berth-shim FOLDER` runs the loop of that folder's pod, with the control socket as its standard input. With another
-//! first argument it is the pod's process 1, which the loop itself starts.
+//! first argument it is the pod's process 1, which the loop itself starts. Called by the name of an applet it is that one:
+//! the built-in images are made of it.
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
-use berth::embedded::shim::{child, children::Children, worker};
+use berth::embedded::{
+    applets,
+    shim::{child, children::Children, worker},
+};
 
 fn main() -> ExitCode {
+    let mut called = std::env::args_os();
+    if let Some(applet) = applets::called(called.next().as_ref()) {
+        applets::main(applet, called.collect());
+    }
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match arguments.as_slice() {
         [first, number] if first == child::POD_INIT => child::pod_init(&number.to_string_lossy()),

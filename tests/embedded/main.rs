@@ -2,6 +2,7 @@
 //!
 //! The parts below are fakes; what needs a kernel is in `real.rs`, needs root, and says so where it is skipped.
 
+mod builtin;
 mod fakes;
 mod in_process;
 mod real;

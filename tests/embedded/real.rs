@@ -133,14 +133,30 @@ pub struct Daemon {
 }
 
 pub async fn daemon(place: &Path) -> Daemon {
+    daemon_with(place, Builtin::Missing).await
+}
+
+/// Whether the built-in images are made.
+#[derive(PartialEq, Eq)]
+pub enum Builtin {
+    Made,
+    Missing,
+}
+
+pub async fn daemon_with(place: &Path, builtin: Builtin) -> Daemon {
     let network = NetworkConfig { mode: "builtin".to_owned(), bridge: bridge(place), ..NetworkConfig::default() };
     let (root, state) = (place.join("root"), place.join("state"));
-    let config = EmbeddedConfig { root, state, network, ..EmbeddedConfig::default() };
+    let config =
+        EmbeddedConfig { root, state, network, import_dir: place.join("archives"), ..EmbeddedConfig::default() };
     let stop = CancellationToken::new();
-    let around =
-        Surroundings { hostname: "node".to_owned(), program: None, tasks: TaskTracker::new(), stop: stop.clone() };
+    let around = Surroundings {
+        hostname: "node".to_owned(),
+        has_builtin_images: builtin == Builtin::Made,
+        tasks: TaskTracker::new(),
+        stop: stop.clone(),
+    };
     let (runtime, images) = parts::open(config, around).await.expect("opened");
-    if images.status(image::BUSYBOX).expect("asked").is_none() {
+    if builtin == Builtin::Missing && images.status(image::BUSYBOX).expect("asked").is_none() {
         let archive = place.join("busybox.tar");
         image::write_archive(&[image::Image::busybox(image::BUSYBOX)], &archive).expect("written");
         images.import(&archive, None).await.expect("imported");

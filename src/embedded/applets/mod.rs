@@ -1,7 +1,7 @@
-//! Small programs inside this one: what the built-in images run.
+//! Small programs inside the shim's: what the built-in images run.
 //!
-//! Started by the name they are called by (`/bin/sleep` is a link to this program), before anything else of the program: no
-//! async runtime, no configuration, little memory. They show probes, logs, restarts, limits and services without a network.
+//! Started by the name they are called by (`/bin/sleep` is a link to that program), before anything else of it: no async
+//! runtime, no configuration, little memory. They show probes, logs, restarts, limits and services without a network.
 //! A first process of a container is deaf to signals it does not ask for; these ask for SIGTERM and SIGINT and end.
 //! Behaviour: spec 09b §8.
 

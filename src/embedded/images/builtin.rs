@@ -1,7 +1,8 @@
-//! Images made from this program itself, so that the first pod needs no registry.
+//! Images made from a program we bring, so that the first pod needs no registry.
 //!
-//! One layer: the program, links to it by the names of its applets, `passwd`, `group` and `/tmp`. A program that is linked
-//! dynamically brings the libraries it has loaded, so that it runs there as it runs here. Blocking. Behaviour: spec 09b §8.
+//! One layer: the program, links to it by the names of its applets, `passwd`, `group` and `/tmp`. The program is the shim's:
+//! a tenth of ours, static where it ships, and a container of it holds few pages. One that is linked dynamically, as in
+//! development, brings the libraries that we have loaded, and its loader. Blocking. Behaviour: spec 09b §8.
 
 use std::{
     collections::BTreeSet,
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     archive::Found,
     digest::{Digest, Hashing},
+    elf,
     error::{Attempt, ImageError},
     model::{Descriptor, Manifest, OCI_CONFIG, OCI_LAYER, OCI_MANIFEST},
     names::Name,
@@ -32,6 +34,8 @@ pub const HOSTS: [&str; 2] = ["builtin.local", "berth.local"];
 const IMAGES: [(&str, &[&str]); 2] = [("pause", &["/bin/pause"]), ("demo", &["/bin/httpd", ":8080"])];
 /// Name of the program in the layer.
 const PROGRAM: &str = "bin/berth";
+/// Of a program, bytes that say how it is loaded.
+const LONGEST_HEAD: u64 = 64 << 10;
 const PASSWD: &[u8] = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n";
 const GROUP: &[u8] = b"root:x:0:\nnobody:x:65534:\n";
 
@@ -59,7 +63,7 @@ impl Layer {
     /// Where the program cannot be read.
     pub fn of(program: &Path, root: &Path) -> Result<Self, ImageError> {
         let program = fs::canonicalize(program).attempt("find our own program")?;
-        let mut out = Self { libraries: libraries(&program), program, diff_id: Digest::of(b""), size: 0 };
+        let mut out = Self { libraries: libraries(&program)?, program, diff_id: Digest::of(b""), size: 0 };
         let fingerprint = out.fingerprint()?;
         let path = root.join("builtin.json");
         if let Ok(Some(known)) = record::read::<Known>(&path)
@@ -176,22 +180,23 @@ impl Layer {
     }
 }
 
-/// The shared objects a program needs: those this process has mapped, where it is this process's program.
-fn libraries(program: &Path) -> Vec<PathBuf> {
-    let is_own = fs::canonicalize("/proc/self/exe").is_ok_and(|own| own == program);
-    let maps = if is_own { fs::read_to_string("/proc/self/maps").unwrap_or_default() } else { String::new() };
+/// What a program needs to run: nothing where it is static; else its loader and the shared objects that this process has
+/// mapped, which was built like it.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>, ImageError> {
+    let mut head = Vec::new();
+    let file = File::open(program).attempt("open the program of the built-in images")?;
+    file.take(LONGEST_HEAD).read_to_end(&mut head).attempt("read the program of the built-in images")?;
+    let Some(loader) = elf::loader(&head) else { return Ok(Vec::new()) };
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let paths = maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..)));
     let objects: BTreeSet<&str> = paths.filter(|path| path.contains(".so") && !path.ends_with("(deleted)")).collect();
-    let mut out: Vec<PathBuf> = objects.into_iter().map(PathBuf::from).collect();
-    if !out.is_empty() {
-        // Programs name their loader by a path that is a link on most machines.
-        let loaders = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1", "/lib/ld-linux-armhf.so.3"];
-        let loaders = loaders.iter().map(PathBuf::from).filter(|path| path.exists());
-        out.extend(loaders);
-        out.sort();
-        out.dedup();
+    if objects.is_empty() {
+        let text = format!("{} is linked dynamically, and nobody knows its libraries", program.display());
+        return Err(ImageError::bad_content(text));
     }
-    out
+    // The loader goes by a path that is a link on most machines.
+    let all: BTreeSet<PathBuf> = objects.into_iter().map(PathBuf::from).chain([PathBuf::from(loader)]).collect();
+    Ok(all.into_iter().collect())
 }
 
 /// A ustar header of an entry of root's without a time.

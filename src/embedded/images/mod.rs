@@ -17,6 +17,7 @@ pub mod compression;
 pub mod content;
 mod copy;
 pub mod digest;
+pub mod elf;
 pub mod error;
 pub mod layers;
 pub mod merged;

@@ -32,8 +32,8 @@ use crate::{
 pub struct Surroundings {
     /// The node's name.
     pub hostname: String,
-    /// Our own program, of which the built-in images are made; none: there are none.
-    pub program: Option<PathBuf>,
+    /// Whether the built-in images are made; they are of the shim's program.
+    pub has_builtin_images: bool,
     /// Every task there is.
     pub tasks: TaskTracker,
     /// Cancelled when we are to end; pods go on.
@@ -70,7 +70,8 @@ pub async fn open_counted(
     })
     .await?;
     let driver = driver(&config)?;
-    let images = ImageStore::open(image_settings(&config, around.program.clone())?).await?;
+    let program = around.has_builtin_images.then(|| shims.program().to_owned());
+    let images = ImageStore::open(image_settings(&config, program)?).await?;
     let network = network(&config, &around).await?;
     let facts = HostFacts {
         boot_id: boot_id.into(),

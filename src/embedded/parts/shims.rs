@@ -48,6 +48,11 @@ impl Processes {
         Ok(Self { program, layout, tasks, stop })
     }
 
+    /// Where the program is.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
     async fn connect(&self, folder: &Path) -> RuntimeResult<(Connected, Hello)> {
         let (shim, events, connection) = client::connect(folder, CONNECT).await.map_err(told)?;
         let stop = self.stop.clone();
