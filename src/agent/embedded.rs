@@ -15,20 +15,14 @@ use crate::{
     config::Loaded,
     cri::{self, Connection},
     embedded::{
-        config::EmbeddedConfig,
         cri as services,
         parts::{self, Surroundings},
         runtime::Runtime,
+        settings as runtime_settings,
     },
     server::{ports::targets::Targets, streaming::serve::listener::Listening},
 };
 
-/// Names another file with the runtime's settings.
-const FILE_VARIABLE: &str = "BERTH_CONFIG";
-/// Where the runtime's settings are, in section `embeddedRuntime`; a file that is missing says nothing.
-const FILE: &str = "/etc/berth/config.yaml";
-/// The section.
-const SECTION: &str = "embeddedRuntime";
 /// Where `berth cri` serves where nothing else is said.
 const SOCKET: &str = "unix:///run/berth/cri.sock";
 
@@ -41,7 +35,7 @@ pub(super) async fn open(
     base: &Base,
     node: &str,
 ) -> Result<(Connection, Arc<dyn Targets>), BuildError> {
-    let config = read()?;
+    let config = runtime_settings::read().map_err(BuildError)?;
     let (socket, streams) = (config.serve_socket.clone(), config.stream_address.clone());
     let around = Surroundings {
         hostname: node.to_owned(),
@@ -101,26 +95,6 @@ fn socket_path(endpoint: &str) -> Result<PathBuf, BuildError> {
     cri::socket_path(endpoint).map_err(wrong)
 }
 
-/// The runtime's settings.
-fn read() -> Result<EmbeddedConfig, BuildError> {
-    let path = std::env::var_os(FILE_VARIABLE).map_or_else(|| PathBuf::from(FILE), PathBuf::from);
-    let text = match std::fs::read_to_string(&path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(EmbeddedConfig::default()),
-        other => other.map_err(|e| BuildError(format!("read {}: {e}", path.display())))?,
-    };
-    let told = |cause: String| BuildError(format!("{}: {cause}", path.display()));
-    let sections: serde_json::Map<String, serde_json::Value> =
-        serde_saphyr::from_str(&text).map_err(|e| told(e.to_string()))?;
-    let mut config = EmbeddedConfig::default();
-    for (name, section) in sections {
-        match name.as_str() {
-            SECTION => config = EmbeddedConfig::read(section).map_err(told)?,
-            other => return Err(told(format!("unknown field `{other}`, expected `{SECTION}`"))),
-        }
-    }
-    Ok(config)
-}
-
 /// `berth cri`: the runtime alone, on a socket, until told to end. Pods go on.
 pub fn serve(socket: Option<String>) -> ExitCode {
     let outcome = tokio::runtime::Builder::new_multi_thread()
@@ -139,7 +113,7 @@ pub fn serve(socket: Option<String>) -> ExitCode {
 }
 
 async fn alone(socket: Option<String>) -> Result<(), BuildError> {
-    let config = read()?;
+    let config = runtime_settings::read().map_err(BuildError)?;
     let configured = Some(config.serve_socket.clone()).filter(|socket| !socket.is_empty());
     let path = socket_path(&socket.or(configured).unwrap_or_else(|| SOCKET.to_owned()))?;
     let streams = listen(&config.stream_address).await?;

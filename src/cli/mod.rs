@@ -6,6 +6,7 @@
 mod certs;
 mod config;
 mod cri;
+mod images;
 mod run;
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
@@ -43,6 +44,11 @@ enum Command {
     },
     /// Serve the embedded runtime on a socket, without an agent
     Cri(cri::Arguments),
+    /// The images of the embedded runtime
+    Images {
+        #[command(subcommand)]
+        command: images::Command,
+    },
     /// Print the version
     Version,
 }
@@ -71,6 +77,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Command::Config { command } => config::run(&command),
         Command::Certs { command } => certs::run(&command),
         Command::Cri(arguments) => cri::run(arguments),
+        Command::Images { command } => images::run(command),
         Command::Version => {
             println!("berth {}", version_line());
             ExitCode::SUCCESS

@@ -24,6 +24,7 @@ pub mod recover;
 pub mod runtime;
 pub mod sandbox;
 pub mod seccomp;
+pub mod settings;
 pub mod shell;
 pub mod shim;
 pub mod stats;

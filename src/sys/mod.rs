@@ -2,6 +2,7 @@
 
 #[allow(unsafe_code, reason = "an allocator has no safe interface")]
 pub mod allocations;
+pub mod any_certificate;
 pub mod atomic_file;
 pub mod beneath;
 pub mod cgroup;

@@ -40,13 +40,18 @@ async fn serve(place: &Path) {
     let config = EmbeddedConfig {
         root: place.join("root"),
         state: place.join("state"),
+        import_dir: place.join("archives"),
         snapshotter: std::env::var(SNAPSHOTTER).unwrap_or_default(),
         network,
         ..EmbeddedConfig::default()
     };
     let stop = CancellationToken::new();
-    let around =
-        Surroundings { hostname: "node".to_owned(), program: None, tasks: TaskTracker::new(), stop: stop.clone() };
+    let around = Surroundings {
+        hostname: "node".to_owned(),
+        has_builtin_images: false,
+        tasks: TaskTracker::new(),
+        stop: stop.clone(),
+    };
     let (runtime, images) = parts::open(config, around).await.expect("opened");
     if images.status(image::BUSYBOX).expect("asked").is_none() {
         let archive = place.join("busybox.tar");

@@ -22,6 +22,7 @@ use super::{
     model::{Descriptor, Manifest, OCI_CONFIG, OCI_LAYER, OCI_MANIFEST},
     names::Name,
     platform,
+    tar::write,
 };
 use crate::embedded::{
     applets,
@@ -108,22 +109,22 @@ impl Layer {
             folders.extend(name.match_indices('/').filter_map(|(at, _)| name.get(..at)).map(str::to_owned));
         }
         for folder in &folders {
-            header(&mut head, &format!("{folder}/"), b'5', 0o755, 0, "");
+            head.extend(write::entry(&format!("{folder}/"), b'5', 0o755, 0, ""));
         }
-        header(&mut head, "tmp/", b'5', 0o1777, 0, "");
+        head.extend(write::entry("tmp/", b'5', 0o1777, 0, ""));
         for (name, content) in [("etc/passwd", PASSWD), ("etc/group", GROUP)] {
-            header(&mut head, name, b'0', 0o644, content.len() as u64, "");
+            head.extend(write::entry(name, b'0', 0o644, content.len() as u64, ""));
             head.extend_from_slice(content);
             head.resize(head.len().next_multiple_of(512), 0);
         }
         for applet in applets::NAMES {
-            header(&mut head, &format!("bin/{applet}"), b'2', 0o777, 0, "berth");
+            head.extend(write::entry(&format!("bin/{applet}"), b'2', 0o777, 0, "berth"));
         }
         let files = std::iter::once((PROGRAM, &self.program)).chain(names.zip(&self.libraries));
         for (name, path) in files {
             let file = File::open(path).attempt("open our own program")?;
             let length = file.metadata().attempt("look at our own program")?.len();
-            header(&mut head, name, b'0', 0o755, length, "");
+            head.extend(write::entry(name, b'0', 0o755, length, ""));
             add(Box::new(Cursor::new(std::mem::take(&mut head))));
             add(Box::new(file.take(length)));
             let padding = (512 - length % 512) % 512;
@@ -197,29 +198,4 @@ fn libraries(program: &Path) -> Result<Vec<PathBuf>, ImageError> {
     // The loader goes by a path that is a link on most machines.
     let all: BTreeSet<PathBuf> = objects.into_iter().map(PathBuf::from).chain([PathBuf::from(loader)]).collect();
     Ok(all.into_iter().collect())
-}
-
-/// A ustar header of an entry of root's without a time.
-fn header(out: &mut Vec<u8>, name: &str, flag: u8, mode: u32, size: u64, link: &str) {
-    let mut block = [0u8; 512];
-    let mut put = |at: usize, text: &[u8]| {
-        if let Some(field) = block.get_mut(at..at + text.len()) {
-            field.copy_from_slice(text);
-        }
-    };
-    put(0, name.as_bytes().get(..100).unwrap_or(name.as_bytes()));
-    put(100, format!("{mode:07o}").as_bytes());
-    put(108, b"0000000");
-    put(116, b"0000000");
-    put(124, format!("{size:011o}").as_bytes());
-    put(136, b"00000000000");
-    put(156, &[flag]);
-    put(157, link.as_bytes());
-    put(257, b"ustar\x0000");
-    put(148, b"        ");
-    let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
-    if let Some(field) = block.get_mut(148..155) {
-        field.copy_from_slice(format!("{sum:06o}\0").as_bytes());
-    }
-    out.extend_from_slice(&block);
 }

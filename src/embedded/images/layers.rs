@@ -20,8 +20,12 @@ use super::{
     apply::{self, Form, Policy, root::RootDir},
     digest::Digest,
     error::{Attempt, ImageError, Kind},
+    recipe::Rebuilt,
 };
 use crate::embedded::store::record::{self, Durability};
+
+/// How a layer's stream is put together again, in its folder.
+const RECIPE: &str = "recipe";
 
 /// What is remembered of a layer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -41,6 +45,12 @@ pub struct LayerMeta {
     /// Whether the layers below it are in it: for machines without overlays.
     #[serde(default)]
     pub merged: bool,
+    /// Bytes of its unpacked stream, where that can be put together again; else 0.
+    #[serde(default)]
+    pub stream: u64,
+    /// Whether it was found broken: only containers that have it keep it.
+    #[serde(default)]
+    pub disowned: bool,
 }
 
 #[derive(Default)]
@@ -116,7 +126,9 @@ impl Layers {
             table.next = table.next.max(number.unwrap_or(0).saturating_add(1));
             match name.parse::<u64>().ok().and_then(|number| Some((number, load(&folder.join(&name))?))) {
                 Some((number, meta)) if meta.merged == (policy.form == Form::Merged) => {
-                    table.chains.insert(meta.chain_id, number);
+                    if !meta.disowned {
+                        table.chains.insert(meta.chain_id, number);
+                    }
                     table.layers.insert(number, meta);
                 }
                 _ => delete(&folder, &name),
@@ -159,6 +171,38 @@ impl Layers {
     /// What is remembered of a layer.
     pub fn meta(&self, number: u64) -> Option<LayerMeta> {
         self.table().layers.get(&number).cloned()
+    }
+
+    /// A layer's stream, put together from its files.
+    ///
+    /// # Errors
+    /// Where it is not there, or was unpacked without noting how.
+    pub fn stream(&self, number: u64) -> Result<Rebuilt, ImageError> {
+        let missing = || ImageError::not_found(format!("layer {number} is not here"));
+        let meta = self.meta(number).ok_or_else(missing)?;
+        if meta.stream == 0 {
+            return Err(ImageError::bad_content(format!("layer {number} cannot be put together from its files")));
+        }
+        let recipe = File::open(self.folder.join(number.to_string()).join(RECIPE)).attempt("open the recipe")?;
+        Rebuilt::new(recipe, RootDir::open(&self.path(number)).attempt("open layer")?)
+    }
+
+    /// From now on a layer is only for those who have it: the next who wants its content unpacks it again.
+    pub fn disown(&self, number: u64) {
+        let meta = {
+            let mut table = self.table();
+            let Some(meta) = table.layers.get_mut(&number) else { return };
+            meta.disowned = true;
+            let meta = meta.clone();
+            if table.chains.get(&meta.chain_id) == Some(&number) {
+                table.chains.remove(&meta.chain_id);
+            }
+            meta
+        };
+        let path = self.folder.join(number.to_string()).join("layer.json");
+        if let Err(error) = record::write(&path, &meta, Durability::Synced) {
+            warn!(layer = number, err = %error, "A broken layer may be used again after a restart");
+        }
     }
 
     /// A lease of nothing yet.
@@ -255,13 +299,25 @@ impl Layers {
         if let Some(parent) = parent.filter(|_| is_merged) {
             super::copy::tree(&self.path(parent), &target)?;
         }
-        let applied = apply::apply(packed, &target, &self.policy)?;
+        let recipe = File::create_new(folder.join(RECIPE)).attempt("create layer")?;
+        let applied = apply::apply_noting(packed, &target, &self.policy, Some(recipe))?;
         if applied.diff_id != diff_id {
             let text = format!("layer digest mismatch: {} instead of {diff_id}", applied.diff_id);
             return Err(ImageError::new(Kind::DataLoss, text));
         }
         let (size, inodes) = (applied.bytes, applied.entries);
-        let meta = LayerMeta { v: record::VERSION, chain_id, diff_id, parent, size, inodes, merged: is_merged };
+        let stream = if applied.is_noted { applied.stream } else { 0 };
+        let meta = LayerMeta {
+            v: record::VERSION,
+            chain_id,
+            diff_id,
+            parent,
+            size,
+            inodes,
+            merged: is_merged,
+            stream,
+            disowned: false,
+        };
         commit(&self.folder, &folder, &meta)?;
         Ok(meta)
     }
@@ -279,7 +335,8 @@ impl Layers {
             let doomed: Vec<u64> = table.layers.keys().copied().filter(is_free).collect();
             for number in &doomed {
                 let chain = table.layers.remove(number).map(|meta| meta.chain_id);
-                if let Some(chain) = chain {
+                // Where it was broken another has its place.
+                if let Some(chain) = chain.filter(|chain| table.chains.get(chain) == Some(number)) {
                     table.chains.remove(&chain);
                 }
             }

@@ -8,7 +8,10 @@ use std::{
     collections::BTreeSet,
     fs,
     io::Read,
-    os::unix::fs::DirBuilderExt,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -32,6 +35,7 @@ use super::{
     model,
     names::Name,
     platform,
+    progress::{Progress, Stage, Watched},
     record::{Origin, Record, Reference},
     registry::Credentials,
     snapshots::{self, Snapshots, Snapshotter},
@@ -95,6 +99,8 @@ struct Inner {
     garbage: Notify,
     writable: (AtomicU64, AtomicU64),
     pulls: Pulls,
+    /// Held while a directory of archives is gone through.
+    importing: Mutex<()>,
 }
 
 /// The store. Clones are the same store.
@@ -134,6 +140,7 @@ impl ImageStore {
             garbage: Notify::new(),
             writable: (AtomicU64::new(0), AtomicU64::new(0)),
             pulls: Pulls::new(),
+            importing: Mutex::default(),
             settings,
         };
         let out = Self { inner: Arc::new(inner) };
@@ -279,7 +286,27 @@ impl ImageStore {
     pub async fn import(&self, path: &Path, reference: Option<&str>) -> Result<Vec<Arc<Record>>, ImageError> {
         let (inner, path) = (Arc::clone(&self.inner), path.to_owned());
         let reference = reference.map(Name::parse).transpose()?;
-        blocking(move || inner.import(&path, reference.as_ref())).await
+        blocking(move || inner.import(&path, reference.as_ref(), &Progress::default())).await
+    }
+
+    /// Like [`Self::import`] of what a descriptor is open for, and shows how far it is, image after image.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub async fn import_watched(
+        &self,
+        archive: OwnedFd,
+        reference: Option<&str>,
+        progress: Arc<Progress>,
+    ) -> Result<Vec<Arc<Record>>, ImageError> {
+        let inner = Arc::clone(&self.inner);
+        let reference = reference.map(Name::parse).transpose()?;
+        blocking(move || {
+            // Held until the end: its number names it.
+            let path = format!("/proc/self/fd/{}", archive.as_raw_fd());
+            inner.import(Path::new(&path), reference.as_ref(), &progress)
+        })
+        .await
     }
 
     /// Brings an image here. Built-in images are here; what another caller pulls with the same credentials is shared.
@@ -296,7 +323,21 @@ impl ImageStore {
             let here = self.inner.catalogue().named(&name.to_string());
             return here.ok_or_else(|| ImageError::not_found(missing));
         }
-        Pulls::join(&self.inner, &name, credentials).await
+        Pulls::join(&self.inner, &name, credentials).0.await
+    }
+
+    /// Like [`Self::pull`], and shows how far it is.
+    ///
+    /// # Errors
+    /// Where the name is none, or it is that of a built-in image.
+    pub fn pull_watched(
+        &self,
+        reference: &str,
+        credentials: &Credentials,
+    ) -> Result<(impl Future<Output = Result<Arc<Record>, ImageError>> + use<>, Arc<Progress>), ImageError> {
+        let name = Name::parse(reference)?;
+        let (pull, progress) = Pulls::join(&self.inner, &name, credentials);
+        Ok((pull, progress))
     }
 
     /// Deletes what nobody uses as it accumulates, and measures writable layers now and then; never returns.
@@ -381,12 +422,18 @@ impl Inner {
         Ok(())
     }
 
-    fn import(&self, path: &Path, reference: Option<&Name>) -> Result<Vec<Arc<Record>>, ImageError> {
+    fn import(
+        &self,
+        path: &Path,
+        reference: Option<&Name>,
+        progress: &Progress,
+    ) -> Result<Vec<Arc<Record>>, ImageError> {
         let archive = Archive::open(path, &self.content)?;
         let found = archive.images(&platform::host(), reference)?;
+        progress.begin(found.iter().flat_map(|image| &image.parsed.layers));
         let mut out = Vec::new();
         for image in &found {
-            out.push(self.commit(image, Origin::Import, |at| {
+            out.push(self.commit(image, Origin::Import, progress, |at| {
                 let name = image.layers.get(at).map(String::as_str).unwrap_or_default();
                 let missing = || ImageError::not_found(format!("layer {name:?} is not in the archive: not found"));
                 archive.file(name)?.ok_or_else(missing)
@@ -402,7 +449,7 @@ impl Inner {
             let here = self.catalogue().get(&image.parsed.config.digest);
             let is_whole = |record: &Arc<Record>| names.iter().all(|name| record.repo_tags().contains(name));
             if here.is_none_or(|record| !is_whole(&record)) {
-                self.commit(&image, Origin::Builtin, |_| layer.stream())?;
+                self.commit(&image, Origin::Builtin, &Progress::default(), |_| layer.stream())?;
             }
             // What an older program made has no name any more.
             let stale = |record: &Arc<Record>| record.source == Origin::Builtin && record.repo_tags().is_empty();
@@ -417,6 +464,7 @@ impl Inner {
         &self,
         image: &Found,
         source: Origin,
+        progress: &Progress,
         mut open: impl FnMut(usize) -> Result<R, ImageError>,
     ) -> Result<Arc<Record>, ImageError> {
         let parsed = &image.parsed;
@@ -424,9 +472,11 @@ impl Inner {
         let chains = chain_ids(&config.diff_ids);
         let mut lease = self.layers.lease();
         for (at, (chain, diff_id)) in chains.iter().zip(&config.diff_ids).enumerate() {
-            let what = || parsed.layers.get(at).map(|layer| layer.digest.to_string()).unwrap_or_default();
-            let extended = self.layers.extend(&mut lease, *chain, *diff_id, || open(at));
-            extended.map_err(|error| error.within(format!("layer {}", what())))?;
+            let digest = parsed.layers.get(at).map_or(*diff_id, |layer| layer.digest);
+            let watched = || Ok(Watched::new(open(at)?, digest, progress));
+            let extended = self.layers.extend(&mut lease, *chain, *diff_id, watched);
+            extended.map_err(|error| error.within(format!("layer {digest}")))?;
+            progress.enter(digest, Stage::Done, 0);
         }
         let merged = self.merged(lease.numbers())?;
         let now = now_ns();
@@ -480,9 +530,11 @@ fn now_ns() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
+pub mod export;
 mod folder;
 mod keep;
 mod pull;
+pub mod verify;
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@ use super::{
     config::EmbeddedConfig,
     errors::{RuntimeError, RuntimeResult},
     groups::KernelGroups,
-    images::{ImageStore, Settings, apply::Bounds, snapshots::Snapshotter},
+    images::{ImageStore, Settings, apply::Bounds, counter, snapshots::Snapshotter},
     launch::host,
     lost_networks, network as embedded_network,
     ports::Ports,
@@ -99,15 +99,34 @@ pub async fn open_counted(
     };
     let runtime = Runtime::with_lock(config, ports, facts, (around.tasks, around.stop.clone()), lock, metrics);
     count(registry, &runtime, &images, network);
-    let collected = images.clone();
-    let stop = around.stop;
-    runtime.shell.spawn(async move {
+    keep_images(&runtime, &images, around.stop);
+    Ok((runtime, images))
+}
+
+/// What images need while the runtime runs: collection, the directory of archives, people's orders.
+fn keep_images(runtime: &Arc<Runtime>, images: &ImageStore, stop: CancellationToken) {
+    let shell = &runtime.shell;
+    let (collected, watching, folder) = (images.clone(), images.clone(), shell.config.import_dir.clone());
+    let stopped = stop.clone();
+    shell.spawn(async move {
         tokio::select! {
             () = collected.collector() => {}
-            () = stop.cancelled() => {}
+            () = watching.watch_folder(&folder) => {}
+            () = stopped.cancelled() => {}
         }
     });
-    Ok((runtime, images))
+    let folder = counter::folder(&shell.layout.state);
+    shell.spawn(counter::serve(images.clone(), folder, shell.tasks.clone(), stop));
+}
+
+/// The images alone, where no runtime runs; nobody else has them while the lock is held.
+///
+/// # Errors
+/// A runtime runs, or the store cannot be opened.
+pub async fn images_alone(config: &EmbeddedConfig) -> RuntimeResult<(store::Lock, ImageStore)> {
+    let layout = Layout { root: config.root.clone(), state: config.state.clone() };
+    let lock = blocking(move || store::open(&layout)).await?;
+    Ok((lock, ImageStore::open(image_settings(config, None)?).await?))
 }
 
 /// Counts what the runtime holds whenever somebody asks, as long as it is there.

@@ -33,6 +33,7 @@ use crate::embedded::images::{
     compression::Unpacked,
     digest::{Digest, Hashing},
     error::{Attempt, ImageError, Kind as ErrorKind},
+    recipe::Noting,
     tar::reader::{Entry, Kind, Reader},
 };
 
@@ -52,6 +53,10 @@ pub struct Applied {
     pub bytes: u64,
     /// Entries.
     pub entries: u64,
+    /// Bytes of the unpacked stream.
+    pub stream: u64,
+    /// Whether it can be put together again from its files.
+    pub is_noted: bool,
 }
 
 /// A reader that counts.
@@ -70,21 +75,36 @@ impl<R: Read> Read for Counting<R> {
 
 /// When something was read and written.
 type Times = ((i64, u32), (i64, u32));
-type Stream<R> = Reader<Hashing<Unpacked<Counting<R>>>>;
+type Stream<R> = Reader<Noting<Hashing<Unpacked<Counting<R>>>>>;
 
 /// Unpacks a layer, packed in any way we know, into an existing directory.
 ///
 /// # Errors
 /// Where the stream is broken, beyond the bounds, or something cannot be written. The directory is half filled then.
 pub fn apply<R: Read>(packed: R, into: &Path, policy: &Policy) -> Result<Applied, ImageError> {
+    apply_noting(packed, into, policy, None)
+}
+
+/// Like [`apply`], and notes in a file how the stream is put together again.
+///
+/// # Errors
+/// Likewise.
+pub fn apply_noting<R: Read>(
+    packed: R,
+    into: &Path,
+    policy: &Policy,
+    recipe: Option<File>,
+) -> Result<Applied, ImageError> {
     let root = RootDir::open(into).attempt("open layer directory")?;
     let stream = Hashing::new(Unpacked::new(Counting { inner: packed, count: 0 })?);
-    let mut layer = Layer::new(root, policy, Reader::new(stream));
+    let mut layer = Layer::new(root, policy, Reader::new(Noting::new(stream, recipe)?));
     layer.run()?;
     layer.finish_folders()?;
     let totals = layer.totals;
-    let diff_id = layer.drain()?;
-    Ok(Applied { diff_id, bytes: totals.bytes, entries: totals.entries })
+    let (stream, is_noted) = layer.drain()?.finish()?;
+    let length = stream.length();
+    let (bytes, entries) = (totals.bytes, totals.entries);
+    Ok(Applied { diff_id: stream.finish(), bytes, entries, stream: length, is_noted })
 }
 
 struct Layer<'a, R: Read> {
@@ -131,7 +151,7 @@ impl<'a, R: Read> Layer<'a, R> {
     }
 
     fn check(&self) -> Result<(), ImageError> {
-        let stream = self.tar.get_ref();
+        let stream = self.tar.get_ref().inner();
         self.policy.bounds.check(self.totals, stream.inner().packed().count, stream.length())
     }
 
@@ -194,7 +214,7 @@ impl<'a, R: Read> Layer<'a, R> {
             self.folders.retain(|path, _| !is_at_or_below(path, &key));
         }
         match &entry.kind {
-            Kind::Regular => self.file(entry, at)?,
+            Kind::Regular => self.file(entry, at, &key)?,
             Kind::HardLink(_) => {
                 let (folder, name) = target.ok_or_else(|| ImageError::bad_content("hardlink target not found"))?;
                 rustix::fs::linkat(&folder, OsStr::from_bytes(&name), at.parent, at.name, AtFlags::empty())
@@ -241,13 +261,16 @@ impl<'a, R: Read> Layer<'a, R> {
         at.set_times(times.0, times.1).attempt("set times")
     }
 
-    fn file(&mut self, entry: &Entry, at: At<'_>) -> Result<(), ImageError> {
+    fn file(&mut self, entry: &Entry, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
         self.totals.bytes = self.totals.bytes.saturating_add(entry.length());
         // A claim alone is refused, before anything is written.
         self.check()?;
         let mut file = root::create_file(at).attempt("create file")?;
         match &entry.sparse {
-            None => self.piece(&mut file, entry.size)?,
+            None => {
+                self.tar.get_mut().file(key, entry.size);
+                self.piece(&mut file, entry.size)?;
+            }
             Some(map) => {
                 for (offset, length) in &map.pieces {
                     file.seek(SeekFrom::Start(*offset)).attempt("seek")?;
@@ -365,14 +388,14 @@ impl<'a, R: Read> Layer<'a, R> {
     }
 
     /// Reads what follows the archive, for the digest is of the whole stream.
-    fn drain(mut self) -> Result<Digest, ImageError> {
+    fn drain(mut self) -> Result<Noting<Hashing<Unpacked<Counting<R>>>>, ImageError> {
         let mut rest = std::mem::take(&mut self.buffer);
         let (totals, bounds) = (self.totals, self.policy.bounds);
         let mut stream = self.tar.into_inner();
         loop {
             match stream.read(&mut rest).map_err(|error| unreadable(&error))? {
-                0 => return Ok(stream.finish()),
-                _ => bounds.check(totals, stream.inner().packed().count, stream.length())?,
+                0 => return Ok(stream),
+                _ => bounds.check(totals, stream.inner().inner().packed().count, stream.inner().length())?,
             }
         }
     }

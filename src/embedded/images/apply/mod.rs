@@ -9,5 +9,5 @@ pub mod path;
 pub mod root;
 pub mod whiteouts;
 
-pub use layer::{Applied, apply};
+pub use layer::{Applied, apply, apply_noting};
 pub use limits::{Bounds, Form, Policy};

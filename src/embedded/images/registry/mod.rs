@@ -8,4 +8,4 @@ pub mod http;
 pub mod session;
 
 pub use auth::Credentials;
-pub use session::{Progress, Session};
+pub use session::Session;

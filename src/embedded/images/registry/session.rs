@@ -3,16 +3,7 @@
 //! The first place that resolves the name serves the manifest; content is asked of every place in turn. A blob goes to disk as it
 //! comes, hashed on the way, and a broken download goes on where it stopped. Behaviour: spec 09b §4.3.
 
-use std::{
-    fs::File,
-    io::Write,
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{fs::File, io::Write, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -30,21 +21,13 @@ use crate::embedded::images::{
     error::{ImageError, Kind},
     model::{self, DOCKER_LIST, DOCKER_MANIFEST, Descriptor, LONGEST_MANIFEST, OCI_INDEX, OCI_MANIFEST},
     names::{Name, Version},
+    progress::{Progress, Stage},
 };
 
 /// Pieces of a blob between network and disk.
 const PIECES: usize = 64;
 /// Downloads that may break off before a blob is given up.
 const BREAKS: u32 = 5;
-
-/// How far a pull is.
-#[derive(Debug, Default)]
-pub struct Progress {
-    /// Bytes of layers that are here.
-    pub done: AtomicU64,
-    /// Bytes of layers in all.
-    pub total: AtomicU64,
-}
 
 /// What a name led to.
 pub struct Resolved {
@@ -232,7 +215,7 @@ impl Session {
         if answer.status() == StatusCode::RANGE_NOT_SATISFIABLE {
             return Err(Refusal::Unavailable("range not satisfiable".into()));
         }
-        self.progress.done.fetch_add(hasher.length(), Ordering::Relaxed);
+        self.progress.enter(digest, Stage::Downloading, hasher.length());
         self.receive(answer.into_body(), file, hasher, entry).await
     }
 
@@ -255,7 +238,7 @@ impl Session {
                     Ok(Some(Ok(frame))) => frame,
                 };
                 if let Ok(piece) = frame.into_data() {
-                    self.progress.done.fetch_add(piece.len() as u64, Ordering::Relaxed);
+                    self.progress.add(entry.digest, piece.len() as u64);
                     if sender.send(piece).await.is_err() {
                         // Who writes has failed and says why.
                         return Ok(());

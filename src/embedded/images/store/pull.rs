@@ -28,6 +28,7 @@ use crate::embedded::images::{
     model::{self, Descriptor, LONGEST_CONFIG, LONGEST_MANIFEST, Top},
     names::Name,
     platform,
+    progress::{Progress, Shown, Stage},
     record::{Origin, Record},
     registry::{Credentials, Session, session::Resolved},
 };
@@ -39,6 +40,8 @@ const SLOTS: (usize, usize) = (6, 3);
 const DEEPEST: usize = 3;
 /// Disk that must be there for an image, besides thrice what is downloaded: bytes.
 const MARGIN: u64 = 64 << 20;
+/// How often a long pull tells how far it is.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 /// Longest wait for the next byte where the configuration sets none.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -48,7 +51,7 @@ type Work = BoxFuture<'static, Outcome>;
 /// Pulls that are under way.
 pub(super) struct Pulls {
     slots: Arc<Semaphore>,
-    running: Mutex<BTreeMap<(String, Digest), WeakShared<Work>>>,
+    running: Mutex<BTreeMap<(String, Digest), (WeakShared<Work>, Arc<Progress>)>>,
     blobs: Arc<Blobs>,
 }
 
@@ -106,23 +109,40 @@ impl Pulls {
     }
 
     /// Joins the pull of that name and credentials, or begins it.
-    pub(super) fn join(inner: &Arc<Inner>, name: &Name, credentials: &Credentials) -> Shared<Work> {
+    pub(super) fn join(inner: &Arc<Inner>, name: &Name, credentials: &Credentials) -> (Shared<Work>, Arc<Progress>) {
         let mut running = inner.pulls.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.retain(|_, pull| pull.upgrade().is_some_and(|pull| pull.peek().is_none()));
+        running.retain(|_, (pull, _)| pull.upgrade().is_some_and(|pull| pull.peek().is_none()));
         let key = (name.to_string(), credentials.key());
-        if let Some(pull) = running.get(&key).and_then(WeakShared::upgrade) {
-            return pull;
+        if let Some((pull, progress)) = running.get(&key)
+            && let Some(pull) = pull.upgrade()
+        {
+            return (pull, Arc::clone(progress));
         }
-        let work = pull(Arc::clone(inner), name.clone(), credentials.clone()).boxed().shared();
+        let progress: Arc<Progress> = Arc::default();
+        let work = pull(Arc::clone(inner), name.clone(), credentials.clone(), Arc::clone(&progress)).boxed().shared();
         if let Some(weak) = work.downgrade() {
-            running.insert(key, weak);
+            running.insert(key, (weak, Arc::clone(&progress)));
         }
-        work
+        (work, progress)
     }
 }
 
-async fn pull(inner: Arc<Inner>, name: Name, credentials: Credentials) -> Outcome {
-    let result = pull_now(&inner, &name, &credentials).await;
+async fn pull(inner: Arc<Inner>, name: Name, credentials: Credentials, progress: Arc<Progress>) -> Outcome {
+    let result = {
+        let mut work = std::pin::pin!(pull_now(&inner, &name, &credentials, &progress, Known::Taken));
+        loop {
+            match tokio::time::timeout(TELL_EVERY, &mut work).await {
+                Ok(result) => break result,
+                Err(_) => {
+                    let shown = progress.shown();
+                    let sum = |of: fn(&Shown) -> u64| shown.iter().map(of).fold(0u64, u64::saturating_add);
+                    let done = shown.iter().filter(|layer| layer.stage == Stage::Done).count();
+                    let (bytes, of) = (sum(|layer| layer.done), sum(|layer| layer.size));
+                    info!(image = %name, bytes, of, layersDone = done, layers = shown.len(), "Pulling");
+                }
+            }
+        }
+    };
     // Packed layers are of no use any more, whatever became of them.
     inner.garbage.notify_one();
     result.map_err(|error| {
@@ -136,8 +156,23 @@ async fn pull(inner: Arc<Inner>, name: Name, credentials: Credentials) -> Outcom
     })
 }
 
-async fn pull_now(inner: &Arc<Inner>, name: &Name, credentials: &Credentials) -> Outcome {
-    let session = {
+/// What an image means that is here already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// Nothing needs to be fetched.
+    Taken,
+    /// It is broken: what is missing of it is fetched.
+    Fetched,
+}
+
+pub(super) async fn pull_now(
+    inner: &Arc<Inner>,
+    name: &Name,
+    credentials: &Credentials,
+    progress: &Arc<Progress>,
+    known: Known,
+) -> Outcome {
+    let mut session = {
         let (inner, name, credentials) = (Arc::clone(inner), name.clone(), credentials.clone());
         blocking(move || {
             let settings = &inner.settings;
@@ -147,11 +182,14 @@ async fn pull_now(inner: &Arc<Inner>, name: &Name, credentials: &Credentials) ->
         })
         .await?
     };
+    session.progress = Arc::clone(progress);
     let resolved = session.resolve().await?;
     let (here, names) = (Arc::clone(inner), name.clone());
     let target = resolved.target.digest;
     // The registry has just let this caller have it.
-    if let Some(known) = blocking(move || here.refer(&names, target)).await? {
+    if known == Known::Taken
+        && let Some(known) = blocking(move || here.refer(&names, target)).await?
+    {
         return Ok(known);
     }
     let found = documents(&session, resolved, name).await?;
@@ -194,8 +232,7 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
     };
     let wanted: Vec<Descriptor> = found.parsed.layers.iter().skip(known).cloned().collect();
     inner.guard_disk(&wanted)?;
-    let total = wanted.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.size));
-    session.progress.total.store(total, std::sync::atomic::Ordering::Relaxed);
+    session.progress.begin(&found.parsed.layers);
     let _hold = inner.pulls.blobs.hold(wanted.iter().map(|layer| layer.digest).collect());
     let (senders, receivers): (Vec<_>, Vec<_>) = wanted.iter().map(|_| oneshot::channel::<()>()).unzip();
     let downloads = stream::iter(wanted.into_iter().zip(senders))
@@ -212,10 +249,10 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
         .buffer_unordered(SLOTS.1)
         .try_collect::<()>();
     let unpacking = {
-        let (inner, found) = (Arc::clone(inner), found.clone());
+        let (inner, found, progress) = (Arc::clone(inner), found.clone(), Arc::clone(&session.progress));
         blocking(move || {
             let mut receivers = receivers.into_iter().map(Some).collect::<Vec<_>>();
-            let record = inner.commit(&found, Origin::Pull, |at| {
+            let record = inner.commit(&found, Origin::Pull, &progress, |at| {
                 let gone = || ImageError::new(Kind::Cancelled, "pull was cancelled");
                 let slot = at.checked_sub(known).and_then(|at| receivers.get_mut(at)).and_then(Option::take);
                 slot.ok_or_else(gone)?.blocking_recv().map_err(|_| gone())?;

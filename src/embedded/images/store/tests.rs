@@ -32,7 +32,7 @@ pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// An OCI archive with one image of these layers.
-fn oci(name: &str, layers: &[Vec<u8>], user: &str) -> Vec<u8> {
+pub(super) fn oci(name: &str, layers: &[Vec<u8>], user: &str) -> Vec<u8> {
     let diff_ids: Vec<Digest> = layers.iter().map(|layer| Digest::of(layer)).collect();
     let packed: Vec<Vec<u8>> = layers.iter().map(|layer| gzip(layer)).collect();
     let machine = platform::host();
@@ -65,11 +65,11 @@ fn oci(name: &str, layers: &[Vec<u8>], user: &str) -> Vec<u8> {
     builder.into_inner().expect("in memory")
 }
 
-async fn opened(root: &Path) -> ImageStore {
+pub(super) async fn opened(root: &Path) -> ImageStore {
     ImageStore::open(Settings::new(root)).await.expect("opens")
 }
 
-async fn imported(store: &ImageStore, folder: &Path, bytes: &[u8]) -> Vec<Arc<Record>> {
+pub(super) async fn imported(store: &ImageStore, folder: &Path, bytes: &[u8]) -> Vec<Arc<Record>> {
     let path = folder.join("archive.tar");
     fs::write(&path, bytes).expect("writable");
     store.import(&path, None).await.expect("imports")

@@ -1,0 +1,98 @@
+//! How far an order is: a bar for each layer on a terminal, a line for each layer that is done elsewhere.
+
+use std::io::IsTerminal;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::table;
+use crate::embedded::images::progress::{Shown, Stage};
+
+/// Digits of a digest that are shown.
+const SHORT: usize = 12;
+const BAR: &str = "{prefix} {bar:24} {bytes:>10} of {total_bytes:<10} {msg}";
+const WORDS: &str = "{prefix} {msg}";
+
+/// Where it is shown.
+enum Form {
+    Nowhere,
+    Lines,
+    Bars(MultiProgress),
+}
+
+/// What was shown so far.
+pub(super) struct Bars {
+    form: Form,
+    layers: Vec<(ProgressBar, Option<Stage>)>,
+}
+
+impl Bars {
+    pub(super) fn new(quiet: bool) -> Self {
+        let form = match quiet {
+            true => Form::Nowhere,
+            false if std::io::stderr().is_terminal() => {
+                Form::Bars(MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
+            }
+            false => Form::Lines,
+        };
+        Self { form, layers: Vec::new() }
+    }
+
+    pub(super) fn show(&mut self, layers: &[Shown]) {
+        for (at, layer) in layers.iter().enumerate() {
+            if at == self.layers.len() {
+                self.layers.push((self.bar(layer), None));
+            }
+            let Some((bar, stage)) = self.layers.get_mut(at) else { continue };
+            let is_new = *stage != Some(layer.stage);
+            *stage = Some(layer.stage);
+            match self.form {
+                Form::Nowhere => {}
+                Form::Lines if is_new && layer.stage == Stage::Done => {
+                    eprintln!("{}: done ({})", short(layer), table::size(layer.size));
+                }
+                Form::Lines => {}
+                Form::Bars(_) => {
+                    if is_new {
+                        bar.set_style(style(layer.stage));
+                        bar.set_message(word(layer.stage));
+                    }
+                    bar.set_position(layer.done);
+                    if is_new && layer.stage == Stage::Done {
+                        bar.abandon();
+                    }
+                }
+            }
+        }
+    }
+
+    fn bar(&self, layer: &Shown) -> ProgressBar {
+        let Form::Bars(all) = &self.form else { return ProgressBar::hidden() };
+        all.add(ProgressBar::new(layer.size)).with_prefix(short(layer)).with_style(style(layer.stage))
+    }
+
+    /// Nothing more comes.
+    pub(super) fn end(&mut self) {
+        self.layers.iter().for_each(|(bar, _)| bar.abandon());
+    }
+}
+
+fn short(layer: &Shown) -> String {
+    layer.digest.hex().chars().take(SHORT).collect()
+}
+
+fn style(stage: Stage) -> ProgressStyle {
+    let template = if matches!(stage, Stage::Waiting | Stage::Done) { WORDS } else { BAR };
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    style.progress_chars("=> ")
+}
+
+fn word(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Waiting => "waiting",
+        Stage::Downloading => "downloading",
+        Stage::Unpacking => "unpacking",
+        Stage::Writing => "writing",
+        Stage::Checking => "checking",
+        Stage::Done => "done",
+    }
+}

@@ -1,0 +1,135 @@
+//! Archives that come in and go out, as descriptors that can be handed on.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, IsTerminal},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileTypeExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+    thread::JoinHandle,
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::{
+    fs::{Mode, OFlags},
+    pipe::PipeFlags,
+};
+
+use crate::embedded::config::EmbeddedConfig;
+
+/// An archive or a directory. What cannot be read twice is copied first: whoever imports must not wait for a pipe.
+pub(super) fn archive(path: &Path, config: &EmbeddedConfig) -> Result<File> {
+    if path != Path::new("-") {
+        let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
+        let kind = file.metadata()?.file_type();
+        return match kind {
+            _ if kind.is_dir() || kind.is_file() => Ok(file),
+            _ if kind.is_fifo() => copied(&mut File::open(path)?, config),
+            _ => bail!("neither a file nor a directory"),
+        };
+    }
+    let stdin = io::stdin();
+    if stdin.is_terminal() {
+        bail!("an archive is expected on standard input, which is a terminal");
+    }
+    copied(&mut stdin.lock(), config)
+}
+
+/// In a file without a name, which goes with us.
+fn copied(from: &mut impl io::Read, config: &EmbeddedConfig) -> Result<File> {
+    let temporary = std::env::temp_dir();
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let open = |folder: &Path| rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR);
+    let file = open(&config.root).or_else(|_| open(&temporary));
+    let mut file = File::from(file.with_context(|| format!("make a file in {}", temporary.display()))?);
+    io::copy(from, &mut file).context("copy the archive")?;
+    Ok(file)
+}
+
+/// Where an archive goes.
+pub(super) enum Target {
+    /// Into a file that gets its name when it is whole.
+    File(Unfinished),
+    /// To standard output, as it is.
+    Output,
+    /// To standard output, through a pipe that does not block.
+    Pipe(OwnedFd, JoinHandle<io::Result<u64>>),
+}
+
+/// A file that is deleted unless it is finished.
+pub(super) struct Unfinished {
+    file: File,
+    path: PathBuf,
+    target: PathBuf,
+    is_finished: bool,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // Why it was not finished is what is told.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Target {
+    /// A file, or standard output where that is no terminal.
+    pub(super) fn open(path: Option<&Path>) -> Result<Self> {
+        if let Some(path) = path.filter(|path| *path != Path::new("-")) {
+            return unfinished(path).map(Self::File).with_context(|| path.display().to_string());
+        }
+        let stdout = io::stdout();
+        if stdout.is_terminal() {
+            bail!("standard output is a terminal: use -o, or redirect it");
+        }
+        let is_file = File::from(rustix::io::dup(&stdout)?).metadata()?.is_file();
+        if is_file {
+            return Ok(Self::Output);
+        }
+        let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        // Only our end must not block: the other is read by a thread of its own.
+        rustix::fs::fcntl_setfl(&write, OFlags::NONBLOCK)?;
+        let copy = std::thread::spawn(move || io::copy(&mut File::from(read), &mut io::stdout().lock()));
+        Ok(Self::Pipe(write, copy))
+    }
+
+    /// What is to be written to.
+    pub(super) fn file(&self) -> Result<File> {
+        Ok(match self {
+            Self::File(unfinished) => unfinished.file.try_clone()?,
+            Self::Output => File::from(rustix::io::dup(io::stdout())?),
+            Self::Pipe(write, _) => File::from(write.try_clone()?),
+        })
+    }
+
+    /// All of it was written.
+    pub(super) fn finish(self) -> Result<()> {
+        match self {
+            Self::File(mut unfinished) => {
+                let (from, to) = (&unfinished.path, &unfinished.target);
+                fs::rename(from, to).with_context(|| to.display().to_string())?;
+                unfinished.is_finished = true;
+            }
+            Self::Output => {}
+            Self::Pipe(write, copy) => {
+                drop(write);
+                let copied = copy.join().map_err(|_| anyhow::anyhow!("nobody copied the archive"))?;
+                copied.context("write to standard output")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unfinished(target: &Path) -> Result<Unfinished> {
+    if target.is_dir() {
+        bail!("is a directory");
+    }
+    let name = target.file_name().context("is no name of a file")?.to_string_lossy().into_owned();
+    let path = target.with_file_name(format!(".{name}.{}", std::process::id()));
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+    Ok(Unfinished { file, path, target: target.to_owned(), is_finished: false })
+}

@@ -1,0 +1,312 @@
+//! `berth images`: the embedded runtime's images, asked of the runtime where it runs, else of its store.
+
+mod bars;
+mod door;
+mod files;
+mod table;
+
+use std::{
+    io::{self, Read, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+
+use self::{bars::Bars, door::Answer};
+use crate::embedded::{
+    config::EmbeddedConfig,
+    images::orders::{Image, Order, Told},
+    settings,
+};
+
+/// Longest password that is read from standard input, bytes.
+const LONGEST_PASSWORD: u64 = 64 << 10;
+/// What a shell tells of a program that was interrupted.
+const INTERRUPTED: u8 = 130;
+
+#[derive(Subcommand, Debug)]
+pub(super) enum Command {
+    /// List the images of this machine
+    #[command(visible_alias = "ls")]
+    List(List),
+    /// Bring images here from their registries
+    Pull(Pull),
+    /// Import the images of archives (OCI layouts, docker save; packed or not)
+    Import(Import),
+    /// Write images into an archive that berth, ctr and docker import
+    Export(Export),
+    /// Remove images, with all their names
+    #[command(visible_alias = "rm")]
+    Remove(Remove),
+    /// Check that images are what they were
+    Verify(Verify),
+}
+
+#[derive(Args, Debug)]
+pub(super) struct List {
+    /// Only this image: a name, an id or its beginning
+    image: Option<String>,
+    /// How to show them
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    /// Only ids
+    #[arg(short, long, conflicts_with = "output")]
+    quiet: bool,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Output {
+    /// A line for each name
+    #[default]
+    Table,
+    /// With digests, platform and origin
+    Wide,
+    /// Everything, for programs
+    Json,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Pull {
+    /// Their names
+    #[arg(required = true, value_name = "IMAGE")]
+    images: Vec<String>,
+    /// Who asks the registry
+    #[arg(short, long, value_name = "NAME[:PASSWORD]")]
+    user: Option<String>,
+    /// Read the password from standard input
+    #[arg(long, requires = "user")]
+    password_stdin: bool,
+    /// Only ids, no progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Import {
+    /// Archives, directories with an OCI layout, or - for standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// What the images are called, whatever the archive says
+    #[arg(long = "ref", value_name = "NAME")]
+    name: Option<String>,
+    /// Only ids, no progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Export {
+    /// Names or ids
+    #[arg(required = true, value_name = "IMAGE")]
+    images: Vec<String>,
+    /// Where to write; standard output where it is no terminal
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// No progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Remove {
+    /// Names, ids or their beginnings
+    #[arg(required = true, value_name = "IMAGE")]
+    images: Vec<String>,
+    /// An image that is not here is no error
+    #[arg(long)]
+    ignore_not_found: bool,
+    /// Tell nothing
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Verify {
+    /// Fetch again what is broken
+    #[arg(long)]
+    repair: bool,
+    /// No progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Carries a command out; the exit code tells whether all of it was done.
+pub(super) fn run(command: Command) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = runtime.block_on(async {
+        tokio::select! {
+            outcome = carry_out(command) => outcome.unwrap_or_else(|error| {
+                eprintln!("error: {error:#}");
+                ExitCode::FAILURE
+            }),
+            _ = tokio::signal::ctrl_c() => ExitCode::from(INTERRUPTED),
+        }
+    });
+    // Whatever still reads or writes ends with us.
+    runtime.shutdown_background();
+    code
+}
+
+async fn carry_out(command: Command) -> Result<ExitCode> {
+    let config = settings::read().map_err(anyhow::Error::msg)?;
+    match command {
+        Command::List(wanted) => list(&config, &wanted).await,
+        Command::Pull(wanted) => pull(&config, wanted).await,
+        Command::Import(wanted) => import(&config, &wanted).await,
+        Command::Export(wanted) => export(&config, wanted).await,
+        Command::Remove(wanted) => remove(&config, &wanted).await,
+        Command::Verify(wanted) => verify(&config, &wanted).await,
+    }
+}
+
+/// One order, with bars while it is carried out; the images that were told.
+async fn ordered(config: &EmbeddedConfig, order: Order, file: Option<std::fs::File>, quiet: bool) -> Result<Answer> {
+    let mut bars = Bars::new(quiet);
+    let answer = door::order(config, order, file, |shown| bars.show(&shown)).await;
+    bars.end();
+    answer
+}
+
+async fn list(config: &EmbeddedConfig, wanted: &List) -> Result<ExitCode> {
+    let name = wanted.image.clone().unwrap_or_default();
+    let images = ordered(config, Order::List { name: name.clone() }, None, true).await?.images()?;
+    if images.is_empty() && !name.is_empty() {
+        bail!("image {name:?}: not found");
+    }
+    let text = match wanted.output {
+        _ if wanted.quiet => images.iter().map(|image| format!("{}\n", image.id)).collect(),
+        Output::Table => table::narrow(&images, jiff::Timestamp::now()),
+        Output::Wide => table::wide(&images, jiff::Timestamp::now()),
+        Output::Json => format!("{}\n", serde_json::to_string_pretty(&serde_json::json!({ "images": images }))?),
+    };
+    print(&text)
+}
+
+async fn pull(config: &EmbeddedConfig, wanted: Pull) -> Result<ExitCode> {
+    let (user, mut password) = match wanted.user.as_deref().map(|user| user.split_once(':').unwrap_or((user, ""))) {
+        Some((user, password)) => (user.to_owned(), password.to_owned()),
+        None => (String::new(), String::new()),
+    };
+    if wanted.password_stdin {
+        password.clear();
+        io::stdin().take(LONGEST_PASSWORD).read_to_string(&mut password).context("read the password")?;
+        password.truncate(password.trim_end_matches(['\r', '\n']).len());
+    }
+    each(&wanted.images, async |name| {
+        if !wanted.quiet {
+            eprintln!("pulling {name}");
+        }
+        let order = Order::Pull { name: name.clone(), user: user.clone(), password: password.clone() };
+        told_images("pulled", ordered(config, order, None, wanted.quiet).await?.images()?, wanted.quiet)
+    })
+    .await
+}
+
+async fn import(config: &EmbeddedConfig, wanted: &Import) -> Result<ExitCode> {
+    each(&wanted.files, async |path| {
+        let shown = path.display();
+        let archive = files::archive(path, config).with_context(|| shown.to_string())?;
+        if !wanted.quiet {
+            eprintln!("importing {shown}");
+        }
+        let order = Order::Import { name: wanted.name.clone() };
+        let answer = ordered(config, order, Some(archive), wanted.quiet).await?;
+        told_images("imported", answer.images().with_context(|| shown.to_string())?, wanted.quiet)
+    })
+    .await
+}
+
+async fn export(config: &EmbeddedConfig, wanted: Export) -> Result<ExitCode> {
+    let target = files::Target::open(wanted.output.as_deref())?;
+    let order = Order::Export { names: wanted.images };
+    ordered(config, order, Some(target.file()?), wanted.quiet).await?.done()?;
+    target.finish()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn remove(config: &EmbeddedConfig, wanted: &Remove) -> Result<ExitCode> {
+    each(&wanted.images, async |name| {
+        let answer = ordered(config, Order::Remove { name: name.clone() }, None, true).await?;
+        if answer.is_unknown() && wanted.ignore_not_found {
+            return Ok(());
+        }
+        for image in answer.images()? {
+            let names = image.repo_tags.iter().chain(&image.repo_digests).map(|name| format!("untagged: {name}\n"));
+            if !wanted.quiet {
+                print(&format!("{}deleted: {}\n", names.collect::<String>(), image.id))?;
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+async fn verify(config: &EmbeddedConfig, wanted: &Verify) -> Result<ExitCode> {
+    let answer = ordered(config, Order::Verify { repair: wanted.repair }, None, wanted.quiet).await?;
+    let (mut broken, mut is_whole) = (0, true);
+    for told in answer.told()? {
+        match told {
+            Told::Broken { image, cause, mended } => {
+                broken += 1;
+                is_whole &= matches!(mended, Some(Ok(())));
+                let fate = match mended {
+                    None => String::new(),
+                    Some(Ok(())) => " (mended)".to_owned(),
+                    Some(Err(why)) => format!(" (not mended: {why})"),
+                };
+                print(&format!("{image}: {cause}{fate}\n"))?;
+            }
+            Told::Verified(images, layers) => {
+                print(&format!("{images} images of {layers} layers, {broken} broken\n"))?;
+            }
+            _ => {}
+        }
+    }
+    if !is_whole && !wanted.repair {
+        eprintln!("`berth images verify --repair` fetches again what is broken");
+    }
+    Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// One after the other; one that fails does not keep the others.
+async fn each<T>(all: &[T], one: impl AsyncFn(&T) -> Result<()>) -> Result<ExitCode> {
+    let mut code = ExitCode::SUCCESS;
+    for item in all {
+        if let Err(error) = one(item).await {
+            eprintln!("error: {error:#}");
+            code = ExitCode::FAILURE;
+        }
+    }
+    Ok(code)
+}
+
+fn told_images(what: &str, images: Vec<Image>, quiet: bool) -> Result<()> {
+    for image in images {
+        let line = if quiet {
+            format!("{}\n", image.id)
+        } else {
+            let names = image.repo_tags.iter().chain(&image.repo_digests);
+            let name = names.into_iter().next().map_or("an image without a name", String::as_str);
+            format!("{what} {name} ({}, {})\n", image.id, table::size(image.size))
+        };
+        print(&line)?;
+    }
+    Ok(())
+}
+
+/// A reader that has seen enough is no failure.
+fn print(text: &str) -> Result<ExitCode> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}

@@ -1,0 +1,143 @@
+//! How far work on an image is, layer by layer: for people who wait, and for the log.
+
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU8, AtomicU64, Ordering},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{digest::Digest, model::Descriptor};
+
+/// What is being done with a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// Nothing yet.
+    Waiting,
+    /// It comes from a registry.
+    Downloading,
+    /// It becomes files.
+    Unpacking,
+    /// It goes into an archive.
+    Writing,
+    /// Its files are read again.
+    Checking,
+    /// Nothing is left to do.
+    Done,
+}
+
+const STAGES: [Stage; 6] =
+    [Stage::Waiting, Stage::Downloading, Stage::Unpacking, Stage::Writing, Stage::Checking, Stage::Done];
+
+/// A layer as it is shown.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Shown {
+    /// Its digest.
+    pub digest: Digest,
+    /// Bytes in all.
+    pub size: u64,
+    /// Bytes so far, of what is being done.
+    pub done: u64,
+    /// What is being done.
+    pub stage: Stage,
+}
+
+#[derive(Debug)]
+struct Layer {
+    digest: Digest,
+    size: u64,
+    done: AtomicU64,
+    stage: AtomicU8,
+}
+
+/// Shared by who works and who watches; its layers are known once the manifest is.
+#[derive(Debug, Default)]
+pub struct Progress(OnceLock<Vec<Layer>>);
+
+impl Progress {
+    /// These layers are to be worked on. Only the first call counts.
+    pub fn begin<'a>(&self, layers: impl IntoIterator<Item = &'a Descriptor>) {
+        let layer = |layer: &Descriptor| Layer {
+            digest: layer.digest,
+            size: layer.size,
+            done: AtomicU64::new(0),
+            stage: AtomicU8::new(0),
+        };
+        self.0.get_or_init(|| layers.into_iter().map(layer).collect());
+    }
+
+    fn layers(&self, digest: Digest) -> impl Iterator<Item = &Layer> {
+        self.0.get().into_iter().flatten().filter(move |layer| layer.digest == digest)
+    }
+
+    /// Something else is done with a layer from now on, beginning at so many bytes.
+    pub fn enter(&self, digest: Digest, stage: Stage, done: u64) {
+        let number = STAGES.iter().position(|known| *known == stage).unwrap_or_default();
+        for layer in self.layers(digest) {
+            layer.done.store(if stage == Stage::Done { layer.size } else { done }, Ordering::Relaxed);
+            layer.stage.store(u8::try_from(number).unwrap_or_default(), Ordering::Relaxed);
+        }
+    }
+
+    /// More of a layer.
+    pub fn add(&self, digest: Digest, bytes: u64) {
+        for layer in self.layers(digest) {
+            layer.done.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// All layers, from the bottom; none before they are known.
+    pub fn shown(&self) -> Vec<Shown> {
+        let shown = |layer: &Layer| Shown {
+            digest: layer.digest,
+            size: layer.size,
+            done: layer.done.load(Ordering::Relaxed).min(layer.size),
+            stage: STAGES.get(usize::from(layer.stage.load(Ordering::Relaxed))).copied().unwrap_or(Stage::Waiting),
+        };
+        self.0.get().into_iter().flatten().map(shown).collect()
+    }
+}
+
+/// Counts what is read of a layer.
+pub struct Watched<'a, R> {
+    inner: R,
+    digest: Digest,
+    progress: &'a Progress,
+}
+
+impl<'a, R> Watched<'a, R> {
+    /// Around what a layer is read from.
+    pub fn new(inner: R, digest: Digest, progress: &'a Progress) -> Self {
+        progress.enter(digest, Stage::Unpacking, 0);
+        Self { inner, digest, progress }
+    }
+}
+
+impl<R: std::io::Read> std::io::Read for Watched<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.progress.add(self.digest, count as u64);
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_watched_by_their_digest() {
+        let progress = Progress::default();
+        let layer = |text: &str| Descriptor::of("x", text.as_bytes());
+        let (a, b) = (layer("four"), layer("longer"));
+        progress.add(a.digest, 3);
+        assert!(progress.shown().is_empty(), "not known yet");
+        progress.begin([&a, &b, &a]);
+        progress.enter(a.digest, Stage::Downloading, 1);
+        progress.add(a.digest, 9);
+        progress.enter(b.digest, Stage::Done, 0);
+        let shown: Vec<_> = progress.shown().into_iter().map(|layer| (layer.done, layer.size, layer.stage)).collect();
+        assert_eq!(shown, [(4, 4, Stage::Downloading), (6, 6, Stage::Done), (4, 4, Stage::Downloading)]);
+    }
+}

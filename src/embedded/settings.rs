@@ -1,0 +1,37 @@
+//! Where the runtime's settings are: section `embeddedRuntime` of our own configuration file. Blocking: reads a small file.
+//!
+//! Behaviour: spec 09 §5.
+
+use std::path::PathBuf;
+
+use super::config::EmbeddedConfig;
+
+/// Names another file with the runtime's settings.
+const FILE_VARIABLE: &str = "BERTH_CONFIG";
+/// Where they are else; a file that is missing says nothing.
+const FILE: &str = "/etc/berth/config.yaml";
+/// The section.
+const SECTION: &str = "embeddedRuntime";
+
+/// The runtime's settings.
+///
+/// # Errors
+/// Names the file and the field.
+pub fn read() -> Result<EmbeddedConfig, String> {
+    let path = std::env::var_os(FILE_VARIABLE).map_or_else(|| PathBuf::from(FILE), PathBuf::from);
+    let text = match std::fs::read_to_string(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(EmbeddedConfig::default()),
+        other => other.map_err(|e| format!("read {}: {e}", path.display()))?,
+    };
+    let told = |cause: String| format!("{}: {cause}", path.display());
+    let sections: serde_json::Map<String, serde_json::Value> =
+        serde_saphyr::from_str(&text).map_err(|e| told(e.to_string()))?;
+    let mut config = EmbeddedConfig::default();
+    for (name, section) in sections {
+        match name.as_str() {
+            SECTION => config = EmbeddedConfig::read(section).map_err(told)?,
+            other => return Err(told(format!("unknown field `{other}`, expected `{SECTION}`"))),
+        }
+    }
+    Ok(config)
+}
