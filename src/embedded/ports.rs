@@ -1,7 +1,7 @@
 //! What the services ask of the parts that touch the machine; each has a fake that keeps the contract.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
@@ -149,6 +149,8 @@ pub struct Planned {
     pub user: (u32, u32, Vec<u32>),
     /// What it may do with devices.
     pub devices: Vec<Rule>,
+    /// Identities of the images that are mounted into it, by path.
+    pub mounted: BTreeMap<String, String>,
 }
 
 /// Decides what shims carry out.
@@ -228,6 +230,12 @@ pub trait Network: Send + Sync {
 
     /// Why pods cannot be connected; `None` where they can.
     async fn trouble(&self) -> Option<String>;
+
+    /// What limits pods' networks although they work.
+    async fn warning(&self) -> Option<String>;
+
+    /// Why the configuration of plugins cannot be used; `OK` where it can.
+    fn last_cni_load(&self) -> String;
 
     /// The node's range of addresses for pods.
     ///

@@ -56,6 +56,7 @@ pub fn container(id: &str) -> Container {
         stop_signal: 15,
         user: (0, 0, vec![0]),
         group: "/berth/c".to_owned(),
+        mounted: std::collections::BTreeMap::new(),
     };
     Container {
         meta: Arc::new(meta),

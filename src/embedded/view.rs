@@ -1,6 +1,6 @@
 //! What the CRI is told of sandboxes and containers. Pure. Behaviour: spec 09a §1, §2.1, §3.2.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::{
     container::{Container, Phase},
@@ -90,7 +90,7 @@ pub fn container_status(container: &Container) -> cri::ContainerStatus {
         image_id: meta.image_id.clone(),
         labels: config.labels.clone(),
         annotations: config.annotations.clone(),
-        mounts: config.mounts.clone(),
+        mounts: config.mounts.iter().map(|mount| mounted(mount, &meta.mounted)).collect(),
         log_path: meta.log_path.as_ref().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
         resources: container
             .resources
@@ -112,6 +112,15 @@ pub fn container_status(container: &Container) -> cri::ContainerStatus {
             ..status
         },
     }
+}
+
+/// A mount as it was asked for; one of an image says which image that is.
+fn mounted(mount: &cri::Mount, images: &BTreeMap<String, String>) -> cri::Mount {
+    let mut told = mount.clone();
+    if let (Some(image), Some(id)) = (&mut told.image, images.get(&mount.container_path)) {
+        image.image_ref.clone_from(id);
+    }
+    told
 }
 
 /// Statuses of all containers of a sandbox, newest first.

@@ -319,7 +319,9 @@ impl Planner for Fakes {
             longest_record: 0,
             limit_ms: 1000,
         };
-        Ok(Planned { plan, user: (0, 0, vec![0]), devices: Vec::new() })
+        let images = ask.config.mounts.iter().filter(|mount| mount.image.is_some());
+        let mounted = images.map(|mount| (mount.container_path.clone(), "sha256:1".to_owned())).collect();
+        Ok(Planned { plan, user: (0, 0, vec![0]), devices: Vec::new(), mounted })
     }
 
     fn exec(&self, container: &LaunchPlan, exec: &str, args: &[String], _: bool) -> RuntimeResult<ExecPlan> {
@@ -363,6 +365,14 @@ impl Network for Fakes {
 
     async fn trouble(&self) -> Option<String> {
         self.0.no_network.lock().expect("whole").clone()
+    }
+
+    async fn warning(&self) -> Option<String> {
+        Some("a warning".to_owned())
+    }
+
+    fn last_cni_load(&self) -> String {
+        "OK".to_owned()
     }
 
     async fn set_ranges(&self, _: &str) -> RuntimeResult<()> {

@@ -15,6 +15,7 @@ use berth::{
     embedded::{
         config::{EmbeddedConfig, NetworkConfig},
         cri as services,
+        images::ImageStore,
         parts::{self, Surroundings},
     },
     proto::cri::{self, runtime_service_client::RuntimeServiceClient},
@@ -36,6 +37,7 @@ use tonic::transport::{Channel, Endpoint};
 #[allow(dead_code, reason = "only the archive is made here")]
 mod image;
 
+mod changes;
 mod network;
 mod stats;
 
@@ -129,6 +131,7 @@ pub fn on_a_machine<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Place)
 pub struct Daemon {
     pub rpc: RuntimeServiceClient<Channel>,
     pub runtime: Arc<berth::embedded::runtime::Runtime>,
+    pub images: ImageStore,
     pub stop: CancellationToken,
 }
 
@@ -168,7 +171,7 @@ pub async fn daemon_with(place: &Path, builtin: Builtin) -> Daemon {
         async move { memory.connect().await.map(TokioIo::new) }
     });
     let channel = Endpoint::from_static("http://memory").connect_with_connector_lazy(connector);
-    Daemon { rpc: RuntimeServiceClient::new(channel), runtime, stop }
+    Daemon { rpc: RuntimeServiceClient::new(channel), runtime, images, stop }
 }
 
 pub fn pod(place: &Path, name: &str) -> cri::PodSandboxConfig {

@@ -20,6 +20,8 @@ pub struct Image<'a> {
     pub command: &'a [&'a str],
     /// `USER`, empty for none.
     pub user: &'a str,
+    /// `VOLUME`s.
+    pub volumes: &'a [&'a str],
     /// More files: path, content, mode.
     pub files: &'a [(&'a str, Vec<u8>, u32)],
 }
@@ -27,7 +29,7 @@ pub struct Image<'a> {
 impl<'a> Image<'a> {
     /// busybox with its applets under `/bin`.
     pub fn busybox(name: &'a str) -> Self {
-        Self { name, entrypoint: &[], command: &["sh"], user: "", files: &[] }
+        Self { name, entrypoint: &[], command: &["sh"], user: "", volumes: &[], files: &[] }
     }
 
     /// The sandbox image: a sleep without end.
@@ -54,11 +56,13 @@ pub fn write_archive(images: &[Image<'_>], target: &Path) -> io::Result<()> {
     let mut manifests = Vec::new();
     for image in images {
         let layer = layer(&busybox, image)?;
+        let volumes = image.volumes.iter().map(|path| ((*path).to_owned(), serde_json::json!({})));
+        let volumes: serde_json::Map<_, _> = volumes.collect();
         let config = serde_json::to_vec(&serde_json::json!({
             "architecture": architecture(), "os": "linux",
             "config": {
                 "Entrypoint": image.entrypoint, "Cmd": image.command, "User": image.user,
-                "Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"],
+                "Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"], "Volumes": volumes,
             },
             "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
         }))?;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::container_end::settle_start;
 use crate::{
     embedded::{
         actor::SHIM_ANSWER,
@@ -23,6 +24,8 @@ pub async fn update(runtime: &Arc<Runtime>, id: &str, new: cri::LinuxContainerRe
     let changing = runtime.clone();
     runtime
         .detached(async move {
+            // One that is being started has its limits already.
+            settle_start(&pod, &id).await?;
             let lane = pod.lane.clone();
             let _lane = lane.lock().await;
             let now = pod.now();

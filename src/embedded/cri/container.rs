@@ -108,7 +108,7 @@ async fn plan_and_write(
     let (shell, own) = (runtime.shell.clone(), id.to_owned());
     blocking("making the container's directory", move || make_directory(&shell.layout, &own)).await?;
     step::reached("create.directory");
-    let Planned { mut plan, user, devices } = runtime.ports.planner.container(ask).await?;
+    let Planned { mut plan, user, devices, mounted } = runtime.ports.planner.container(ask).await?;
     step::reached("create.planned");
     plan.longest_record = runtime.shell.config.longest_record();
     let meta = ContainerMeta {
@@ -125,6 +125,7 @@ async fn plan_and_write(
         stop_signal,
         user,
         group,
+        mounted,
     };
     let container = Container {
         resources: config.linux.as_ref().and_then(|linux| linux.resources.clone()),

@@ -85,7 +85,7 @@ pub async fn kill(pod: &Pod, id: &str) -> RuntimeResult<()> {
 }
 
 /// Waits out a start that is under way; it has a limit of its own.
-async fn settle_start(pod: &Pod, id: &str) -> RuntimeResult<()> {
+pub async fn settle_start(pod: &Pod, id: &str) -> RuntimeResult<()> {
     let is_settled = |c: &container::Container| c.phase != Phase::Starting;
     pod.wait_for(|sandbox| sandbox.containers.get(id).is_none_or(is_settled)).await.map(drop)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use rustix::system::uname;
 use serde_json::json;
 
 use crate::{
@@ -32,7 +33,8 @@ pub async fn status(runtime: &Runtime, verbose: bool) -> cri::StatusResponse {
     };
     let handler = |name: &str| cri::RuntimeHandler { name: name.to_owned(), features: Some(features) };
     let trouble = runtime.ports.network.trouble().await;
-    let conditions = vec![ready(runtime.is_ready()), network(trouble)];
+    let warning = if trouble.is_none() { runtime.ports.network.warning().await } else { None };
+    let conditions = vec![ready(runtime.is_ready()), network(trouble, warning)];
     cri::StatusResponse {
         status: Some(cri::RuntimeStatus { conditions }),
         info: if verbose { info(runtime) } else { HashMap::new() },
@@ -51,9 +53,9 @@ fn ready(is_ready: bool) -> cri::RuntimeCondition {
     }
 }
 
-fn network(trouble: Option<String>) -> cri::RuntimeCondition {
+fn network(trouble: Option<String>, warning: Option<String>) -> cri::RuntimeCondition {
     let (reason, message) = match &trouble {
-        None => ("", String::new()),
+        None => ("", warning.unwrap_or_default()),
         Some(cause) => ("NetworkPluginNotReady", format!("Network plugin returns error: {cause}")),
     };
     cri::RuntimeCondition {
@@ -76,6 +78,8 @@ fn info(runtime: &Runtime) -> HashMap<String, String> {
     HashMap::from([
         ("config".to_owned(), told.to_string()),
         ("version".to_owned(), json!(env!("CARGO_PKG_VERSION")).to_string()),
+        ("lastCNILoadStatus".to_owned(), json!(runtime.ports.network.last_cni_load()).to_string()),
+        ("kernel".to_owned(), json!(uname().release().to_string_lossy()).to_string()),
     ])
 }
 

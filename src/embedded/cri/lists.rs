@@ -12,6 +12,7 @@ use crate::{
         errors::{ErrorKind, RuntimeResult},
         runtime::{Runtime, now_ns},
         sandbox::Sandbox,
+        shim::plan::{LaunchPlan, RootKind},
         view,
     },
     proto::cri,
@@ -115,6 +116,10 @@ pub fn sandbox_status(
             "runtimeHandler": sandbox.meta.runtime_handler,
             "netns": sandbox.meta.netns,
             "cgroup": sandbox.meta.group,
+            "config": sandbox.meta.config,
+            "cniResult": sandbox.meta.network.get("result"),
+            "overhead": sandbox.overhead.as_ref().map(resources),
+            "resources": sandbox.resources.as_ref().map(resources),
         });
         info.insert("info".to_owned(), told.to_string());
     }
@@ -124,6 +129,28 @@ pub fn sandbox_status(
         containers_statuses: view::container_statuses(&sandbox),
         timestamp: now_ns(),
     })
+}
+
+/// Resources, as people read them.
+fn resources(told: &cri::LinuxContainerResources) -> serde_json::Value {
+    json!({
+        "cpuPeriod": told.cpu_period,
+        "cpuQuota": told.cpu_quota,
+        "cpuShares": told.cpu_shares,
+        "cpusetCpus": told.cpuset_cpus,
+        "cpusetMems": told.cpuset_mems,
+        "memoryLimitInBytes": told.memory_limit_in_bytes,
+        "memorySwapLimitInBytes": told.memory_swap_limit_in_bytes,
+        "unified": told.unified,
+    })
+}
+
+/// How a container's root is made.
+fn snapshotter(plan: &LaunchPlan) -> &'static str {
+    match plan.root.kind {
+        RootKind::Overlay { .. } => "overlay",
+        RootKind::Directory(_) => "copy",
+    }
 }
 
 /// A container's status.
@@ -144,8 +171,9 @@ pub fn container_status(
             "pid": container.running().map(|started| started.pid).unwrap_or_default(),
             "removing": container.is_removing,
             "snapshotKey": id,
-            "snapshotter": "overlay",
+            "snapshotter": snapshotter(&container.plan),
             "runtimeType": crate::embedded::config::NAME,
+            "config": container.meta.config,
             "runtimeSpec": &*container.plan,
         });
         info.insert("info".to_owned(), told.to_string());

@@ -34,6 +34,7 @@ pub mod snapshots;
 pub mod store;
 pub mod tar;
 mod usage;
+mod volume;
 
 pub use error::{ImageError, Kind};
 pub use registry::Credentials;

@@ -199,11 +199,6 @@ impl ImageStore {
         self.inner.fs_info()
     }
 
-    /// How many layers there are, and the bytes they take.
-    pub fn layers(&self) -> (usize, u64) {
-        (self.inner.layers.count(), self.inner.layers.usage().0)
-    }
-
     /// Bytes and inodes of one container's writable layer, counted now.
     ///
     /// # Errors
@@ -395,12 +390,16 @@ impl Inner {
 
     /// These layers, from the bottom, as one root.
     fn merged(&self, numbers: &[u64]) -> Result<Merged, ImageError> {
+        Merged::open(&self.shown(numbers)).attempt("open layers")
+    }
+
+    /// Directories of layers that are to be laid over each other, the topmost first.
+    fn shown(&self, numbers: &[u64]) -> Vec<PathBuf> {
         let shown = match self.layers.policy().form {
             Form::Merged => numbers.split_at(numbers.len().saturating_sub(1)).1,
             Form::Overlay { .. } => numbers,
         };
-        let paths: Vec<PathBuf> = shown.iter().rev().map(|number| self.layers.path(*number)).collect();
-        Merged::open(&paths).attempt("open layers")
+        shown.iter().rev().map(|number| self.layers.path(*number)).collect()
     }
 
     fn remove(&self, reference: &str) -> Result<(), ImageError> {

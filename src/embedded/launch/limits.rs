@@ -89,6 +89,8 @@ fn writes_v1(resources: &LinuxContainerResources, on: &Controllers, hugetlb: Vec
     }
     let both = match resources.memory_swap_limit_in_bytes {
         0 if memory > 0 => memory,
+        // The kernel refuses less of both together than of memory alone; a change may name only one of them.
+        both if both > 0 => both.max(memory),
         both => both,
     };
     if on.has_swap && both != 0 {

@@ -68,7 +68,7 @@ pub fn mounts(inputs: &Inputs<'_>, style: &Style) -> Result<Vec<Mount>, Refusal>
     all.retain(|mount| is_free(&mount.target) && (has_own_dev || !mount.target.starts_with("/dev/")));
     let mut later = sandbox_files(inputs, style);
     later.retain(|mount| is_free(&mount.target) && (has_own_dev || !mount.target.starts_with("/dev/")));
-    later.extend(volumes(inputs).into_iter().filter(|mount| is_free(&mount.target)));
+    later.extend(volumes(inputs, style.users).into_iter().filter(|mount| is_free(&mount.target)));
     later.extend(requested);
     later.sort_by_key(|mount| components(&mount.target));
     all.extend(later);
@@ -157,8 +157,9 @@ fn sandbox_files(inputs: &Inputs<'_>, style: &Style) -> Vec<Mount> {
     all
 }
 
-fn volumes(inputs: &Inputs<'_>) -> Vec<Mount> {
-    inputs.found.volumes.iter().map(|(path, directory)| bind(&absolute(path), directory)).collect()
+fn volumes(inputs: &Inputs<'_>, users: Option<(IdMap, IdMap)>) -> Vec<Mount> {
+    let volumes = inputs.found.volumes.iter();
+    volumes.map(|(path, directory)| Mount { ids: users, ..bind(&absolute(path), directory) }).collect()
 }
 
 fn of_request(asked: &cri::Mount, place: &Place, has_recursive: bool) -> Result<Mount, Refusal> {

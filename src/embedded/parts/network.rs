@@ -54,6 +54,14 @@ impl Network for Networks {
         self.0.status().await.err()
     }
 
+    async fn warning(&self) -> Option<String> {
+        self.0.warning().await
+    }
+
+    fn last_cni_load(&self) -> String {
+        self.0.last_cni_load()
+    }
+
     async fn set_ranges(&self, ranges: &str) -> RuntimeResult<()> {
         Ok(self.0.update_pod_cidr(ranges).await?)
     }

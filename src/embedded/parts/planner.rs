@@ -72,7 +72,12 @@ impl Plans {
     /// Blocks.
     fn plan(&self, ask: &ContainerAsk, runtime: &Handle) -> RuntimeResult<Planned> {
         let (_, image) = self.images.image(&ask.image)?;
-        let mut image_place = |mount: &cri::Mount| self.place(&ask.id, mount, runtime);
+        let mut mounted = BTreeMap::new();
+        let mut image_place = |mount: &cri::Mount| {
+            let (place, image) = self.place(&ask.id, mount, runtime)?;
+            mounted.insert(mount.container_path.clone(), image);
+            Ok(place)
+        };
         let found = find::find(&ask.config, &self.host, &self.cdi, &mut image_place)?;
         let found = Found { volumes: self.volumes(ask, &image.volumes)?, ..found };
         let kind = self.images.root_for(&ask.id);
@@ -110,16 +115,16 @@ impl Plans {
         let launch = launch::launch(&inputs)?;
         let process = &launch.plan.process;
         let user = (process.uid, process.gid, process.groups.clone());
-        Ok(Planned { user, devices: launch.device_rules, plan: launch.plan })
+        Ok(Planned { user, devices: launch.device_rules, plan: launch.plan, mounted })
     }
 
-    /// What a mount of an image leads to.
-    fn place(&self, container: &str, mount: &cri::Mount, runtime: &Handle) -> Result<Place, Refusal> {
+    /// What a mount of an image leads to, and that image's identity.
+    fn place(&self, container: &str, mount: &cri::Mount, runtime: &Handle) -> Result<(Place, String), Refusal> {
         let name = mount.image.as_ref().map_or("", |image| image.image.as_str());
         let mounted = runtime.block_on(self.images.mount_image(container, name, &mount.image_sub_path));
         let refuse = |text: String| Refusal::plain(format!("ImageVolumeMountFailed: {text}"));
         match mounted.map_err(|error| refuse(error.text))? {
-            (_, Source::Layers { layers, lower, .. }) => Ok(Place::Image { layers, lower }),
+            (record, Source::Layers { layers, lower, .. }) => Ok((Place::Image { layers, lower }, record.id())),
             (_, other) => Err(refuse(format!("{other:?} is no image"))),
         }
     }
@@ -137,6 +142,7 @@ impl Plans {
         for path in wanted.iter().filter(|path| !is_mounted(path)) {
             let directory = self.layout.container(&ask.id).join("volumes").join(ids::new_id());
             store::make_directory(&directory, 0o755)?;
+            self.images.fill_volume(&ask.image, path, &directory)?;
             volumes.insert(path.clone(), directory);
         }
         Ok(volumes)

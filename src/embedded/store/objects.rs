@@ -1,6 +1,6 @@
 //! What is written down of sandboxes and containers. Pure. Behaviour: spec 09 §6.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use prost::Message;
@@ -93,6 +93,9 @@ pub struct ContainerMeta {
     pub user: (u32, u32, Vec<u32>),
     /// Its control group.
     pub group: String,
+    /// Identities of the images that are mounted into it, by path.
+    #[serde(default)]
+    pub mounted: BTreeMap<String, String>,
 }
 
 /// A container's `state.json`.

@@ -12,15 +12,16 @@ use std::{
 
 use tracing::warn;
 
-use super::Inner;
+use super::{ImageStore, Inner};
 use crate::embedded::{
     images::{
+        apply::Form,
         catalogue::Catalogue,
         digest::Digest,
         error::{Attempt, ImageError},
         layers::{self, Layers},
         record::Record,
-        usage,
+        usage, volume,
     },
     store::record,
 };
@@ -43,6 +44,23 @@ pub struct FsInfo {
     pub images: FsUsage,
     /// Writable layers, where they are on another device.
     pub containers: Option<FsUsage>,
+}
+
+impl ImageStore {
+    /// How many layers there are, and the bytes they take.
+    pub fn layers(&self) -> (usize, u64) {
+        (self.inner.layers.count(), self.inner.layers.usage().0)
+    }
+
+    /// Copies what an image has at a path into a directory that exists; whether it has a directory there. Blocks.
+    ///
+    /// # Errors
+    /// Where there is no such image, or what the kernel says.
+    pub fn fill_volume(&self, image: &str, path: &str, to: &Path) -> Result<bool, ImageError> {
+        let lease = self.inner.lease_of(image)?;
+        let userxattr = matches!(self.inner.layers.policy().form, Form::Overlay { userxattr: true });
+        volume::fill(&self.inner.shown(lease.numbers()), userxattr, path, to)
+    }
 }
 
 impl Inner {

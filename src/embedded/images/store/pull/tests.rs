@@ -157,7 +157,7 @@ fn nobody() -> Credentials {
 
 #[tokio::test]
 async fn an_image_is_pulled_from_this_machine_over_plain_http() {
-    // AC-09b-I2, I8, I15
+    // AC-09b-I2, AC-09b-I8, AC-09b-I15
     if !is_root() {
         return;
     }
