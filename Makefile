@@ -5,7 +5,7 @@ BUILT = $(abspath $(or $(CARGO_TARGET_DIR),target))
 # Static and at a fixed address: nothing is relocated, so no page is a process's own for that.
 SHIM_FLAGS = -C target-feature=+crt-static -C relocation-model=static
 
-.PHONY: run test bench bench-server lint release deps fuzz-smoke fuzz fuzz-api
+.PHONY: run test bench bench-server bench-runtime lint release deps fuzz-smoke fuzz fuzz-api
 
 run:            ## pods on this machine with a private containerd under ./.run
 	@examples/run.sh
@@ -21,6 +21,10 @@ bench: deps     ## the figures of BENCHMARKS.md; BIN=/path/to/kubelet measures t
 bench-server: deps ## the figures of the server alone; BIN=/path/to/kubelet measures that one beside
 	$(CARGO) build --release --bin berth
 	$(CARGO) bench --profile harness --bench agent -- --only server $(if $(BIN),--against $(BIN))
+
+bench-runtime: deps ## the embedded runtime beside containerd and runc
+	$(CARGO) build --release --bin berth --bin berth-shim
+	$(CARGO) bench --profile harness --bench agent -- --only runtime
 
 lint:           ## what CI refuses
 	$(CARGO) fmt --check

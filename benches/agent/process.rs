@@ -6,9 +6,18 @@ use anyhow::{Context, Result};
 
 /// Resident memory in megabytes (10^6 bytes), shared pages included.
 pub fn resident(pid: u32) -> Result<f64> {
+    of_all_mappings(pid, "Rss:")
+}
+
+/// Resident memory in megabytes (10^6 bytes), of shared pages a share only.
+pub fn proportional(pid: u32) -> Result<f64> {
+    of_all_mappings(pid, "Pss:")
+}
+
+fn of_all_mappings(pid: u32, field: &str) -> Result<f64> {
     let text = read(pid, "smaps_rollup")?;
-    let line = text.lines().find(|l| l.starts_with("Rss:")).context("no Rss in smaps_rollup")?;
-    let kib: f64 = line.split_whitespace().nth(1).context("no value of Rss")?.parse()?;
+    let line = text.lines().find(|l| l.starts_with(field)).with_context(|| format!("no {field} in smaps_rollup"))?;
+    let kib: f64 = line.split_whitespace().nth(1).with_context(|| format!("no value of {field}"))?.parse()?;
     Ok(kib * 1024.0 / 1e6)
 }
 

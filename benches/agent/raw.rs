@@ -94,6 +94,24 @@ impl Raw {
         }
     }
 
+    /// The containers that run.
+    pub async fn running(&self) -> Result<Vec<String>> {
+        let running = cri::ContainerState::ContainerRunning as i32;
+        let containers = self.runtime.list_containers(None).await?;
+        Ok(containers.into_iter().filter(|c| c.state == running).map(|c| c.id).collect())
+    }
+
+    /// Runs a command in a container.
+    pub async fn exec(&self, container: &str, command: &[&str]) -> Result<()> {
+        let command: Vec<String> = command.iter().map(|&part| part.to_owned()).collect();
+        Ok(self.runtime.exec_sync(container, &command, Duration::from_secs(10)).await.map(drop)?)
+    }
+
+    /// Stops a container.
+    pub async fn stop(&self, container: &str) -> Result<()> {
+        Ok(self.runtime.stop_container(container, Duration::from_secs(10)).await?)
+    }
+
     /// Sandboxes, and running containers.
     pub async fn count(&self) -> Result<(usize, usize)> {
         let containers = self.runtime.list_containers(None).await?;

@@ -10,7 +10,7 @@ use futures::future::LocalBoxFuture;
 
 use crate::{
     agent::Target,
-    bytes, churn, containerd_cost, containerd_pods,
+    bytes, churn, containerd_cost, containerd_pods, embedded_pods,
     figures::{Figure, Samples},
     followers, handshakes,
     kit::containerd::{self, Containerd},
@@ -47,6 +47,8 @@ pub enum Group {
     Server,
     /// A private containerd.
     Containerd,
+    /// Our own runtime, and a private containerd beside it.
+    Runtime,
 }
 
 impl Group {
@@ -55,6 +57,7 @@ impl Group {
             Self::Scripted => "scripted",
             Self::Server => "server",
             Self::Containerd => "containerd",
+            Self::Runtime => "runtime",
         }
     }
 }
@@ -89,6 +92,7 @@ fn measurements() -> Vec<Measurement> {
     all.extend(followers::measurements());
     all.extend(containerd_pods::measurements());
     all.extend(containerd_cost::measurements());
+    all.extend(embedded_pods::measurements());
     all
 }
 
@@ -115,7 +119,7 @@ pub async fn all(options: &Options) -> Result<()> {
     let mut measured = Vec::new();
     let mut runtime: Option<Containerd> = None;
     for measurement in measurements().into_iter().filter(wanted) {
-        if measurement.group == Group::Containerd && runtime.is_none() {
+        if matches!(measurement.group, Group::Containerd | Group::Runtime) && runtime.is_none() {
             if let Some(why) = containerd::missing() {
                 eprintln!("left out: {}: {why}", measurement.name);
                 continue;

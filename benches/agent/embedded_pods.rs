@@ -1,0 +1,135 @@
+//! Our own runtime beside containerd and runc, by the same calls of the same plain CRI client: what is measured are runtimes,
+//! without an agent. Pods use the machine's network on both sides, so that neither waits for plugins.
+
+use std::{
+    fs,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+
+use crate::{
+    agent::Target,
+    figures::{Bar, Figure, Samples, Unit, median},
+    kit::embedded::Embedded,
+    process,
+    raw::Raw,
+    run::{Ground, Group, Measurement},
+};
+
+const FIGURES: &[Figure] = &[
+    median("start", "pod create → running, image present", Unit::Milliseconds, Bar::TimesRaw(0.4)),
+    median("exec", "ExecSync of `true`", Unit::Milliseconds, Bar::TimesRaw(0.2)),
+    median("stop", "stop of a well-behaved container", Unit::Milliseconds, Bar::AtMost(30.0)),
+    median("burst", "110 pods at once → all running", Unit::Seconds, Bar::AtMost(6.0)),
+    median("shim", "PSS of a pod's shim, 110 pods", Unit::Megabytes, Bar::TimesRaw(0.4)),
+    median("daemon", "RSS of the daemon, 110 pods", Unit::Megabytes, Bar::Open),
+];
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What is measured here.
+pub fn measurements() -> Vec<Measurement> {
+    vec![Measurement {
+        name: "runtime",
+        group: Group::Runtime,
+        figures: FIGURES,
+        rounds: (3, 1),
+        agent: |g, t| embedded(g, t).boxed_local(),
+        raw: Some(|g| containerd(g).boxed_local()),
+    }]
+}
+
+/// `berth cri`; ended when dropped.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill(); // it may have ended
+        let _ = self.0.wait();
+    }
+}
+
+async fn embedded(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let place = Embedded::new();
+    let log = fs::File::create(place.dir().join("log"))?;
+    let mut command = Command::new(&target.binary);
+    command.arg("cri").env("BERTH_CONFIG", place.settings()).stdin(Stdio::null());
+    let daemon = Daemon(command.stdout(log.try_clone()?).stderr(log).spawn()?);
+    let socket = place.dir().join("cri.sock");
+    let raw = Raw::new(&socket)?;
+    let deadline = Instant::now() + LIMIT;
+    while !socket.exists() || raw.count().await.is_err() {
+        ensure!(Instant::now() < deadline, "berth cri is not ready");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let shims = || -> Result<Vec<u32>> {
+        let pods = fs::read_dir(place.dir().join("state/s"))?.flatten();
+        Ok(pods.map(|pod| place.shim(&pod.file_name().to_string_lossy())).collect())
+    };
+    measured(ground, &raw, daemon.0.id(), shims).await
+}
+
+async fn containerd(ground: &Ground<'_>) -> Result<Samples> {
+    let containerd = ground.containerd()?;
+    let raw = Raw::new(&containerd.socket())?;
+    let place = containerd.dir().display().to_string();
+    let shims = || -> Result<Vec<u32>> {
+        let all = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let is_shim = |pid: &u32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            line.contains("containerd-shim") && line.contains(&place)
+        };
+        Ok(all.filter(is_shim).collect())
+    };
+    measured(ground, &raw, containerd.pid(), shims).await
+}
+
+async fn measured(
+    ground: &Ground<'_>,
+    raw: &Raw,
+    daemon: u32,
+    shims: impl Fn() -> Result<Vec<u32>>,
+) -> Result<Samples> {
+    let mut samples = Samples::default();
+    raw.remove_all().await?;
+    for i in 0..ground.options.amount(20, 8) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let begun = Instant::now();
+        raw.start(&format!("one{i}")).await?;
+        samples.add("start", ms(begun));
+        let containers = raw.running().await?;
+        let container = containers.first().context("no container runs")?;
+        for _ in 0..5 {
+            let begun = Instant::now();
+            raw.exec(container, &["true"]).await?;
+            samples.add("exec", ms(begun));
+        }
+        let begun = Instant::now();
+        raw.stop(container).await?;
+        samples.add("stop", ms(begun));
+        raw.remove_all().await?;
+    }
+    raw.until_empty(LIMIT).await?;
+    let begun = Instant::now();
+    let names: Vec<String> = (0..110).map(|i| format!("p{i}")).collect();
+    raw.start_all(&names).await?;
+    raw.until_running(110, LIMIT).await?;
+    samples.add("burst", begun.elapsed().as_secs_f64());
+    tokio::time::sleep(ground.options.amount(Duration::from_secs(10), Duration::from_secs(5))).await;
+    let held = shims()?;
+    ensure!(!held.is_empty(), "no shims are found");
+    for shim in held {
+        samples.add("shim", process::proportional(shim)?);
+    }
+    samples.add("daemon", process::resident(daemon)?);
+    raw.remove_all().await?;
+    raw.until_empty(LIMIT).await?;
+    Ok(samples)
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
