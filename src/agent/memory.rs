@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::sys::{heap, program};
 
 /// How often the look is taken; it is one system call.
-const PERIOD: Duration = Duration::from_secs(2);
+const PERIOD: Duration = Duration::from_secs(3);
 /// Fewer new pages than this within a period are calm.
 const CALM: u64 = 32;
 /// New pages that are worth the effort. One of code brings fifteen neighbours along, so these are 4 MB.
