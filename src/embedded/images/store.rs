@@ -17,6 +17,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use futures::{FutureExt, future::BoxFuture};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
@@ -108,6 +109,9 @@ struct Inner {
 pub struct ImageStore {
     inner: Arc<Inner>,
 }
+
+/// A pull that goes on as long as somebody waits for it, and how far it is.
+pub type WatchedPull = (BoxFuture<'static, Result<Arc<Record>, ImageError>>, Arc<Progress>);
 
 impl ImageStore {
     /// Opens the store below `$ROOT` and repairs what a crash left; makes the built-in images.
@@ -325,14 +329,10 @@ impl ImageStore {
     ///
     /// # Errors
     /// Where the name is none, or it is that of a built-in image.
-    pub fn pull_watched(
-        &self,
-        reference: &str,
-        credentials: &Credentials,
-    ) -> Result<(impl Future<Output = Result<Arc<Record>, ImageError>> + use<>, Arc<Progress>), ImageError> {
+    pub fn pull_watched(&self, reference: &str, credentials: &Credentials) -> Result<Watched, ImageError> {
         let name = Name::parse(reference)?;
         let (pull, progress) = Pulls::join(&self.inner, &name, credentials);
-        Ok((pull, progress))
+        Ok((pull.boxed(), progress))
     }
 
     /// Deletes what nobody uses as it accumulates, and measures writable layers now and then; never returns.

@@ -47,11 +47,13 @@ const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 type Outcome = Result<Arc<Record>, ImageError>;
 type Work = BoxFuture<'static, Outcome>;
+/// A pull that is under way as long as somebody waits for it, and how far it is.
+type Running = (WeakShared<Work>, Arc<Progress>);
 
 /// Pulls that are under way.
 pub(super) struct Pulls {
     slots: Arc<Semaphore>,
-    running: Mutex<BTreeMap<(String, Digest), (WeakShared<Work>, Arc<Progress>)>>,
+    running: Mutex<BTreeMap<(String, Digest), Running>>,
     blobs: Arc<Blobs>,
 }
 
