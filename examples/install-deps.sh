@@ -5,6 +5,8 @@ set -eu
 
 # program:package
 needed="cc:gcc cc:libc6-dev containerd:containerd ctr:containerd runc:runc busybox:busybox-static ip:iproute2 curl:curl openssl:openssl prometheus:prometheus promtool:prometheus"
+# What only tests use.
+[ "${1:-}" = required ] || needed="$needed qemu-system-x86_64:qemu-system-x86"
 
 missing() {
     PATH="$PATH:/usr/sbin:/sbin"
@@ -22,6 +24,26 @@ give_up() {
     echo "tests that need them are skipped" >&2
     exit 0
 }
+
+# A kernel for the virtual machine of the tests: a few files of its package are unpacked (27 MB to fetch, 10 MB to keep);
+# installed it would bring an initial file system and touch the boot loader.
+kernel=/var/cache/berth-tests/kernel
+lay_down_kernel() {
+    [ "$(uname -m)" = x86_64 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 0
+    [ -z "$(find "$kernel/boot" -name 'vmlinuz-*' 2>/dev/null)" ] || return 0
+    apt-cache show linux-image-cloud-amd64 >/dev/null 2>&1 || apt-get update -qq || return 0
+    package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: *\(linux-image-[^ ]*\).*/\1/p')
+    folder=$(mktemp -d)
+    if (cd "$folder" && apt-get -o APT::Sandbox::User=root -qq download "$package" && mkdir kernel &&
+        dpkg-deb --fsys-tarfile ./*.deb | tar -x -C kernel --wildcards './boot/vmlinuz-*' '*/overlay.ko' '*/llc.ko' \
+            '*/stp.ko' '*/bridge.ko' '*/veth.ko'); then
+        mkdir -p "${kernel%/*}" && rm -rf "$kernel" && mv "$folder/kernel" "$kernel"
+    else
+        echo "no kernel could be fetched: what needs a virtual machine is skipped" >&2
+    fi
+    rm -rf "$folder"
+}
+[ "${1:-}" = required ] || lay_down_kernel
 
 packages=$(missing | sort -u | tr '\n' ' ')
 [ -z "$packages" ] && exit 0

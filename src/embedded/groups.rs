@@ -27,6 +27,8 @@ use crate::{
     },
 };
 
+/// Missing where the kernel does not count swap.
+const SWAP: &str = "memory.swap.max";
 /// How deep groups of ours lie at most; those of containers' own are deeper.
 const DEEPEST: u32 = 8;
 /// The smallest share of the processor there is.
@@ -77,7 +79,7 @@ impl KernelGroups {
             return Ok(());
         }
         match self.hierarchy.write(group, controller, &file.file, &file.value) {
-            Err(error) if file.is_optional && error.is_missing() => Ok(()),
+            Err(error) if (file.is_optional || file.file == SWAP) && error.is_missing() => Ok(()),
             other => other,
         }
     }
@@ -97,15 +99,10 @@ fn devices_hierarchy() -> Option<PathBuf> {
 }
 
 fn has_swap(hierarchy: &Hierarchy) -> bool {
-    let file = if hierarchy.version() == 2 { "memory.swap.max" } else { "memory.memsw.limit_in_bytes" };
-    // The root of the unified hierarchy has no such file; the agent's own group and any other have.
-    let Ok(root) = GroupPath::parse("/").ok_or(()) else { return false };
-    if hierarchy.version() == 1 {
-        return hierarchy.read(&root, Controller::Memory, file).is_ok();
-    }
-    let children = hierarchy.children(&root).unwrap_or_default();
-    let groups = children.iter().filter_map(|name| root.child(name));
-    groups.take(16).any(|group| hierarchy.read(&group, Controller::Memory, file).is_ok())
+    // The root of the unified hierarchy has no such file, and there may be no other group yet: it is tried.
+    let root = GroupPath::parse("/");
+    let is_there = |root| hierarchy.read(&root, Controller::Memory, "memory.memsw.limit_in_bytes").is_ok();
+    hierarchy.version() == 2 || root.is_some_and(is_there)
 }
 
 fn parse(group: &str) -> RuntimeResult<GroupPath> {

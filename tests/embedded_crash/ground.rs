@@ -63,7 +63,7 @@ pub fn machine(names: &[String]) -> ExitCode {
 #[allow(clippy::zombie_processes, reason = "it is waited for with all others")]
 pub fn init(names: &[String]) -> ExitCode {
     let none: Option<&str> = None;
-    if std::env::var_os(GROUP).is_some() {
+    if !is_virtual() {
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("not alone");
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
         mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none).expect("processes");
@@ -84,6 +84,11 @@ pub fn init(names: &[String]) -> ExitCode {
             Err(error) => panic!("wait: {error}"),
         }
     }
+}
+
+/// Whether this is the virtual machine, all of which is the test's.
+pub fn is_virtual() -> bool {
+    std::env::var_os(GROUP).is_none()
 }
 
 /// The parent of the pods' control groups.
@@ -173,12 +178,24 @@ fn packet_filter() -> Vec<String> {
     rules.chain(ports.collect::<Vec<_>>()).collect()
 }
 
+/// Ends all processes but the test and process 1.
+pub fn end_processes() {
+    for pid in others() {
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
+/// Processes besides the test and process 1.
+fn others() -> impl Iterator<Item = i32> {
+    let own = nix::unistd::getpid().as_raw();
+    let all = fs::read_dir("/proc").expect("processes").flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(move |pid| *pid != 1 && *pid != own)
+}
+
 /// Processes besides those of the test itself; the dead are not told.
 fn processes() -> Vec<String> {
-    let own = std::process::id();
-    let pids = fs::read_dir("/proc").expect("processes").flatten();
-    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let told = pids.filter(|pid| *pid != 1 && *pid != own).filter_map(|pid| {
+    let told = others().filter_map(|pid| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let line = String::from_utf8_lossy(&line).replace('\0', " ");
         let is_test = line.contains(" daemon ") || line.is_empty();

@@ -13,6 +13,8 @@ mod ground;
 mod rig;
 mod shims;
 mod steps;
+mod unified;
+mod v2;
 
 use std::{panic::catch_unwind, path::Path, process::ExitCode, time::Duration};
 
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// All that run inside.
+/// All that run on the machine that is made of namespaces.
 fn all() -> impl Iterator<Item = &'static Test> {
     steps::ALL.iter().chain(shims::ALL)
 }
@@ -58,6 +60,7 @@ fn all() -> impl Iterator<Item = &'static Test> {
 fn outside(arguments: &[String]) -> ExitCode {
     if arguments.iter().any(|argument| argument == "--list") {
         all().for_each(|(name, _)| println!("{name}: test"));
+        println!("{}: test", unified::NAME);
         return ExitCode::SUCCESS;
     }
     let wanted: Vec<String> = arguments.iter().filter(|argument| !argument.starts_with('-')).cloned().collect();
@@ -70,12 +73,15 @@ fn outside(arguments: &[String]) -> ExitCode {
             None => verdict &= ground::run_machine(&names),
         }
     }
+    if is_wanted(unified::NAME) {
+        verdict &= unified::run();
+    }
     if verdict { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn inside(wanted: &[String]) -> ExitCode {
     let mut failed = 0;
-    for (name, test) in all().filter(|(name, _)| wanted.iter().any(|w| w == name)) {
+    for (name, test) in all().chain(v2::ALL).filter(|(name, _)| wanted.iter().any(|w| w == name)) {
         let verdict = if catch_unwind(test).is_ok() { "ok" } else { "FAILED" };
         println!("test {name} ... {verdict}");
         failed += u32::from(verdict != "ok");
