@@ -10,6 +10,7 @@
 
 mod daemon;
 mod ground;
+mod inputs;
 mod rig;
 mod shims;
 mod steps;
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
 
 /// All that run on the machine that is made of namespaces.
 fn all() -> impl Iterator<Item = &'static Test> {
-    steps::ALL.iter().chain(shims::ALL)
+    steps::ALL.iter().chain(shims::ALL).chain(inputs::ALL)
 }
 
 fn outside(arguments: &[String]) -> ExitCode {

@@ -101,6 +101,10 @@ impl Hierarchies {
     }
 
     pub(super) fn remove(&self, group: &GroupPath) -> CgroupResult<()> {
+        if let Ok(directory) = self.directory(group, Controller::Pids) {
+            // What forks faster than it is killed must not; without the file, or the group, it is tried all the same.
+            let _ = group::write(&directory.join("pids.max"), "0");
+        }
         kill::all(&group.to_string(), || {
             let mut pids = BTreeSet::new();
             for root in self.all_roots() {
