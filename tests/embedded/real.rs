@@ -38,6 +38,7 @@ use tonic::transport::{Channel, Endpoint};
 mod image;
 
 mod changes;
+mod full_disk;
 mod network;
 mod stats;
 

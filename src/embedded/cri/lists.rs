@@ -9,7 +9,7 @@ use tonic::Status;
 use crate::{
     embedded::{
         config::PAUSE,
-        errors::{ErrorKind, RuntimeResult},
+        errors::{ErrorKind, RuntimeError, RuntimeResult},
         runtime::{Runtime, now_ns},
         sandbox::Sandbox,
         shim::plan::{LaunchPlan, RootKind},
@@ -24,8 +24,12 @@ const CHUNK: usize = 100;
 /// Sandboxes, newest first.
 ///
 /// # Errors
-/// The filter's identity stands for several.
+/// The filter's identity stands for several, or there is no such state.
 pub fn sandboxes(runtime: &Runtime, filter: Option<&cri::PodSandboxFilter>) -> RuntimeResult<Vec<cri::PodSandbox>> {
+    if let Some(wanted) = filter.and_then(|filter| filter.state.as_ref()) {
+        cri::PodSandboxState::try_from(wanted.state)
+            .map_err(|_| RuntimeError::invalid(format!("unknown sandbox state {}", wanted.state)))?;
+    }
     let pods = match filter.map(|filter| filter.id.as_str()).filter(|id| !id.is_empty()) {
         Some(id) => known(runtime.pod(id))?.into_iter().collect(),
         None => runtime.pods(),
@@ -40,7 +44,7 @@ pub fn sandboxes(runtime: &Runtime, filter: Option<&cri::PodSandboxFilter>) -> R
 /// Containers, newest first.
 ///
 /// # Errors
-/// An identity of the filter stands for several.
+/// An identity of the filter stands for several, or there is no such state.
 pub fn containers(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> RuntimeResult<Vec<cri::Container>> {
     let chosen = chosen(runtime, filter)?;
     Ok(chosen.iter().filter_map(|(sandbox, id)| sandbox.containers.get(id)).map(view::container_item).collect())
@@ -49,8 +53,12 @@ pub fn containers(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> R
 /// Containers and their sandboxes as they are now, newest first.
 ///
 /// # Errors
-/// An identity of the filter stands for several.
+/// An identity of the filter stands for several, or there is no such state.
 pub fn chosen(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> RuntimeResult<Vec<(Arc<Sandbox>, String)>> {
+    if let Some(wanted) = filter.and_then(|filter| filter.state.as_ref()) {
+        cri::ContainerState::try_from(wanted.state)
+            .map_err(|_| RuntimeError::invalid(format!("unknown container state {}", wanted.state)))?;
+    }
     let wanted = |id: fn(&cri::ContainerFilter) -> &String| filter.map(id).filter(|id| !id.is_empty());
     let mut only = None;
     let mut pods = match wanted(|filter| &filter.pod_sandbox_id) {
