@@ -177,6 +177,10 @@ pub struct EmbeddedObjects {
     pub leases: (usize, usize),
     /// Times the packet filter was put in place again.
     pub filter_reapplied: u64,
+    /// Bytes of layers that were pulled, packed.
+    pub pulled_bytes: u64,
+    /// What was deleted because nobody used it, by kind.
+    pub removed: Vec<(&'static str, u64)>,
 }
 
 /// Registers the families of what the runtime holds, counted when somebody asks.
@@ -189,8 +193,12 @@ pub fn register_embedded_objects(registry: &Registry, held: Arc<dyn Fn() -> Embe
         "berth_runtime_nft_reapplied_total",
         "[ALPHA] Times the packet filter was put in place again because somebody had removed it.",
     );
+    let pulled = IntCounter::new("berth_runtime_pull_bytes_total", "[ALPHA] Bytes of layers that were pulled.");
+    let removed = Opts::new("berth_runtime_gc_removed_total", "[ALPHA] What was deleted because nobody used it.");
     registry.collector(Held {
         held,
+        pulled: pulled.expect("constants that the tests check"),
+        removed: IntCounterVec::new(removed, &["kind"]).expect("constants that the tests check"),
         pods: gauges("berth_runtime_pods", "[ALPHA] Pods by state.", "state"),
         containers: gauges("berth_runtime_containers", "[ALPHA] Containers by state.", "state"),
         layers: gauge("berth_runtime_layers", "[ALPHA] Layers of images."),
@@ -208,11 +216,27 @@ struct Held {
     image_bytes: IntGauge,
     leases: IntGaugeVec,
     reapplied: IntCounter,
+    pulled: IntCounter,
+    removed: IntCounterVec,
+}
+
+/// Brings a counter up to what was counted elsewhere.
+fn raise(counter: &IntCounter, to: u64) {
+    counter.inc_by(to.saturating_sub(counter.get()));
 }
 
 impl Held {
-    fn all(&self) -> [&dyn Collector; 6] {
-        [&self.pods, &self.containers, &self.layers, &self.image_bytes, &self.leases, &self.reapplied]
+    fn all(&self) -> [&dyn Collector; 8] {
+        [
+            &self.pods,
+            &self.containers,
+            &self.layers,
+            &self.image_bytes,
+            &self.leases,
+            &self.reapplied,
+            &self.pulled,
+            &self.removed,
+        ]
     }
 }
 
@@ -233,7 +257,11 @@ impl Collector for Held {
         self.image_bytes.set(i64::try_from(held.image_bytes).unwrap_or(i64::MAX));
         self.leases.with_label_values(&["ipv4"]).set(whole(held.leases.0));
         self.leases.with_label_values(&["ipv6"]).set(whole(held.leases.1));
-        self.reapplied.inc_by(held.filter_reapplied.saturating_sub(self.reapplied.get()));
+        raise(&self.reapplied, held.filter_reapplied);
+        raise(&self.pulled, held.pulled_bytes);
+        for (kind, count) in &held.removed {
+            raise(&self.removed.with_label_values(&[kind]), *count);
+        }
         self.all().into_iter().flat_map(Collector::collect).collect()
     }
 }
@@ -251,6 +279,7 @@ mod tests {
             containers: vec![("running", 3)],
             filter_reapplied: 4,
             leases: (2, 1),
+            removed: vec![("layer", 5)],
             ..EmbeddedObjects::default()
         };
         register_embedded_objects(&registry, Arc::new(held));
@@ -263,7 +292,7 @@ mod tests {
             let families = registry.gather();
             let names: Vec<&str> = families.iter().map(MetricFamily::name).collect();
             assert!(names.iter().all(|name| name.starts_with("berth_runtime_")), "{names:?}");
-            assert_eq!(names.len(), 14, "{names:?}");
+            assert_eq!(names.len(), 16, "{names:?}");
             let reapplied = families.iter().find(|family| family.name() == "berth_runtime_nft_reapplied_total");
             assert_eq!(reapplied.expect("told").get_metric()[0].get_counter().get_value(), 4.0);
         }

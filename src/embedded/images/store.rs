@@ -22,7 +22,10 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 pub use self::keep::{FsInfo, FsUsage};
-use self::{keep::load_records, pull::Pulls};
+use self::{
+    keep::{Tally, load_records},
+    pull::Pulls,
+};
 use super::{
     apply::{Bounds, Form, Policy},
     archive::{Archive, Found},
@@ -99,6 +102,7 @@ struct Inner {
     pinned: BTreeSet<String>,
     garbage: Notify,
     writable: (AtomicU64, AtomicU64),
+    tally: Tally,
     pulls: Pulls,
     /// Held while a directory of archives is gone through.
     importing: Mutex<()>,
@@ -143,6 +147,7 @@ impl ImageStore {
             writing: Mutex::new(()),
             garbage: Notify::new(),
             writable: (AtomicU64::new(0), AtomicU64::new(0)),
+            tally: Tally::default(),
             pulls: Pulls::new(),
             importing: Mutex::default(),
             settings,

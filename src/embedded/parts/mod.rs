@@ -134,7 +134,10 @@ fn count(registry: &Registry, runtime: &Arc<Runtime>, images: &ImageStore, netwo
     let (runtime, images) = (Arc::downgrade(runtime), images.clone());
     let held = move || {
         let (layers, image_bytes) = images.layers();
+        let (pulled_bytes, removed_layers, removed_blobs) = images.tally();
         EmbeddedObjects {
+            pulled_bytes,
+            removed: vec![("layer", removed_layers), ("blob", removed_blobs)],
             layers,
             image_bytes,
             leases: network.leased(),

@@ -7,7 +7,10 @@ use std::{
     fs,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    sync::{PoisonError, atomic::Ordering},
+    sync::{
+        PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use tracing::warn;
@@ -46,7 +49,23 @@ pub struct FsInfo {
     pub containers: Option<FsUsage>,
 }
 
+/// What has happened since the start.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Bytes of layers that were pulled, packed.
+    pub(super) pulled_bytes: AtomicU64,
+    removed_layers: AtomicU64,
+    removed_blobs: AtomicU64,
+}
+
 impl ImageStore {
+    /// Bytes of layers that were pulled since the start, packed; layers and blobs that were deleted.
+    pub fn tally(&self) -> (u64, u64, u64) {
+        let tally = &self.inner.tally;
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (read(&tally.pulled_bytes), read(&tally.removed_layers), read(&tally.removed_blobs))
+    }
+
     /// How many layers there are, and the bytes they take.
     pub fn layers(&self) -> (usize, u64) {
         (self.inner.layers.count(), self.inner.layers.usage().0)
@@ -73,6 +92,7 @@ impl Inner {
         owned.extend(self.snapshots.owned());
         owned.extend(leased);
         let removed = self.layers.sweep(&owned);
+        self.tally.removed_layers.fetch_add(u64::try_from(removed).unwrap_or_default(), Ordering::Relaxed);
         let digests = records.iter().flat_map(|record| {
             let refs = record.refs.iter().map(|reference| reference.target);
             refs.chain([record.id, record.manifest.digest, record.target.digest])
@@ -82,8 +102,9 @@ impl Inner {
         match self.content.list() {
             Ok(blobs) => {
                 for (digest, _) in blobs.iter().filter(|(digest, _)| !kept.contains(digest)) {
-                    if let Err(error) = self.content.remove(digest) {
-                        warn!(error = %error, "Blob cannot be deleted");
+                    match self.content.remove(digest) {
+                        Ok(()) => drop(self.tally.removed_blobs.fetch_add(1, Ordering::Relaxed)),
+                        Err(error) => warn!(error = %error, "Blob cannot be deleted"),
                     }
                 }
             }

@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -234,6 +234,7 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
     };
     let wanted: Vec<Descriptor> = found.parsed.layers.iter().skip(known).cloned().collect();
     inner.guard_disk(&wanted)?;
+    let bytes = wanted.iter().fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
     session.progress.begin(&found.parsed.layers);
     let _hold = inner.pulls.blobs.hold(wanted.iter().map(|layer| layer.digest).collect());
     let (senders, receivers): (Vec<_>, Vec<_>) = wanted.iter().map(|_| oneshot::channel::<()>()).unzip();
@@ -268,7 +269,10 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
     // A failed download ends the other half: nobody tells it of its layer.
     match futures::join!(downloads, unpacking) {
         (Err(error), _) => Err(error),
-        (Ok(()), outcome) => outcome,
+        (Ok(()), outcome) => {
+            inner.tally.pulled_bytes.fetch_add(bytes, Ordering::Relaxed);
+            outcome
+        }
     }
 }
 
