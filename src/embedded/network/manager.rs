@@ -311,13 +311,13 @@ impl Network {
     /// What the pod's loopback said, for both versions, or that the file names no namespace.
     pub async fn dial(&self, netns: Option<&Path>, sandbox: &str, port: u16) -> Result<TcpStream, NetworkError> {
         let (id, netns) = (sandbox.to_owned(), netns.map(Path::to_owned));
-        let connect = move || {
+        let make = move || {
             let failed = |e| NetworkError::kernel(format!("network namespace of {id}"), e);
             let namespace = netns.map(|file| net_namespace::open_file(&file)).transpose().map_err(failed)?;
-            dial::dial(namespace.as_ref().map(AsFd::as_fd), &id, port)
+            dial::sockets(namespace.as_ref().map(AsFd::as_fd)).map_err(failed)
         };
-        let stream = self.blocking("connection to a pod", LIMIT, connect).await?;
-        TcpStream::from_std(stream).map_err(|e| NetworkError::kernel("connection to a pod", e))
+        let sockets = self.blocking("sockets in a pod", LIMIT, make).await?;
+        dial::connect(sockets, sandbox, port).await
     }
 
     /// Addresses that are leased: of version 4 and of version 6.
