@@ -16,7 +16,7 @@ use super::{
     tokens::{Full, Tokens},
 };
 use crate::embedded::{
-    errors::{ErrorKind, RuntimeError, RuntimeResult},
+    errors::{ErrorKind, RuntimeError, RuntimeResult, outcome},
     runtime::Runtime,
 };
 
@@ -69,6 +69,7 @@ impl Prepared {
         match ask {
             Ask::Exec { container, command, wanted } => {
                 let started = exec::start(&runtime, &container, &command, (wanted, size)).await;
+                runtime.shell.metrics.executed(outcome(&started));
                 started.map_err(|error| error.during("failed to exec in container"))
             }
             Ask::Attach { container, wanted } => attach::join(&runtime, &container, wanted).await,
