@@ -334,7 +334,7 @@ impl ImageStore {
     ///
     /// # Errors
     /// Where the name is none, or it is that of a built-in image.
-    pub fn pull_watched(&self, reference: &str, credentials: &Credentials) -> Result<Watched, ImageError> {
+    pub fn pull_watched(&self, reference: &str, credentials: &Credentials) -> Result<WatchedPull, ImageError> {
         let name = Name::parse(reference)?;
         let (pull, progress) = Pulls::join(&self.inner, &name, credentials);
         Ok((pull.boxed(), progress))
