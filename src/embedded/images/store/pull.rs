@@ -323,3 +323,5 @@ impl Inner {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unruly;

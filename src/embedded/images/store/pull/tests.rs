@@ -18,24 +18,32 @@ use super::*;
 
 /// What it serves, by path without `/v2/`: type and bytes.
 #[derive(Default)]
-struct Registry {
-    content: BTreeMap<String, (String, Vec<u8>)>,
+pub(super) struct Registry {
+    pub(super) content: BTreeMap<String, (String, Vec<u8>)>,
     /// `Authorization` it wants, where it wants one.
-    wants: Option<String>,
+    pub(super) wants: Option<String>,
     /// Answer to everything, where it is out of order.
-    status: Option<u16>,
+    pub(super) status: Option<u16>,
     /// The first answers of blobs break off after so many bytes.
-    breaks_at: Option<usize>,
-    broken: AtomicBool,
-    sent: AtomicU64,
-    requests: AtomicUsize,
-    seen: Mutex<Vec<String>>,
-    port: u16,
+    pub(super) breaks_at: Option<usize>,
+    /// All of them do.
+    pub(super) always_breaks: bool,
+    /// So much of a blob comes, and then nothing any more.
+    pub(super) hangs_at: Option<usize>,
+    /// Where blobs are instead.
+    pub(super) redirect: Option<String>,
+    /// So many requests are too many, and when to ask again.
+    pub(super) throttles: (AtomicUsize, String),
+    pub(super) broken: AtomicBool,
+    pub(super) sent: AtomicU64,
+    pub(super) requests: AtomicUsize,
+    pub(super) seen: Mutex<Vec<String>>,
+    pub(super) port: u16,
 }
 
 impl Registry {
     /// Serves until the test process ends.
-    fn start(mut self) -> (String, Arc<Self>) {
+    pub(super) fn start(mut self) -> (String, Arc<Self>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bindable");
         self.port = listener.local_addr().expect("bound").port();
         let (host, registry) = (format!("127.0.0.1:{}", self.port), Arc::new(self));
@@ -74,6 +82,21 @@ impl Registry {
             )
             .ok();
         }
+        let (left, after) = &self.throttles;
+        if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+            return write!(
+                stream,
+                "HTTP/1.1 429 x\r\nRetry-After: {after}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            )
+            .ok();
+        }
+        if let Some(to) = self.redirect.as_ref().filter(|_| path.contains("/blobs/")) {
+            return write!(
+                stream,
+                "HTTP/1.1 307 x\r\nLocation: {to}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            )
+            .ok();
+        }
         if let Some(status) = self.status {
             return write!(stream, "HTTP/1.1 {status} x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").ok();
         }
@@ -101,20 +124,28 @@ impl Registry {
             bytes.len()
         )
         .ok()?;
-        let breaks = self.breaks_at.filter(|at| rest.len() > *at && !self.broken.swap(true, Ordering::Relaxed));
+        let breaks = self
+            .breaks_at
+            .filter(|at| rest.len() > *at && (!self.broken.swap(true, Ordering::Relaxed) || self.always_breaks));
         let rest = &rest[..breaks.unwrap_or(rest.len())];
         if path.contains("/blobs/") {
             self.sent.fetch_add(rest.len() as u64, Ordering::Relaxed);
         }
+        if let Some(at) = self.hangs_at.filter(|at| path.contains("/blobs/") && rest.len() > *at) {
+            stream.write_all(&rest[..at]).ok()?;
+            // Until the other side has had enough.
+            let mut end = [0];
+            return std::io::Read::read(&mut stream, &mut end).ok().map(drop);
+        }
         stream.write_all(rest).ok()
     }
 
-    fn put(&mut self, path: String, kind: &str, bytes: &[u8]) {
+    pub(super) fn put(&mut self, path: String, kind: &str, bytes: &[u8]) {
         self.content.insert(path, (kind.to_owned(), bytes.to_vec()));
     }
 
     /// Adds an image; the digest of what its tag leads to: an index with an attestation first.
-    fn image(&mut self, repository: &str, tag: &str, files: &[(&str, &str)]) -> Digest {
+    pub(super) fn image(&mut self, repository: &str, tag: &str, files: &[(&str, &str)]) -> Digest {
         let plain = layer(files);
         let packed = gzip(&plain);
         let machine = platform::host();
@@ -146,12 +177,12 @@ impl Registry {
     }
 }
 
-async fn store(dir: &Path) -> ImageStore {
+pub(super) async fn store(dir: &Path) -> ImageStore {
     let settings = Settings { registries: vec![dir.join("certs.d")], ..Settings::new(dir.join("root")) };
     ImageStore::open(settings).await.expect("opens")
 }
 
-fn nobody() -> Credentials {
+pub(super) fn nobody() -> Credentials {
     Credentials::default()
 }
 
