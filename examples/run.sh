@@ -70,7 +70,8 @@ kill_all() {
 
 # What such processes leave: mounts (the deepest first), the bridge, links to logs.
 clear_away() {
-    awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/self/mounts | sort -r | while read -r target; do
+    # A blank in a path is \040 there.
+    awk -v d="$dir/" '{gsub(/\\040/, " ", $2)} index($2, d) == 1 {print $2}' /proc/self/mounts | sort -r | while read -r target; do
         umount -l "$target" 2>/dev/null || true
     done
     for name in /run/netns/"$bridge"-*; do
