@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Two doors lead here. Where the agent has the runtime inside, the kubelet server hands over its client's connection
-//! itself ([`hand_over`]): nothing is dialled, nothing copied twice. Where others call the runtime over its socket, a
+//! itself (`hand_over`): nothing is dialled, nothing copied twice. Where others call the runtime over its socket, a
 //! [`listener`] on loopback meets them under one-time URLs. What is behind is a port ([`targets`]); nothing is started
 //! before the client has all its streams.
 //!
