@@ -54,6 +54,10 @@ impl Drop for Rig {
             ground::end_processes();
             let log = fs::read_to_string(self.place.join("daemon.log")).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
+            for folder in fs::read_dir(self.place.join("state/s")).into_iter().flatten().flatten() {
+                let log = fs::read_to_string(folder.path().join("shim.log")).unwrap_or_default();
+                println!("--- a shim's words\n{log}");
+            }
             println!("--- the daemon's last words\n{}\n---", lines[lines.len().saturating_sub(30)..].join("\n"));
         }
     }
