@@ -3,7 +3,7 @@
 use std::{fs, io::Write as _};
 
 use super::*;
-use crate::embedded::images::error::Kind;
+use crate::embedded::images::{error::Kind, registry::Credentials};
 
 pub(super) fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
