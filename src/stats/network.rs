@@ -56,6 +56,12 @@ pub fn of_process(proc: &Path, pid: u32) -> Option<Network> {
     Some(Network { interfaces, primary })
 }
 
+/// Whether a process is in the machine's own network namespace; where the kernel does not tell, it is not. Blocking.
+pub fn is_the_machines(proc: &Path, pid: u32) -> bool {
+    let of = |pid: u32| std::fs::read_link(proc.join(pid.to_string()).join("ns/net")).ok();
+    of(pid).is_some_and(|of_process| Some(of_process) == of(1))
+}
+
 fn read(path: &Path) -> Option<String> {
     let mut bytes = Vec::with_capacity(4096); // most tables: the kernel is asked once, and whether that was all
     File::open(path).ok()?.take(MAX_TABLE).read_to_end(&mut bytes).ok()?;

@@ -204,9 +204,6 @@ impl Sampler {
         let host = network::of_process(&proc, 1);
         for seen in pods.iter_mut() {
             let process = |group: Option<&Seen>| group.and_then(|group| group.reading.first_process);
-            if let Some(pid) = process(seen.sandbox.as_ref()) {
-                self.pids.insert(seen.pod.sandbox.clone(), pid);
-            }
             if seen.pod.network == NetworkMode::Node {
                 seen.network.clone_from(&host);
                 continue;
@@ -214,16 +211,19 @@ impl Sampler {
             if !seen.pod.is_ready {
                 continue;
             }
-            seen.network = early.remove(&seen.pod.sandbox);
-            if seen.network.is_some() {
-                continue;
-            }
-            // A sandbox need not have a process of its own.
-            let of_container = || seen.containers.iter().find_map(|container| process(container.as_ref()));
-            let pid = self.pids.get(&seen.pod.sandbox).copied().or_else(of_container);
-            seen.network = pid.and_then(|pid| network::of_process(&proc, pid));
+            // A sandbox need not have a process of its own, and that of our own runtime is outside of the pod's network.
+            let of_containers = seen.containers.iter().filter_map(|container| process(container.as_ref()));
+            let all: Vec<u32> = process(seen.sandbox.as_ref()).into_iter().chain(of_containers).collect();
+            let known = self.pids.get(&seen.pod.sandbox).copied().filter(|pid| all.contains(pid));
+            let pid = known.or_else(|| all.into_iter().find(|pid| !network::is_the_machines(&proc, *pid)));
+            seen.network = early.remove(&seen.pod.sandbox).filter(|_| known.is_some());
             if seen.network.is_none() {
-                self.pids.remove(&seen.pod.sandbox);
+                seen.network = pid.and_then(|pid| network::of_process(&proc, pid));
+            }
+            match pid.filter(|_| seen.network.is_some()) {
+                Some(pid) if known.is_none() => drop(self.pids.insert(seen.pod.sandbox.clone(), pid)),
+                Some(_) => {}
+                None => drop(self.pids.remove(&seen.pod.sandbox)),
             }
         }
         let known: HashSet<&SandboxId> = pods.iter().map(|seen| &seen.pod.sandbox).collect();

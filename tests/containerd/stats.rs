@@ -80,7 +80,8 @@ async fn a_pod_stands_on_every_page() {
     let network = of_pod(&cadvisor, "container_network_receive_bytes_total", &name);
     assert!(
         !network.is_empty()
-            && network.iter().all(|line| line.contains("image=\"") && line.contains("interface=\"eth0\""))
+            && network.iter().all(|line| line.contains("image=\"") && line.contains("interface=\"eth0\"")),
+        "{network:#?}"
     );
     assert!(network[0].contains("/pause:"), "the sandbox's image is told: {}", network[0]);
     let quota = of_pod(&cadvisor, "container_spec_cpu_quota", &name);
