@@ -762,6 +762,9 @@ pub fn websocket_tunnel(data: &[u8]) {
     let mut socket = WebSocket::from_raw_socket(Client(data), Role::Server, Some(websocket::limits()));
     let (mut decoder, mut tunnelled, mut is_spdy) = (Decoder::default(), BytesMut::new(), true);
     while let Ok(message) = socket.read() {
+        if message.is_close() {
+            break; // its reason may be the codec's own
+        }
         let bytes = message.into_data();
         assert!(bytes.len() <= data.len(), "nobody sent that much");
         tunnelled.extend_from_slice(&bytes);
