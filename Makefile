@@ -7,7 +7,7 @@ SHIM_FLAGS = -C target-feature=+crt-static -C relocation-model=static
 
 .PHONY: run test bench bench-server bench-runtime lint release deps fuzz-smoke fuzz fuzz-api
 
-run:            ## pods on this machine with a private containerd under ./.run
+run:            ## pods on this machine, everything under ./.run; RUNTIME=containerd: on a private containerd
 	@examples/run.sh
 
 test: deps      ## everything: tables, properties, simulation, scripted CRI, real containerd
