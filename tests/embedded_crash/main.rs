@@ -70,7 +70,10 @@ fn outside(arguments: &[String]) -> ExitCode {
     let names: Vec<String> = all().map(|(name, _)| (*name).to_owned()).filter(|name| is_wanted(name)).collect();
     if !names.is_empty() {
         match ground::obstacle() {
-            Some(why) => names.iter().for_each(|name| println!("skipped {name}: {why}")),
+            Some(why) => {
+                assert!(std::env::var_os("CI").is_none(), "may not be skipped on CI: {why}");
+                names.iter().for_each(|name| println!("skipped {name}: {why}"));
+            }
             None => verdict &= ground::run_machine(&names),
         }
     }

@@ -46,6 +46,8 @@ exec switch_root /new /second
 pub fn run() -> bool {
     let (Some(kernel), None) = (kernel(), obstacle()) else {
         let why = obstacle().unwrap_or("needs an unpacked Debian cloud kernel: examples/install-deps.sh");
+        let may_be = std::env::var_os("CI").is_none() || !cfg!(target_arch = "x86_64");
+        assert!(may_be, "{NAME} may not be skipped on CI: {why}");
         println!("skipped {NAME}: {why}");
         return true;
     };
