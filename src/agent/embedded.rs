@@ -1,18 +1,21 @@
 //! Our own runtime in this process: from its settings to the clients everybody uses, and `berth cri`.
 
-use std::{path::PathBuf, process::ExitCode, sync::Arc};
+use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::{
     build::{Base, BuildError, wrong},
     embedded_streams::RuntimeTargets,
-    settings,
+    logging, settings,
 };
 use crate::{
-    config::Loaded,
+    config::{Loaded, fields::LoggingConfiguration},
     cri::{self, Connection},
     embedded::{
         cri as services,
@@ -25,6 +28,8 @@ use crate::{
 
 /// Where `berth cri` serves where nothing else is said.
 const SOCKET: &str = "unix:///run/berth/cri.sock";
+/// How long what runs here may take to end; pods go on.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Starts the runtime; the clients of its services, and its streams.
 ///
@@ -43,12 +48,7 @@ pub(super) async fn open(
         tasks: base.tasks.clone(),
         stop: base.stop.child_token(),
     };
-    let archives = config.import_dir.clone();
-    let (runtime, images) = parts::open_counted(config, around, &base.registry).await.map_err(wrong)?;
-    // What cannot be imported is told, and keeps no pod from running.
-    if let Err(cause) = images.import_folder(&archives).await {
-        error!(path = %archives.display(), err = %cause, "Images are not imported");
-    }
+    let (runtime, _) = parts::open_counted(config, around, &base.registry).await.map_err(wrong)?;
     parts::start(&runtime);
     if !socket.is_empty() {
         let (serving, path, stop) = (runtime.clone(), socket_path(&socket)?, base.stop.child_token());
@@ -97,6 +97,10 @@ fn socket_path(endpoint: &str) -> Result<PathBuf, BuildError> {
 
 /// `berth cri`: the runtime alone, on a socket, until told to end. Pods go on.
 pub fn serve(socket: Option<String>) -> ExitCode {
+    if let Err(cause) = logging::start(&LoggingConfiguration::default()) {
+        eprintln!("berth cri: {cause}");
+        return ExitCode::FAILURE;
+    }
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -119,13 +123,8 @@ async fn alone(socket: Option<String>) -> Result<(), BuildError> {
     let streams = listen(&config.stream_address).await?;
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let hostname = nix::unistd::gethostname().map_err(wrong)?.to_string_lossy().into_owned();
-    let around = Surroundings { hostname, has_builtin_images: true, tasks, stop: stop.clone() };
-    let archives = config.import_dir.clone();
-    let (runtime, images) = parts::open(config, around).await.map_err(wrong)?;
-    // What cannot be imported is told, and keeps no pod from running.
-    if let Err(cause) = images.import_folder(&archives).await {
-        error!(path = %archives.display(), err = %cause, "Images are not imported");
-    }
+    let around = Surroundings { hostname, has_builtin_images: true, tasks: tasks.clone(), stop: stop.clone() };
+    let (runtime, _) = parts::open(config, around).await.map_err(wrong)?;
     parts::start(&runtime);
     let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(wrong)?;
@@ -137,5 +136,9 @@ async fn alone(socket: Option<String>) -> Result<(), BuildError> {
         _ = interrupt.recv() => {}
     }
     stop.cancel();
+    tasks.close();
+    if timeout(LAST_WORDS, tasks.wait()).await.is_err() {
+        warn!(limit = ?LAST_WORDS, "Not everything of the embedded runtime has ended");
+    }
     Ok(())
 }

@@ -99,6 +99,11 @@ pub async fn open_counted(
     };
     let runtime = Runtime::with_lock(config, ports, facts, (around.tasks, around.stop.clone()), lock, metrics);
     count(registry, &runtime, &images, network);
+    // What cannot be imported is told, and keeps no pod from running.
+    let folder = runtime.shell.config.import_dir.clone();
+    if let Err(cause) = images.import_folder(&folder).await {
+        tracing::warn!(path = %folder.display(), err = %cause, "Images are not imported");
+    }
     keep_images(&runtime, &images, around.stop);
     Ok((runtime, images))
 }
