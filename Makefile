@@ -3,7 +3,8 @@ CARGO ?= cargo
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 BUILT = $(abspath $(or $(CARGO_TARGET_DIR),target))
 # Static and at a fixed address: nothing is relocated, so no page is a process's own for that.
-SHIM_FLAGS = -C target-feature=+crt-static -C relocation-model=static
+STATIC = -C target-feature=+crt-static -C relocation-model=static
+BENCH = $(CARGO) bench --profile harness --bench agent -- --agent "$(BUILT)/$(HOST)/release/berth"
 
 .PHONY: run test bench bench-server bench-runtime lint release deps fuzz-smoke fuzz fuzz-api
 
@@ -14,26 +15,23 @@ test: deps      ## everything: tables, properties, simulation, scripted CRI, rea
 	$(CARGO) test --lib --bins --tests --examples
 	$(CARGO) test --doc
 
-bench: deps     ## the figures of BENCHMARKS.md; BIN=/path/to/kubelet measures that one beside
-	$(CARGO) build --release --bin berth
-	$(CARGO) bench --profile harness --bench agent -- $(if $(BIN),--against $(BIN))
+bench: deps release ## the figures of BENCHMARKS.md; BIN=/path/to/kubelet measures that one beside
+	$(BENCH) $(if $(BIN),--against $(BIN))
 
-bench-server: deps ## the figures of the server alone; BIN=/path/to/kubelet measures that one beside
-	$(CARGO) build --release --bin berth
-	$(CARGO) bench --profile harness --bench agent -- --only server $(if $(BIN),--against $(BIN))
+bench-server: deps release ## the figures of the server alone; BIN=/path/to/kubelet measures that one beside
+	$(BENCH) --only server $(if $(BIN),--against $(BIN))
 
-bench-runtime: deps ## the embedded runtime beside containerd and runc
-	$(CARGO) build --release --bin berth --bin berth-shim
-	$(CARGO) bench --profile harness --bench agent -- --only runtime
+bench-runtime: deps release ## the embedded runtime beside containerd and runc
+	$(BENCH) --only runtime
 
 lint:           ## what CI refuses
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --quiet
 
-release:        ## one stripped binary, with its shim within
-	RUSTFLAGS="$(SHIM_FLAGS)" $(CARGO) build --profile shim --bin berth-shim --target $(HOST)
-	BERTH_SHIM="$(BUILT)/$(HOST)/shim/berth-shim" $(CARGO) build --release --bin berth
+release:        ## one static binary, with its shim within: target/<host>/release/berth
+	RUSTFLAGS="$(STATIC)" $(CARGO) build --profile shim --bin berth-shim --target $(HOST)
+	RUSTFLAGS="$(STATIC)" BERTH_SHIM="$(BUILT)/$(HOST)/shim/berth-shim" $(CARGO) build --release --bin berth --target $(HOST)
 
 deps:           ## Debian packages the real-runtime tests use; without root they are skipped by name
 	@examples/install-deps.sh

@@ -2,11 +2,12 @@
 
 use std::process::ExitCode;
 
-use berth::sys::allocations::Sampled;
+use berth::sys::{allocations::Sampled, names};
 
 #[global_allocator]
 static ALLOCATOR: Sampled = Sampled;
 
 fn main() -> ExitCode {
+    names::use_files_and_dns();
     berth::cli::main(std::env::args_os())
 }

@@ -58,6 +58,24 @@ impl Agent {
     /// # Errors
     /// As [`Self::start`].
     pub async fn start_with(target: &Target, socket: &Path, fields: &Value) -> Result<Self> {
+        Self::launch(target, fields, |command| {
+            command.arg("--container-runtime-endpoint").arg(format!("unix://{}", socket.display()));
+        })
+        .await
+    }
+
+    /// Starts it on the runtime it has within, with the settings of that file.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_embedded(target: &Target, settings: &Path) -> Result<Self> {
+        Self::launch(target, &json!({}), |command| {
+            command.args(["--container-runtime-endpoint", "embedded"]).env("BERTH_CONFIG", settings);
+        })
+        .await
+    }
+
+    async fn launch(target: &Target, fields: &Value, on_runtime: impl Fn(&mut Command)) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix(target.label).tempdir_in(&target.home)?.keep();
         for folder in ["pods", "root", "logs"] {
             fs::create_dir(dir.join(folder))?;
@@ -81,12 +99,11 @@ impl Agent {
             .arg(dir.join("config.yaml"))
             .arg("--root-dir")
             .arg(dir.join("root"))
-            .arg("--container-runtime-endpoint")
-            .arg(format!("unix://{}", socket.display()))
             .args(["--hostname-override", NODE])
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
+        on_runtime(&mut command);
         let began = Instant::now();
         let child = command.spawn().with_context(|| format!("cannot start {}", target.binary.display()))?;
         let mut agent = Self { child, dir, cgroup, read_only, secure, ready_after: Duration::ZERO };

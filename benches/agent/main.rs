@@ -13,6 +13,7 @@ mod bytes;
 mod churn;
 mod containerd_cost;
 mod containerd_pods;
+mod embedded_image;
 mod embedded_pods;
 mod events;
 mod figures;

@@ -27,8 +27,23 @@ pub fn cpu_seconds(pid: u32) -> Result<f64> {
     // The name may hold blanks; what follows its closing bracket does not.
     let fields: Vec<&str> = text.rsplit_once(") ").context("no name in stat")?.1.split(' ').collect();
     let ticks = |at: usize| -> Result<f64> { Ok(fields.get(at).context("stat is short")?.parse()?) };
-    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("no clock tick")?;
-    Ok((ticks(11)? + ticks(12)?) / f64::from(u32::try_from(per_second)?))
+    Ok((ticks(11)? + ticks(12)?) / per_second()?)
+}
+
+fn per_second() -> Result<f64> {
+    let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("no clock tick")?;
+    Ok(f64::from(u32::try_from(ticks)?))
+}
+
+/// Processor time of everything on this machine so far, in seconds: what belongs to a thing that many processes do,
+/// where nothing else runs.
+pub fn busy_seconds() -> Result<f64> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let line = text.lines().next().context("/proc/stat is empty")?;
+    let ticks: Vec<f64> = line.split_whitespace().skip(1).map(str::parse).collect::<Result<_, _>>()?;
+    // user, nice, system, then idle and waiting, then interrupts.
+    let busy = [0, 1, 2, 5, 6].iter().filter_map(|&at| ticks.get(at)).sum::<f64>();
+    Ok(busy / per_second()?)
 }
 
 /// Live threads.

@@ -10,7 +10,7 @@ use futures::future::LocalBoxFuture;
 
 use crate::{
     agent::Target,
-    bytes, churn, containerd_cost, containerd_pods, embedded_pods,
+    bytes, churn, containerd_cost, containerd_pods, embedded_image, embedded_pods,
     figures::{Figure, Samples},
     followers, handshakes,
     kit::containerd::{self, Containerd},
@@ -93,6 +93,7 @@ fn measurements() -> Vec<Measurement> {
     all.extend(containerd_pods::measurements());
     all.extend(containerd_cost::measurements());
     all.extend(embedded_pods::measurements());
+    all.extend(embedded_image::measurements());
     all
 }
 

@@ -16,7 +16,7 @@ use crate::sys::{heap, program};
 const PERIOD: Duration = Duration::from_secs(2);
 /// Code is let go after a period with fewer new pages than `calm`, if at least `worth` came since the last time. One
 /// page of code brings fifteen neighbours along, so these are 4 MB.
-const CODE: Habit = Habit { calm: 32, patience: 1, worth: 64 };
+const CODE: Habit = Habit { calm: 64, patience: 1, worth: 64 };
 /// Code that comes back after it was let go is calm enough for the heap.
 const HEAP: Habit = Habit { calm: 256, patience: 3, worth: 512 };
 

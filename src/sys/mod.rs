@@ -17,6 +17,8 @@ pub mod machine;
 #[allow(unsafe_code, reason = "mount_setattr has no safe interface")]
 pub mod mount_api;
 pub mod mount_table;
+#[allow(unsafe_code, reason = "the C library's resolver has no safe interface")]
+pub mod names;
 pub mod net_namespace;
 #[allow(unsafe_code, reason = "the runtime polls descriptors by an unsafe interface only")]
 pub mod netlink;

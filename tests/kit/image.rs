@@ -120,23 +120,30 @@ fn layer(busybox: &[u8], image: &Image<'_>) -> io::Result<Vec<u8>> {
     archive.into_inner()
 }
 
-fn file<W: io::Write>(archive: &mut tar::Builder<W>, name: &str, content: &[u8], mode: u32) -> io::Result<()> {
+/// One regular file of an archive.
+///
+/// # Errors
+/// The archive cannot be written.
+pub fn file<W: io::Write>(archive: &mut tar::Builder<W>, name: &str, content: &[u8], mode: u32) -> io::Result<()> {
     let mut header = tar::Header::new_gnu();
     header.set_mode(mode);
     header.set_size(content.len() as u64);
     archive.append_data(&mut header, name, content)
 }
 
-fn digest(bytes: &[u8]) -> String {
+/// As registries name content.
+pub fn digest(bytes: &[u8]) -> String {
     let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
     format!("sha256:{hex}")
 }
 
-fn descriptor(kind: &str, bytes: &[u8]) -> serde_json::Value {
+/// What names a blob and tells its type.
+pub fn descriptor(kind: &str, bytes: &[u8]) -> serde_json::Value {
     serde_json::json!({"mediaType": kind, "digest": digest(bytes), "size": bytes.len()})
 }
 
-fn architecture() -> &'static str {
+/// Of this machine, as images name it.
+pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

@@ -1,0 +1,169 @@
+//! A big image into the store, unpacked, beside containerd; and what no importer can be quicker than on this machine: the
+//! decompressor by itself, and the disk by itself.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Result, ensure};
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use futures::FutureExt;
+use serde_json::json;
+
+use crate::{
+    agent::Target,
+    figures::{Bar, Figure, Samples, Unit, median},
+    kit::{embedded::Embedded, image},
+    run::{Ground, Group, Measurement},
+};
+
+const FIGURES: &[Figure] = &[
+    median("import", "import and unpack of a 500 MB image (gzip)", Unit::Seconds, Bar::TimesRaw(1.0)),
+    median("decompressor", "the decompressor alone, on that layer", Unit::Seconds, Bar::Open),
+    median("disk", "the disk alone: the same files written and synchronised", Unit::Seconds, Bar::Open),
+    median("share", "the slower of the two / the import", Unit::Times, Bar::AtLeast(0.9)),
+];
+/// Files of a layer, and the size of each: libraries and programs are about so big.
+const FILES: usize = 500;
+const SIZE: usize = 1_000_000;
+const NAME: &str = "docker.io/library/big:1";
+
+/// What is measured here.
+pub fn measurements() -> Vec<Measurement> {
+    vec![Measurement {
+        name: "image",
+        group: Group::Runtime,
+        figures: FIGURES,
+        rounds: (3, 1),
+        agent: |g, t| embedded(g, t).boxed_local(),
+        raw: Some(|g| containerd(g).boxed_local()),
+    }]
+}
+
+async fn embedded(_ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let place = Embedded::new();
+    let folder = tempfile::tempdir()?;
+    let layer = layer()?;
+    let archive = archive(&layer, folder.path())?;
+    let mut samples = Samples::default();
+    settle();
+    let begun = Instant::now();
+    let out = Command::new(&target.binary)
+        .args(["images", "import"])
+        .arg(&archive)
+        .env("BERTH_CONFIG", place.settings())
+        .stdin(Stdio::null())
+        .output()?;
+    let import = begun.elapsed().as_secs_f64();
+    ensure!(out.status.success(), "import: {}", String::from_utf8_lossy(&out.stderr));
+    let begun = Instant::now();
+    let read = io::copy(&mut GzDecoder::new(layer.as_slice()), &mut io::sink())?;
+    let decompressor = begun.elapsed().as_secs_f64();
+    ensure!(read > (FILES * SIZE) as u64, "the layer is short");
+    let disk = disk(place.dir())?;
+    samples.add("import", import);
+    samples.add("decompressor", decompressor);
+    samples.add("disk", disk);
+    samples.add("share", decompressor.max(disk) / import);
+    Ok(samples)
+}
+
+async fn containerd(ground: &Ground<'_>) -> Result<Samples> {
+    let containerd = ground.containerd()?;
+    let folder = tempfile::tempdir()?;
+    let archive = archive(&layer()?, folder.path())?;
+    settle();
+    let begun = Instant::now();
+    let (imported, out) = containerd.ctr(&["images", "import", &archive.to_string_lossy()]);
+    let mut samples = Samples::default();
+    samples.add("import", begun.elapsed().as_secs_f64());
+    ensure!(imported, "ctr: {out}");
+    let (removed, out) = containerd.ctr(&["images", "rm", "--sync", NAME]);
+    ensure!(removed, "ctr: {out}");
+    Ok(samples)
+}
+
+/// What was written before is not what the next figure waits for.
+fn settle() {
+    nix::unistd::sync();
+}
+
+/// How long it takes to write a layer's files and to have them on the disk.
+fn disk(below: &Path) -> Result<f64> {
+    let folder = tempfile::tempdir_in(below)?;
+    let files: Vec<Vec<u8>> = (0..8).map(content).collect();
+    settle();
+    let begun = Instant::now();
+    for (at, content) in files.iter().cycle().take(FILES).enumerate() {
+        fs::write(folder.path().join(at.to_string()), content)?;
+    }
+    nix::unistd::syncfs(File::open(folder.path())?)?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+/// Half as big when compressed, as programs are: each byte of noise is followed by one that repeats.
+fn content(seed: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed as u64 + 1);
+    let mut bytes = Vec::with_capacity(SIZE);
+    while bytes.len() < SIZE {
+        // xorshift: the same bytes on every machine.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let word = state.to_le_bytes();
+        bytes.extend_from_slice(&word[..4]);
+        bytes.extend_from_slice(b"berth: ");
+        bytes.extend_from_slice(&word[..1]);
+    }
+    bytes.truncate(SIZE);
+    bytes
+}
+
+fn layer() -> Result<Vec<u8>> {
+    let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
+    for at in 0..FILES {
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o644);
+        header.set_size(SIZE as u64);
+        archive.append_data(&mut header, format!("usr/lib/{}/{at}", at % 50), content(at).as_slice())?;
+    }
+    Ok(archive.into_inner()?.finish()?)
+}
+
+/// An OCI archive of one image with that layer.
+fn archive(layer: &[u8], folder: &Path) -> Result<PathBuf> {
+    let config = json!({
+        "architecture": image::architecture(), "os": "linux", "config": {"Cmd": ["sh"]},
+        "rootfs": {"type": "layers", "diff_ids": [unpacked_digest(layer)?]},
+    });
+    let config = serde_json::to_vec(&config)?;
+    let manifest = serde_json::to_vec(&json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": image::descriptor("application/vnd.oci.image.config.v1+json", &config),
+        "layers": [image::descriptor("application/vnd.oci.image.layer.v1.tar+gzip", layer)],
+    }))?;
+    let mut entry = image::descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
+    entry["annotations"] = json!({"io.containerd.image.name": NAME, "org.opencontainers.image.ref.name": "1"});
+    let index = serde_json::to_vec(&json!({"schemaVersion": 2, "manifests": [entry]}))?;
+    let path = folder.join("big.tar");
+    let mut archive = tar::Builder::new(File::create(&path)?);
+    image::file(&mut archive, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#, 0o644)?;
+    image::file(&mut archive, "index.json", &index, 0o644)?;
+    for blob in [config.as_slice(), &manifest, layer] {
+        let name = format!("blobs/{}", image::digest(blob).replace(':', "/"));
+        image::file(&mut archive, &name, blob, 0o644)?;
+    }
+    archive.into_inner()?.flush()?;
+    Ok(path)
+}
+
+/// Of the layer before it was compressed, as the configuration of its image names it.
+fn unpacked_digest(layer: &[u8]) -> Result<String> {
+    let mut unpacked = Vec::new();
+    GzDecoder::new(layer).read_to_end(&mut unpacked)?;
+    Ok(image::digest(&unpacked))
+}
