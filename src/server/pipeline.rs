@@ -13,7 +13,7 @@ use std::{
 use async_trait::async_trait;
 use axum::{
     body::Body,
-    http::{HeaderValue, Request, StatusCode, header, request},
+    http::{HeaderValue, Method, Request, StatusCode, Version, header, request},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -107,6 +107,11 @@ impl Site {
     }
 
     async fn route(self: Arc<Self>, request: Request<Body>) -> Response {
+        if let Some(why) = host_refusal(&request) {
+            let body = format!("400 Bad Request: {why}");
+            let close = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::CONNECTION, "close")];
+            return (StatusCode::BAD_REQUEST, close, body).into_response();
+        }
         let uri = request.uri();
         match routing::outer(uri.path(), uri.query(), &self.switches, self.endpoints.health.names()) {
             Outer::Redirect(location) => redirect(&location, request.method().as_str()),
@@ -160,7 +165,7 @@ impl Site {
             Service::Found(endpoint) => {
                 if let Some(guard) = &self.guard
                     && guard.streaming_requires_create
-                    && request.method() == axum::http::Method::GET
+                    && request.method() == Method::GET
                     && routing::opens_a_stream(&endpoint)
                     && let Some(who) = request.extensions().get::<Identity>().cloned()
                     && let Err(refusal) = guard.keeper.allow(&who, "create", attributes::subresources(path)).await
@@ -170,6 +175,18 @@ impl Site {
                 self.endpoints.clone().service(endpoint, request).await
             }
         }
+    }
+}
+
+/// Why a request is none of HTTP/1.1 (RFC 9112 §3.2; the texts are those of Go's server).
+fn host_refusal(request: &Request<Body>) -> Option<&'static str> {
+    if request.version() != Version::HTTP_11 {
+        return None;
+    }
+    match request.headers().get_all(header::HOST).iter().count() {
+        0 if request.method() != Method::CONNECT => Some("missing required Host header"),
+        0 | 1 => None,
+        _ => Some("too many Host headers"),
     }
 }
 

@@ -196,3 +196,19 @@ async fn garbage_is_answered_and_forgotten() {
     }
     assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
 }
+
+#[tokio::test]
+async fn a_request_of_http_1_1_names_one_host() {
+    let served = Served::guarded(&[("get", "pods")]).await;
+    let head =
+        |lines: &str| format!("GET /pods HTTP/1.1\r\nAuthorization: Bearer good\r\n{lines}Connection: close\r\n\r\n");
+    for (lines, told) in [("", "missing required Host header"), ("Host: a\r\nHost: b\r\n", "too many Host headers")] {
+        let answer = served.raw(&head(lines)).await;
+        assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{answer}");
+        assert!(answer.ends_with(&format!("\r\n\r\n400 Bad Request: {told}")), "{answer}");
+    }
+    let answer = served.raw(&head("Host:\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "an empty one is one: {answer}");
+    let answer = served.raw("GET /pods HTTP/1.0\r\nAuthorization: Bearer good\r\n\r\n").await;
+    assert!(answer.contains(" 200 OK\r\n"), "HTTP/1.0 needs none: {answer}");
+}
