@@ -44,10 +44,13 @@ pub enum Heard {
 }
 
 impl Protocol {
-    /// For exec and attach: the first of the client's wishes that is known; `None` where none is.
+    /// For exec and attach: the newest, wherever the client names it, as before other runtimes; or else the first of its
+    /// wishes that is known; `None` where none is.
     pub fn for_command(offered: &[&str], knows_newest: bool) -> Option<Self> {
-        let newest = knows_newest.then_some(NEWEST);
-        let known = |name: &&str| COMMAND.iter().copied().chain(newest).find(|known| known.name == *name);
+        if knows_newest && offered.contains(&NEWEST.name) {
+            return Some(NEWEST);
+        }
+        let known = |name: &&str| COMMAND.iter().copied().find(|known| known.name == *name);
         if offered.is_empty() { Some(UNNAMED) } else { offered.iter().find_map(known) }
     }
 
@@ -104,12 +107,13 @@ mod tests {
     #[test]
     fn the_clients_first_wish_that_is_known() {
         let name = |offered: &[&str], newest| Protocol::for_command(offered, newest).map(|protocol| protocol.name);
-        let rows: [(&[&str], bool, Option<&str>); 8] = [
+        let rows: [(&[&str], bool, Option<&str>); 9] = [
             (&[], true, Some("")),
             (&["channel.k8s.io", "v4.channel.k8s.io"], true, Some("channel.k8s.io")),
             // AC-04b-S7
             (&["v4.channel.k8s.io"], true, Some("v4.channel.k8s.io")),
             (&["x", "v5.channel.k8s.io"], true, Some("v5.channel.k8s.io")),
+            (&["v4.channel.k8s.io", "v5.channel.k8s.io"], true, Some("v5.channel.k8s.io")),
             (&["v5.channel.k8s.io"], false, None),
             (&["v5.channel.k8s.io", "v4.base64.channel.k8s.io"], false, Some("v4.base64.channel.k8s.io")),
             (&["v2.channel.k8s.io"], true, None),
