@@ -11,7 +11,10 @@ use std::{
 
 use berth::proto::cri;
 
-use crate::real::{Builtin, Place, container, daemon_with, drop_parent_group, left, obstacle, pod};
+use crate::kit::embedded::{
+    in_process::{Builtin, container, daemon_with, pod},
+    place::{Place, obstacle},
+};
 
 /// Most memory of its own that a paused container may hold, KiB: what is not shared with the others of its image.
 const MOST_ANONYMOUS: u64 = 600;
@@ -52,9 +55,9 @@ async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
         println!("skipped a_pod_of_built_in_images_serves_logs_executes_and_is_small: {why}");
         return;
     }
-    let place = Place(tempfile::tempdir().expect("a directory"));
-    let daemon = daemon_with(place.0.path(), Builtin::Made).await;
-    let sandbox = daemon.run(pod(place.0.path(), "demo")).await;
+    let place = Place::new();
+    let daemon = daemon_with(place.path(), Builtin::Made).await;
+    let sandbox = daemon.run(pod(place.path(), "demo")).await;
     let port = free_port();
     let command = ["/bin/httpd", &format!(":{port}")];
     let web = daemon.start(&sandbox, of_image("web", "berth.local/demo", &command)).await;
@@ -73,7 +76,7 @@ async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
     assert!(log.contains(&format!(" stdout F httpd: listening on [::]:{port}\n")), "{log:?}");
     // AC-09-E7's other half: what a pod holds besides its shim.
     let pause = daemon.start(&sandbox, of_image("pause", "berth.local/pause:latest", &[])).await;
-    let told = daemon.rpc.clone();
+    let told = daemon.calls.rpc.clone();
     let request = cri::ContainerStatusRequest { container_id: pause.clone(), verbose: true };
     let info = told.clone().container_status(request).await.expect("known").into_inner().info;
     let info: serde_json::Value = serde_json::from_str(&info["info"]).expect("JSON");
@@ -85,12 +88,11 @@ async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
     let begun = Instant::now();
     for (id, expected) in [(pause, 0), (web, 143)] {
         let request = cri::StopContainerRequest { container_id: id.clone(), timeout: 20 };
-        daemon.rpc.clone().stop_container(request).await.expect("stops");
+        daemon.calls.rpc.clone().stop_container(request).await.expect("stops");
         assert_eq!(daemon.exited(&id).await.exit_code, expected);
     }
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     daemon.remove(&sandbox).await;
-    assert_eq!(left(place.0.path()), Vec::<String>::new());
-    drop_parent_group(place.0.path());
+    place.is_left_clean();
     daemon.stop.cancel();
 }

@@ -23,8 +23,8 @@ use berth::{
         },
         runtime::{HostFacts, Runtime, now_ns},
         shim::plan::{
-            Event, ExecPlan, Exit, Held, Hello, LaunchPlan, Namespace, NamespacePlan, Process, Processes, Reply,
-            Request, Root, RootKind, Scope, Started, Target,
+            Event, ExecPlan, Exit, Held, Hello, LaunchPlan, Namespace, NamespacePlan, Reply, Request, Scope, Started,
+            Target,
         },
         stats::{Cpu, Depth, Memory, Reading},
     },
@@ -35,6 +35,8 @@ use tokio::{
     sync::{mpsc, watch},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::kit::plans;
 
 /// What all fakes of a test know and note.
 #[derive(Default)]
@@ -297,36 +299,16 @@ impl Planner for Fakes {
     }
 
     async fn container(&self, ask: ContainerAsk) -> RuntimeResult<Planned> {
-        let plan = LaunchPlan {
-            container: ask.id,
-            groups: Vec::new(),
-            has_group_namespace: false,
-            processes: Processes::Own,
-            root: Root {
-                stage: "/stage".into(),
-                kind: RootKind::Directory("/".into()),
-                is_read_only: false,
-                is_shared: false,
-            },
-            mounts: Vec::new(),
-            devices: Vec::new(),
-            masked: Vec::new(),
-            read_only: Vec::new(),
-            process: Process { args: ask.config.command.clone(), ..Process::default() },
-            stdin: false,
-            stdin_once: false,
-            log: Some("/log".into()),
-            longest_record: 0,
-            limit_ms: 1000,
-        };
+        let args: Vec<&str> = ask.config.command.iter().map(String::as_str).collect();
+        let plan = LaunchPlan { log: Some("/log".into()), ..plans::plain(&ask.id, &args) };
         let images = ask.config.mounts.iter().filter(|mount| mount.image.is_some());
         let mounted = images.map(|mount| (mount.container_path.clone(), "sha256:1".to_owned())).collect();
         Ok(Planned { plan, user: (0, 0, vec![0]), devices: Vec::new(), mounted })
     }
 
     fn exec(&self, container: &LaunchPlan, exec: &str, args: &[String], _: bool) -> RuntimeResult<ExecPlan> {
-        let process = Process { args: args.to_vec(), ..Process::default() };
-        Ok(ExecPlan { container: container.container.clone(), exec: exec.to_owned(), process })
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        Ok(plans::exec(&container.container, exec, &args))
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! The parts below are fakes; what needs a kernel is in `real.rs`, needs root, and says so where it is skipped.
 
+#[path = "../kit/mod.rs"]
+mod kit;
+
 mod builtin;
 mod fakes;
-mod in_process;
 mod real;
 mod services;
 mod streams;

@@ -12,7 +12,7 @@ use berth::embedded::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::rig::image;
+use crate::kit::embedded::in_process::has_busybox;
 
 /// The pods' bridge.
 pub const BRIDGE: &str = "crash0";
@@ -53,11 +53,7 @@ async fn serve(place: &Path) {
         stop: stop.clone(),
     };
     let (runtime, images) = parts::open(config, around).await.expect("opened");
-    if images.status(image::BUSYBOX).expect("asked").is_none() {
-        let archive = place.join("busybox.tar");
-        image::write_archive(&[image::Image::busybox(image::BUSYBOX)], &archive).expect("written");
-        images.import(&archive, None).await.expect("imported");
-    }
+    has_busybox(&images, place).await;
     parts::start(&runtime);
     services::over_socket(&runtime, socket(place), "", stop).await.expect("served");
 }

@@ -8,6 +8,9 @@
 //!  cargo test ─► machine (namespaces) ─► init (reaps) ─► inside (tests) ─► daemon ─► shims
 //! ```
 
+#[path = "../kit/mod.rs"]
+mod kit;
+
 mod daemon;
 mod ground;
 mod inputs;

@@ -3,27 +3,22 @@
 use std::{
     collections::BTreeSet,
     fs,
+    ops::Deref,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use berth::{
-    proto::cri::{self, runtime_service_client::RuntimeServiceClient},
-    sys::step,
-};
+use berth::{proto::cri, sys::step};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::sleep};
-use tonic::{
-    Status,
-    transport::{Channel, Endpoint},
+use tonic::transport::Endpoint;
+
+pub use crate::kit::cri_calls::container;
+use crate::{
+    daemon, ground,
+    kit::cri_calls::{self, Calls},
 };
-
-use crate::{daemon, ground};
-
-#[path = "../kit/image.rs"]
-#[allow(dead_code, reason = "only the archive is made here")]
-pub mod image;
 
 /// Nothing here takes that long.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -32,17 +27,24 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long what was told to go may take to have gone.
 const LEFT_LIMIT: Duration = Duration::from_secs(3);
 
-type Rpc = RuntimeServiceClient<Channel>;
-
 /// A daemon, and its place.
 pub struct Rig {
     pub place: PathBuf,
     daemon: Child,
-    pub rpc: Rpc,
+    calls: Calls,
     snapshotter: &'static str,
     /// What was on the machine.
     before: BTreeSet<String>,
     leaks: Vec<String>,
+}
+
+/// Asked like any runtime.
+impl Deref for Rig {
+    type Target = Calls;
+
+    fn deref(&self) -> &Calls {
+        &self.calls
+    }
 }
 
 impl Drop for Rig {
@@ -77,8 +79,8 @@ impl Rig {
         let place = Path::new(ground::PLACE).join(if ground::is_virtual() { 0 } else { number }.to_string());
         fs::create_dir_all(&place).expect("a place");
         let daemon = spawn(&place, snapshotter);
-        let rpc = connect(&place).await;
-        Self { place, daemon, rpc, snapshotter, before: BTreeSet::new(), leaks: Vec::new() }
+        let calls = connect(&place).await;
+        Self { place, daemon, calls, snapshotter, before: BTreeSet::new(), leaks: Vec::new() }
     }
 
     /// Whoever comes to that step does so.
@@ -117,83 +119,7 @@ impl Rig {
     pub async fn again(&mut self) {
         self.kill();
         self.daemon = spawn(&self.place, self.snapshotter);
-        self.rpc = connect(&self.place).await;
-    }
-
-    /// Asks for a sandbox.
-    pub async fn run(&self, config: &cri::PodSandboxConfig) -> Result<String, Status> {
-        let request = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
-        Ok(self.rpc.clone().run_pod_sandbox(request).await?.into_inner().pod_sandbox_id)
-    }
-
-    /// Asks for a container.
-    pub async fn create(&self, sandbox: &str, config: &cri::ContainerConfig) -> Result<String, Status> {
-        let (pod_sandbox_id, config) = (sandbox.to_owned(), Some(config.clone()));
-        let request = cri::CreateContainerRequest { pod_sandbox_id, config, sandbox_config: None };
-        Ok(self.rpc.clone().create_container(request).await?.into_inner().container_id)
-    }
-
-    /// Starts a container.
-    pub async fn start_container(&self, id: &str) -> Result<(), Status> {
-        let request = cri::StartContainerRequest { container_id: id.to_owned() };
-        self.rpc.clone().start_container(request).await.map(drop)
-    }
-
-    /// A container that runs, of a sandbox.
-    pub async fn running(&self, sandbox: &str, config: &cri::ContainerConfig) -> String {
-        let id = self.create(sandbox, config).await.expect("made");
-        self.start_container(&id).await.expect("starts");
-        id
-    }
-
-    /// Stops a container within so many seconds.
-    pub async fn stop_container(&self, id: &str, timeout: i64) -> Result<(), Status> {
-        let request = cri::StopContainerRequest { container_id: id.to_owned(), timeout };
-        self.rpc.clone().stop_container(request).await.map(drop)
-    }
-
-    /// Removes a container.
-    pub async fn remove_container(&self, id: &str) -> Result<(), Status> {
-        let request = cri::RemoveContainerRequest { container_id: id.to_owned() };
-        self.rpc.clone().remove_container(request).await.map(drop)
-    }
-
-    /// Stops a sandbox.
-    pub async fn stop(&self, id: &str) -> Result<(), Status> {
-        let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
-        self.rpc.clone().stop_pod_sandbox(request).await.map(drop)
-    }
-
-    /// Removes a sandbox.
-    pub async fn remove(&self, id: &str) -> Result<(), Status> {
-        let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
-        self.rpc.clone().remove_pod_sandbox(request).await.map(drop)
-    }
-
-    /// Runs a script in a container: what it writes, and its code.
-    pub async fn exec(&self, id: &str, script: &str) -> Result<(String, i32), Status> {
-        let cmd = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
-        let request = cri::ExecSyncRequest { container_id: id.to_owned(), cmd, timeout: 20 };
-        let reply = self.rpc.clone().exec_sync(request).await?.into_inner();
-        Ok((String::from_utf8_lossy(&reply.stdout).into_owned(), reply.exit_code))
-    }
-
-    /// All sandboxes.
-    pub async fn sandboxes(&self) -> Vec<cri::PodSandbox> {
-        let reply = self.rpc.clone().list_pod_sandbox(cri::ListPodSandboxRequest::default()).await;
-        reply.expect("listed").into_inner().items
-    }
-
-    /// All containers.
-    pub async fn containers(&self) -> Vec<cri::Container> {
-        let reply = self.rpc.clone().list_containers(cri::ListContainersRequest::default()).await;
-        reply.expect("listed").into_inner().containers
-    }
-
-    /// What a container is.
-    pub async fn status(&self, id: &str) -> cri::ContainerStatus {
-        let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
-        self.rpc.clone().container_status(request).await.expect("known").into_inner().status.expect("a status")
+        self.calls = connect(&self.place).await;
     }
 
     /// Waits until a container has ended.
@@ -268,7 +194,7 @@ fn spawn(place: &Path, snapshotter: &str) -> Child {
 }
 
 /// Connects to a daemon that is starting; returns when it has found again what was there.
-async fn connect(place: &Path) -> Rpc {
+async fn connect(place: &Path) -> Calls {
     let socket = daemon::socket(place);
     // That of the one before leads nowhere.
     let begun = Instant::now();
@@ -279,9 +205,9 @@ async fn connect(place: &Path) -> Rpc {
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         });
         if let Ok(channel) = Endpoint::from_static("http://socket").connect_with_connector(connector).await {
-            let rpc = RuntimeServiceClient::new(channel);
-            if rpc.clone().list_pod_sandbox(cri::ListPodSandboxRequest::default()).await.is_ok() {
-                return rpc;
+            let calls = Calls::over(channel);
+            if calls.rpc.clone().list_pod_sandbox(cri::ListPodSandboxRequest::default()).await.is_ok() {
+                return calls;
             }
         }
         assert!(begun.elapsed() < LIMIT, "the daemon does not answer");
@@ -294,41 +220,12 @@ pub type Pids = cri::NamespaceMode;
 
 /// A pod with a network and a port of the host's.
 pub fn pod(rig: &Rig, name: &str, pids: Pids) -> cri::PodSandboxConfig {
-    let options = cri::NamespaceOption { pid: pids.into(), ..cri::NamespaceOption::default() };
-    let context = cri::LinuxSandboxSecurityContext { namespace_options: Some(options), ..Default::default() };
     let port = cri::PortMapping { container_port: 80, host_port: 18_080, ..cri::PortMapping::default() };
-    cri::PodSandboxConfig {
-        metadata: Some(cri::PodSandboxMetadata {
-            name: name.to_owned(),
-            namespace: "ns".to_owned(),
-            uid: format!("uid-{name}"),
-            attempt: 0,
-        }),
-        log_directory: rig.place.join("logs").display().to_string(),
-        // Without a packet filter nobody has one.
-        port_mappings: if ground::is_virtual() { Vec::new() } else { vec![port] },
-        linux: Some(cri::LinuxPodSandboxConfig {
-            cgroup_parent: ground::parent(),
-            security_context: Some(context),
-            ..Default::default()
-        }),
-        ..Default::default()
-    }
-}
-
-/// A container that runs a script.
-pub fn container(name: &str, script: &str, pids: Pids) -> cri::ContainerConfig {
-    let options = cri::NamespaceOption { pid: pids.into(), ..Default::default() };
-    let context = cri::LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
-    cri::ContainerConfig {
-        metadata: Some(cri::ContainerMetadata { name: name.to_owned(), attempt: 0 }),
-        image: Some(cri::ImageSpec { image: image::BUSYBOX.to_owned(), ..Default::default() }),
-        command: ["/bin/sh", "-c", script].map(str::to_owned).to_vec(),
-        log_path: format!("{name}.log"),
-        linux: Some(cri::LinuxContainerConfig {
-            resources: Some(cri::LinuxContainerResources { cpu_shares: 100, ..Default::default() }),
-            security_context: Some(context),
-        }),
-        ..Default::default()
-    }
+    let namespaces = cri::NamespaceOption { pid: pids.into(), ..cri::NamespaceOption::default() };
+    let mut config = cri_calls::sandbox(name, namespaces);
+    config.log_directory = rig.place.join("logs").display().to_string();
+    // Without a packet filter nobody has one.
+    config.port_mappings.extend((!ground::is_virtual()).then_some(port));
+    config.linux.as_mut().expect("given").cgroup_parent = ground::parent();
+    config
 }

@@ -9,7 +9,7 @@ use std::{
 use berth::embedded::shim::plan::FailureKind;
 
 use crate::{
-    bench::{Bench, NOTHING, PATIENCE, begin, conclude_begun, exec, is_root, process, readable, said, start},
+    kit::bench::{Bench, NOTHING, PATIENCE, begin, conclude_begun, exec, is_root, process, readable, said, start},
     process::no_mkdir,
 };
 
@@ -30,7 +30,7 @@ fn a_further_process_is_in_all_of_the_container() {
         let mut given = process(&["sh", "-c", script]);
         given.seccomp = Some(no_mkdir());
         (given.uid, given.cwd) = (0, "/tmp".to_owned());
-        let out = said(exec(&plan, container.pid, given).map(crate::bench::Running::end));
+        let out = said(exec(&plan, container.pid, given).map(crate::kit::bench::Running::end));
         let lines: Vec<&str> = out.lines().collect();
         assert_eq!(lines.first(), Some(&"mine"));
         let groups = plan.groups.iter().filter_map(|group| group.file_name()?.to_str()).count();
@@ -92,7 +92,7 @@ fn many_at_once_leave_nothing_open() {
         for _ in 0..4 {
             let begun: Vec<_> = (0..64).map(|_| begin(&plan, container.pid, process(&["echo", "hello"]))).collect();
             for running in begun.into_iter().map(conclude_begun) {
-                assert_eq!(said(running.map(crate::bench::Running::end)), "hello\n");
+                assert_eq!(said(running.map(crate::kit::bench::Running::end)), "hello\n");
             }
         }
         assert_eq!(open(), before);

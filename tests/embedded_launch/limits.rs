@@ -4,7 +4,9 @@ use std::{fs, io::Read, time::Instant};
 
 use berth::embedded::shim::child::{Progress, Stdio, begin_launch};
 
-use crate::bench::{Bench, NOTHING, PATIENCE, Running, exec, is_root, process, readable, reap, said, shell, start};
+use crate::kit::bench::{
+    Bench, NOTHING, PATIENCE, Running, exec, is_root, process, readable, reap, said, shell, start,
+};
 
 #[test]
 fn limits_are_set() {

@@ -1,7 +1,9 @@
 //! Containers between `clone3` and `execve`, with real namespaces, overlays and control groups. Needs root and
 //! `busybox-static`; without root every test says so and passes.
 
-mod bench;
+#[path = "../kit/mod.rs"]
+mod kit;
+
 mod exec;
 mod limits;
 mod mounts;

@@ -8,7 +8,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 
-use crate::bench::{Bench, NOTHING, bind, image, is_root, new, run, said, shell, start};
+use crate::kit::bench::{Bench, NOTHING, bind, image, is_root, new, run, said, shell, start};
 
 fn tmpfs(path: &Path) {
     fs::create_dir_all(path).expect("makeable");

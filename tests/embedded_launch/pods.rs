@@ -7,7 +7,7 @@ use berth::embedded::shim::{
     plan::{Access, Failure, Namespace, NamespacePlan, Processes, Propagation},
 };
 
-use crate::bench::{Bench, MAP, NOTHING, Running, bind, exec, image, is_root, process, said, start};
+use crate::kit::bench::{Bench, MAP, NOTHING, Running, bind, exec, image, is_root, process, said, start};
 
 fn make(plan: &NamespacePlan) -> Result<Made, Failure> {
     let program = File::open(env!("CARGO_BIN_EXE_berth-shim")).expect("the shim is built");
@@ -88,7 +88,7 @@ fn processes_are_seen_as_the_plan_says() {
         target.kill();
         let init = nix::unistd::Pid::from_raw(made.init.expect("process 1").cast_signed());
         nix::sys::signal::kill(init, nix::sys::signal::Signal::SIGTERM).expect("there");
-        assert_eq!(crate::bench::reap(init.as_raw().cast_unsigned()), 0);
+        assert_eq!(crate::kit::bench::reap(init.as_raw().cast_unsigned()), 0);
     });
 }
 

@@ -2,7 +2,7 @@
 
 use berth::embedded::shim::plan::{Capabilities, FailureKind, RootKind};
 
-use crate::bench::{Bench, is_root, run, said, shell};
+use crate::kit::bench::{Bench, is_root, run, said, shell};
 
 #[test]
 fn a_program_runs_with_its_arguments_environment_directory_and_user() {
@@ -36,7 +36,8 @@ fn ends_are_told_as_they_are() {
             assert_eq!(ended.code, code, "{script}");
         }
         let mut running =
-            crate::bench::start(&bench.plan(&["sh", "-c", "echo up; cat"]), &crate::bench::NOTHING).expect("it runs");
+            crate::kit::bench::start(&bench.plan(&["sh", "-c", "echo up; cat"]), &crate::kit::bench::NOTHING)
+                .expect("it runs");
         assert_eq!(running.line(), "up");
         running.say("from outside\n");
         assert_eq!(running.line(), "from outside");
@@ -88,7 +89,7 @@ fn rights_are_those_of_the_plan() {
         return;
     }
     Bench::new().shim(|bench| {
-        let default = crate::bench::DEFAULT_CAPABILITIES;
+        let default = crate::kit::bench::DEFAULT_CAPABILITIES;
         let net_raw = 1 << 13;
         let none = Capabilities::default();
         let whole = Capabilities { bounding: default, effective: default, permitted: default, ..none };
@@ -159,7 +160,7 @@ fn a_filter_is_in_force_with_and_without_new_privileges() {
             let text = shell(bench, change, "cat /proc/self/status; mkdir /tmp/x 2>/dev/null || echo refused");
             assert_eq!(status(&text, "Seccomp"), "2");
             assert_eq!(status(&text, "NoNewPrivs"), if no_new_privileges { "1" } else { "0" });
-            let permitted = if uid == 0 { crate::bench::DEFAULT_CAPABILITIES } else { 0 };
+            let permitted = if uid == 0 { crate::kit::bench::DEFAULT_CAPABILITIES } else { 0 };
             assert_eq!(status(&text, "CapPrm"), format!("{permitted:016x}"), "nothing is left of what set the filter");
             assert!(text.ends_with("refused\n"));
         }

@@ -1,9 +1,8 @@
 //! What CRI asks, planned and started for real: requests to processes. Needs root and `busybox-static`; without root
 //! every test says so and passes.
 
-#[path = "../embedded_launch/bench.rs"]
-#[allow(dead_code, reason = "shared with the tests of launching")]
-mod bench;
+#[path = "../kit/mod.rs"]
+mod kit;
 
 use std::{
     fs::{self, Permissions},
@@ -22,7 +21,7 @@ use berth::{
     proto::cri,
 };
 
-use crate::bench::{Bench, MAP, NOTHING, Running, exec, is_root, said, start};
+use crate::kit::bench::{self, Bench, MAP, NOTHING, Running, exec, is_root, said, start};
 
 const PASSWD: &[u8] = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n";
 const GROUP: &[u8] = b"user:x:1000:\nimage:x:50000:user\n";

@@ -3,9 +3,9 @@
 //! This program is also the shim it starts: with the argument of a folder it runs the loop there. Hence no test harness:
 //! the loop needs a process with one thread.
 
-#[allow(dead_code, reason = "another test's bench, of which only the container is used")]
-#[path = "../embedded_launch/bench.rs"]
-mod bench;
+#[path = "../kit/mod.rs"]
+mod kit;
+
 mod plain;
 mod pods;
 mod rig;

@@ -13,7 +13,7 @@ use berth::embedded::shim::plan::{
 };
 
 use crate::{
-    bench::{self, Bench},
+    kit::bench::{self, Bench},
     rig::{Rig, kind, pipe, read_all, until},
     tests,
 };

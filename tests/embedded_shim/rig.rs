@@ -11,9 +11,7 @@ use std::{
 
 use berth::embedded::shim::{
     client::{self, Events, Shim, ShimError},
-    plan::{
-        Event, ExecPlan, FailureKind, Hello, LaunchPlan, Process, Processes, Root, RootKind, Scope, Started, Target,
-    },
+    plan::{Event, FailureKind, Hello, LaunchPlan, Scope, Started, Target},
     spawn,
 };
 use rustix::{
@@ -21,6 +19,8 @@ use rustix::{
     process::{Pid, Signal, kill_process},
 };
 use tokio::{task::JoinHandle, time::timeout};
+
+use crate::kit::plans;
 
 /// Nothing here takes that long.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -76,7 +76,7 @@ impl Rig {
 
     /// The plan of such a container.
     pub fn plan(&self, id: &str, script: &str) -> LaunchPlan {
-        LaunchPlan { log: Some(self.log(id)), ..plan(id, &["sh", "-c", script]) }
+        LaunchPlan { log: Some(self.log(id)), ..plans::plain(id, &["sh", "-c", script]) }
     }
 
     /// Where a container's log is.
@@ -98,7 +98,7 @@ impl Rig {
     pub async fn exec(&self, container: &str, id: &str, script: &str) -> Result<(Started, OwnedFd), ShimError> {
         let (stdin, _) = pipe();
         let (output, stdout) = pipe();
-        let plan = exec_plan(container, id, &["sh", "-c", script]);
+        let plan = plans::exec(container, id, &["sh", "-c", script]);
         let (started, terminal) = self.shim.exec(plan, Some([stdin.as_fd(), stdout.as_fd(), stdout.as_fd()])).await?;
         assert!(terminal.is_none());
         Ok((started, output))
@@ -140,41 +140,6 @@ async fn greet(folder: &Path) -> (Shim, Events, Hello, JoinHandle<std::io::Error
     let driver = tokio::spawn(connection.run());
     let (hello, _) = shim.hello().await.expect("an answer");
     (shim, events, hello, driver)
-}
-
-/// A container that runs a program.
-pub fn plan(id: &str, args: &[&str]) -> LaunchPlan {
-    LaunchPlan {
-        container: id.to_owned(),
-        groups: Vec::new(),
-        has_group_namespace: false,
-        processes: Processes::Own,
-        root: Root {
-            stage: PathBuf::from("/"),
-            kind: RootKind::Directory(PathBuf::from("/")),
-            is_read_only: false,
-            is_shared: false,
-        },
-        mounts: Vec::new(),
-        devices: Vec::new(),
-        masked: Vec::new(),
-        read_only: Vec::new(),
-        process: process(args),
-        stdin: false,
-        stdin_once: false,
-        log: None,
-        longest_record: 16_384,
-        limit_ms: 20_000,
-    }
-}
-
-/// Another process that runs a program.
-pub fn exec_plan(container: &str, exec: &str, args: &[&str]) -> ExecPlan {
-    ExecPlan { container: container.to_owned(), exec: exec.to_owned(), process: process(args) }
-}
-
-fn process(args: &[&str]) -> Process {
-    Process { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..Process::default() }
 }
 
 /// The records of a log: stream, tag and content.

@@ -15,7 +15,10 @@ use berth::embedded::shim::{
     wire::{self, Kind},
 };
 
-use crate::rig::{Rig, exec_plan, kind, pipe, plan, read_all, records, until};
+use crate::{
+    kit::plans,
+    rig::{Rig, kind, pipe, read_all, records, until},
+};
 
 use crate::tests;
 
@@ -186,13 +189,13 @@ async fn ends_tell_the_code_or_the_signal() {
 /// AC-09a-X6, for the shim's part.
 async fn a_start_that_fails_or_hangs_is_told() {
     let rig = Rig::new().await;
-    assert_eq!(kind(rig.shim.launch(plan("a", &["/nowhere/program"])).await), FailureKind::Program);
+    assert_eq!(kind(rig.shim.launch(plans::plain("a", &["/nowhere/program"])).await), FailureKind::Program);
     for id in ["", "..", "a/b"] {
-        assert_eq!(kind(rig.shim.launch(plan(id, &["true"])).await), FailureKind::Other, "{id}");
+        assert_eq!(kind(rig.shim.launch(plans::plain(id, &["true"])).await), FailureKind::Other, "{id}");
     }
-    let slow = LaunchPlan { limit_ms: 100, ..plan("a", &["slow"]) };
+    let slow = LaunchPlan { limit_ms: 100, ..plans::plain("a", &["slow"]) };
     assert_eq!(kind(rig.shim.launch(slow).await), FailureKind::Deadline);
-    let bad_log = LaunchPlan { log: Some("/proc/nowhere/0.log".into()), ..plan("a", &["true"]) };
+    let bad_log = LaunchPlan { log: Some("/proc/nowhere/0.log".into()), ..plans::plain("a", &["true"]) };
     assert_eq!(kind(rig.shim.launch(bad_log).await), FailureKind::Other);
     rig.launch("a", "exit 0").await;
     let children = format!("/proc/{0}/task/{0}/children", rig.pid);
@@ -214,7 +217,7 @@ async fn other_processes_write_where_the_daemon_says() {
     assert_eq!(read_all(output).await, "", "its whole group was killed");
     assert_eq!(kind(rig.shim.signal(to.clone(), 9, Scope::Group).await), FailureKind::Unknown);
     assert_eq!(kind(rig.shim.resize(to, 80, 25).await), FailureKind::State);
-    let no_files = rig.shim.exec(exec_plan("a", "e3", &["true"]), None).await;
+    let no_files = rig.shim.exec(plans::exec("a", "e3", &["true"]), None).await;
     assert_eq!(kind(no_files), FailureKind::Other);
     rig.kill("a").await;
     assert_eq!(of(&rig.event().await), ("a", 137));
@@ -319,7 +322,7 @@ async fn a_killed_shim_is_missed_at_once() {
     let mut rig = Rig::new().await;
     let started = rig.launch("a", "exec sleep 1000").await;
     let asked = rig.shim.clone();
-    let slow = LaunchPlan { limit_ms: 10_000, ..plan("b", &["slow"]) };
+    let slow = LaunchPlan { limit_ms: 10_000, ..plans::plain("b", &["slow"]) };
     let slow = tokio::spawn(async move { asked.launch(slow).await });
     let children = format!("/proc/{0}/task/{0}/children", rig.pid);
     let both = until(|| {
@@ -444,7 +447,7 @@ async fn plans_may_be_long() {
 async fn a_start_goes_on_without_a_client() {
     let mut rig = Rig::new().await;
     let shim = rig.shim.clone();
-    let slow = LaunchPlan { limit_ms: 1000, ..plan("a", &["slow"]) };
+    let slow = LaunchPlan { limit_ms: 1000, ..plans::plain("a", &["slow"]) };
     let asked = tokio::spawn(async move { shim.launch(slow).await });
     let children = format!("/proc/{0}/task/{0}/children", rig.pid);
     until(|| (!fs::read_to_string(&children).expect("children").is_empty()).then_some(())).await;

@@ -18,7 +18,7 @@ use berth::{
 use futures::future::join_all;
 
 use super::{
-    embedded::unmount_below,
+    embedded::traces::unmount_below,
     image::{BUSYBOX, Image, write_archive},
 };
 

@@ -1,20 +1,25 @@
-//! What tests across rooms share: the scripted CRI, and builders of pods.
+//! What tests across rooms share: runtimes, scripted and real, their clients, and builders of pods.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of the kit")]
 
 pub mod agent;
+pub mod alone;
 pub mod api_server;
+pub mod bench;
 pub mod clock;
 pub mod containerd;
+pub mod cri_calls;
 pub mod disk;
 pub mod embedded;
 pub mod image;
 pub mod kube_front;
 pub mod leash;
 pub mod main_port;
+pub mod plans;
 pub mod players;
 pub mod pods;
 pub mod process;
 pub mod prometheus;
 pub mod real;
 pub mod scripted;
+pub mod streams;
 pub mod web;

@@ -1,6 +1,20 @@
 //! Volumes and images in containers, changed limits, logs opened anew. Spec 09a §3.2, §8, §9.4.
 
-use super::*;
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use berth::proto::cri;
+
+use crate::kit::{
+    embedded::{
+        in_process::{Daemon, container, daemon, pod},
+        place::{group, on_a_machine},
+    },
+    image,
+};
 
 const WITH_VOLUME: &str = "docker.io/library/volume:1";
 
@@ -42,7 +56,7 @@ fn volumes_of_an_image_begin_with_its_files() {
         let three = daemon.start(&sandbox, cri::ContainerConfig { mounts: vec![mount], ..config("three") }).await;
         assert_eq!(daemon.exec(&three, "ls /data").await, (String::new(), 0));
         daemon.remove(&sandbox).await;
-        assert_eq!(left(place.path()), Vec::<String>::new());
+        place.is_left_clean();
         daemon.stop.cancel();
     });
 }
@@ -76,11 +90,11 @@ fn an_image_is_mounted_and_told_by_its_identity() {
         ] {
             let (pod_sandbox_id, config) = (sandbox.clone(), Some(with(name, wrong)));
             let request = cri::CreateContainerRequest { pod_sandbox_id, config, sandbox_config: None };
-            let refused = daemon.rpc.clone().create_container(request).await.expect_err(name);
+            let refused = daemon.calls.rpc.clone().create_container(request).await.expect_err(name);
             assert!(refused.message().starts_with("ImageVolumeMountFailed: "), "{name}: {}", refused.message());
         }
         daemon.remove(&sandbox).await;
-        assert_eq!(left(place.path()), Vec::<String>::new());
+        place.is_left_clean();
         daemon.stop.cancel();
     });
 }
@@ -115,7 +129,7 @@ fn limits_are_changed_where_it_runs() {
             let container_id = id.clone();
             let request =
                 cri::UpdateContainerResourcesRequest { container_id, linux: Some(linux), ..Default::default() };
-            daemon.rpc.clone().update_container_resources(request).await
+            daemon.calls.rpc.clone().update_container_resources(request).await
         };
         let memory = || limit(place.path(), &id, "memory/memory.limit_in_bytes", "memory.max");
         let quota = || limit(place.path(), &id, "cpu/cpu.cfs_quota_us", "cpu.max");
@@ -139,7 +153,7 @@ fn limits_are_changed_where_it_runs() {
         let told = (told.memory_limit_in_bytes, told.cpu_quota, told.cpu_period, told.cpuset_cpus);
         assert_eq!(told, (32 << 20, 50_000, 100_000, String::new()));
         daemon.remove(&sandbox).await;
-        assert_eq!(left(place.path()), Vec::<String>::new());
+        place.is_left_clean();
         daemon.stop.cancel();
     });
 }
@@ -156,7 +170,7 @@ fn a_renamed_log_is_written_until_it_is_opened_anew() {
         let old = log.with_extension("old");
         let lines = |path: &Path| fs::read_to_string(path).unwrap_or_default().lines().count();
         let grows = async |path: &Path| {
-            let (begun, before) = (std::time::Instant::now(), lines(path));
+            let (begun, before) = (Instant::now(), lines(path));
             while lines(path) < before + 3 {
                 assert!(begun.elapsed() < Duration::from_secs(10), "{} does not grow", path.display());
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -168,7 +182,7 @@ fn a_renamed_log_is_written_until_it_is_opened_anew() {
         assert!(!log.exists());
         let reopen = async |id: &str| {
             let request = cri::ReopenContainerLogRequest { container_id: id.to_owned() };
-            daemon.rpc.clone().reopen_container_log(request).await
+            daemon.calls.rpc.clone().reopen_container_log(request).await
         };
         reopen(&id).await.expect("opened");
         grows(&log).await;
@@ -179,7 +193,7 @@ fn a_renamed_log_is_written_until_it_is_opened_anew() {
         let (first, second) = (numbers(&old), numbers(&log));
         assert_eq!(second[0], first.last().expect("lines") + 1, "no line is lost");
         let request = cri::StopContainerRequest { container_id: id.clone(), timeout: 0 };
-        daemon.rpc.clone().stop_container(request).await.expect("stops");
+        daemon.calls.rpc.clone().stop_container(request).await.expect("stops");
         fs::remove_file(&log).expect("removed");
         let refused = reopen(&id).await.expect_err("it has ended");
         assert_eq!((refused.code(), refused.message()), (tonic::Code::FailedPrecondition, "container is not running"));

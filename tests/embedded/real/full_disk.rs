@@ -1,10 +1,15 @@
 //! A disk that is full while containers are made. Spec 09 §7 (AC-09-E10).
 
-use std::io::Write;
+use std::{fs, io::Write, path::Path};
 
+use berth::proto::cri;
 use nix::mount::{MsFlags, mount};
 
-use super::*;
+use crate::kit::embedded::{
+    in_process::{container, daemon, pod},
+    place::{left, on_a_machine},
+    traces::names,
+};
 
 /// Fills a file system to the last byte.
 fn fill(path: &Path) {
@@ -28,7 +33,7 @@ fn a_full_disk_leaves_nothing_half_made() {
         let create = async |name: &str| {
             let (pod_sandbox_id, config) = (sandbox.clone(), Some(container(name, "echo done; sleep 100")));
             let request = cri::CreateContainerRequest { pod_sandbox_id, config, sandbox_config: None };
-            daemon.rpc.clone().create_container(request).await
+            daemon.calls.rpc.clone().create_container(request).await
         };
         let refused = create("c").await.expect_err("no room");
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{refused:?}");
@@ -36,14 +41,14 @@ fn a_full_disk_leaves_nothing_half_made() {
         assert_eq!(names(&root.join("snap")), std::slice::from_ref(&before));
         assert_eq!(daemon.exec(&before, "echo on").await, ("on\n".to_owned(), 0), "what runs goes on");
         let other = cri::RunPodSandboxRequest { config: Some(pod(place.path(), "b")), runtime_handler: String::new() };
-        let refused = daemon.rpc.clone().run_pod_sandbox(other.clone()).await.expect_err("no room");
+        let refused = daemon.calls.rpc.clone().run_pod_sandbox(other.clone()).await.expect_err("no room");
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{refused:?}");
         assert_eq!(names(&root.join("sandboxes")), std::slice::from_ref(&sandbox));
         fs::remove_file(&filler).expect("removed");
         let id = create("c").await.expect("there is room again").into_inner().container_id;
         let request = cri::StartContainerRequest { container_id: id };
-        daemon.rpc.clone().start_container(request).await.expect("starts");
-        let second = daemon.rpc.clone().run_pod_sandbox(other).await.expect("runs").into_inner().pod_sandbox_id;
+        daemon.calls.rpc.clone().start_container(request).await.expect("starts");
+        let second = daemon.calls.rpc.clone().run_pod_sandbox(other).await.expect("runs").into_inner().pod_sandbox_id;
         for sandbox in [&sandbox, &second] {
             daemon.remove(sandbox).await;
         }

@@ -4,10 +4,21 @@ use std::{
     io::Read,
     net::{SocketAddr, TcpStream},
     process::Command,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use super::*;
+use berth::{
+    proto::cri,
+    sys::{
+        net_namespace,
+        netlink::{Protocol, Socket, route},
+    },
+};
+
+use crate::kit::embedded::{
+    in_process::{Daemon, container, daemon, pod},
+    place::{namespace_file, on_a_machine},
+};
 
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -48,7 +59,7 @@ async fn asked(to: &str) -> String {
 impl Daemon {
     async fn pod_status(&self, id: &str) -> cri::PodSandboxStatus {
         let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
-        self.rpc.clone().pod_sandbox_status(request).await.expect("known").into_inner().status.expect("a status")
+        self.calls.rpc.clone().pod_sandbox_status(request).await.expect("known").into_inner().status.expect("a status")
     }
 
     async fn address(&self, id: &str) -> String {
@@ -99,7 +110,7 @@ fn pods_reach_each_other_and_are_reached() {
             daemon.remove(sandbox).await;
             assert!(!namespace_file(place.path(), sandbox).exists());
         }
-        assert_eq!(left(place.path()), Vec::<String>::new());
+        place.is_left_clean();
         assert_eq!(left_of_networks(), Vec::<String>::new());
         daemon.stop.cancel();
     });
@@ -128,7 +139,7 @@ fn a_pod_that_lost_its_network_is_not_ready() {
         for sandbox in [&file, &link, &kept] {
             daemon.remove(sandbox).await;
         }
-        assert_eq!(left(place.path()), Vec::<String>::new());
+        place.is_left_clean();
         assert_eq!(left_of_networks(), Vec::<String>::new());
         daemon.stop.cancel();
     });
@@ -156,7 +167,7 @@ fn a_network_that_went_while_nobody_looked_is_missed_at_the_start() {
         for sandbox in [&lost, &kept] {
             daemon.remove(sandbox).await;
         }
-        assert_eq!(left(place.path()), Vec::<String>::new());
+        place.is_left_clean();
         assert_eq!(left_of_networks(), Vec::<String>::new());
         daemon.stop.cancel();
     });

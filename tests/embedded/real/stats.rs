@@ -1,8 +1,17 @@
 //! Statistics of real containers. Spec 09a §5, 09 §11.3.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
 
-use super::{network::with_network, *};
+use berth::proto::cri;
+
+use super::network::with_network;
+use crate::kit::embedded::{
+    in_process::{Daemon, container, daemon, pod},
+    place::on_a_machine,
+};
 
 /// What a kernel, or a machine without quotas on disks, need not count: critest's optional values.
 const OPTIONAL: [&str; 5] = [
@@ -36,9 +45,9 @@ fn what_a_container_uses_is_told() {
         assert_eq!(code, 0);
         let stats = async || {
             let request = cri::ContainerStatsRequest { container_id: id.clone() };
-            daemon.rpc.clone().container_stats(request).await.expect("told").into_inner().stats.expect("stats")
+            daemon.calls.rpc.clone().container_stats(request).await.expect("told").into_inner().stats.expect("stats")
         };
-        let (first, begun) = (stats().await, std::time::Instant::now());
+        let (first, begun) = (stats().await, Instant::now());
         let (cpu, memory) = (first.cpu.expect("known"), first.memory.expect("known"));
         assert!(value(cpu.usage_core_nano_seconds) > 0 && cpu.usage_nano_cores.is_none(), "{cpu:?}");
         assert!((1..64 << 20).contains(&value(memory.working_set_bytes)), "{memory:?}");
@@ -57,7 +66,7 @@ fn what_a_container_uses_is_told() {
         };
         assert!((50_000_000..400_000_000).contains(&rate), "a fifth of a core: {rate}");
         let request = cri::PodSandboxStatsRequest { pod_sandbox_id: sandbox.clone() };
-        let told = daemon.rpc.clone().pod_sandbox_stats(request).await.expect("told").into_inner().stats;
+        let told = daemon.calls.rpc.clone().pod_sandbox_stats(request).await.expect("told").into_inner().stats;
         let told = told.and_then(|told| told.linux).expect("of Linux");
         let link = told.network.and_then(|network| network.default_interface).expect("eth0");
         assert!(link.name == "eth0" && value(link.rx_bytes) > 0 && value(link.tx_bytes) > 0, "{link:?}");
@@ -66,14 +75,14 @@ fn what_a_container_uses_is_told() {
         assert!(value(told.memory.expect("known").working_set_bytes) > 0);
         every_descriptor_has_its_value(&daemon, &sandbox).await;
         daemon.remove(&sandbox).await;
-        assert_eq!(left(place.path()), Vec::<String>::new());
+        place.is_left_clean();
         daemon.stop.cancel();
     });
 }
 
 async fn every_descriptor_has_its_value(daemon: &Daemon, sandbox: &str) {
-    let described = daemon.rpc.clone().list_metric_descriptors(cri::ListMetricDescriptorsRequest {}).await;
-    let told = daemon.rpc.clone().list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest {}).await;
+    let described = daemon.calls.rpc.clone().list_metric_descriptors(cri::ListMetricDescriptorsRequest {}).await;
+    let told = daemon.calls.rpc.clone().list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest {}).await;
     let told = told.expect("told").into_inner().pod_metrics;
     let pod = told.into_iter().find(|pod| pod.pod_sandbox_id == sandbox).expect("the pod");
     let of_containers = pod.container_metrics.into_iter().flat_map(|container| container.metrics);

@@ -1,9 +1,9 @@
 //! The streaming server of the scripted runtime: SPDY and WebSocket streams of made-up processes.
 //!
-//! A "process" is told by its command: `cat` echoes, `exit N` ends with that code, `flood N` prints
-//! N bytes, `complain N` also writes that many to stderr first, `size` prints the first terminal
-//! size it is told, `sleep` does nothing until its streams end, `vanish` dies with its runtime.
-//! Ports are those of this machine's loopback.
+//! A "process" is told by its command, which does the same in a real container: `cat` echoes, `sh -c "exit N"` ends with
+//! that code, `head -c N /dev/zero` prints N bytes, [`COMPLAINS`] as many to stderr first, `stty size` prints the first
+//! terminal size it is told, `sleep` does nothing until its streams end. Two are made up: `flood N` prints N bytes, and
+//! `vanish` dies with its runtime. Ports are those of this machine's loopback.
 
 use std::{
     collections::HashMap,
@@ -39,6 +39,9 @@ use tokio_tungstenite::{
 };
 
 use super::{ScriptedCri, StreamRequest};
+
+/// Complains and prints as many bytes as its two arguments say.
+pub const COMPLAINS: &str = "head -c $0 /dev/zero >&2; head -c $1 /dev/zero";
 
 /// The server; ends when dropped.
 pub struct StreamServer {
@@ -183,18 +186,20 @@ async fn process(streams: &mut Command, words: &[String]) -> Option<i32> {
             }
             Some(0)
         }
-        ["sh", "-c", script] => script.strip_prefix("exit ").and_then(|code| code.parse().ok()).or(Some(127)),
-        ["flood", bytes] => flood(streams.stdout.as_mut()?, bytes).await,
-        ["complain", complaint, bytes] => {
+        ["sh", "-c", COMPLAINS, complaint, bytes] => {
             flood(streams.stderr.as_mut()?, complaint).await?;
             flood(streams.stdout.as_mut()?, bytes).await
         }
-        ["size"] => {
+        ["sh", "-c", script] => script.strip_prefix("exit ").and_then(|code| code.parse().ok()).or(Some(127)),
+        ["flood", bytes] | ["head", "-c", bytes, "/dev/zero"] => flood(streams.stdout.as_mut()?, bytes).await,
+        ["stty", "size"] => {
             let size = streams.resize.as_mut()?.read().await.ok()??;
-            streams.stdout.as_mut()?.write(size).await.ok()?;
+            let size: serde_json::Value = serde_json::from_slice(&size).ok()?;
+            let told = format!("{} {}\r\n", size["Height"], size["Width"]);
+            streams.stdout.as_mut()?.write(told.into()).await.ok()?;
             Some(0)
         }
-        ["sleep"] => {
+        ["sleep", _] => {
             let _ = streams.error.read().await;
             Some(0)
         }
@@ -245,11 +250,15 @@ async fn connect(port: u16, mut data: Stream, mut error: Stream) {
     };
     let (mut from, mut to) = tcp.into_split();
     let mut buffer = vec![0; 16 << 10];
+    let mut is_all_said = false;
     loop {
         tokio::select! {
-            said = data.read() => match said {
+            said = data.read(), if !is_all_said => match said {
                 Ok(Some(bytes)) => to.write_all(&bytes).await.expect("the port takes it"),
-                Ok(None) => to.shutdown().await.expect("the port is there"),
+                Ok(None) => {
+                    is_all_said = true;
+                    let _ = to.shutdown().await; // it may have said all, too
+                }
                 Err(_) => return,
             },
             read = from.read(&mut buffer) => match read {

@@ -1,6 +1,6 @@
-//! The stream endpoints behind a tiny server, and clients for them.
+//! The server's stream endpoints behind a tiny server, before any runtime that runs one pod.
 
-use std::{collections::HashMap, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use axum::body::Body;
@@ -8,7 +8,7 @@ use berth::{
     agent::{RuntimeStreams, runtime_tls},
     cri::RuntimeService,
     engine::ports::{PodObserver, PodView, RuntimePods},
-    metrics::{Registry, StreamingMetrics},
+    metrics::{Registry, StreamingMetrics, exposition::Format},
     pod::{
         Pod, PodRef, PodUid,
         observed::{
@@ -22,32 +22,28 @@ use berth::{
         exec, port_forward,
         routing::{ContainerPath, PodPath},
         run,
-        streaming::{
-            Streaming, StreamingConfig,
-            spdy::{Connection, Headers, Incoming as SpdyStreams, Limits, Role, Stream, session},
-        },
+        streaming::{Streaming, StreamingConfig},
     },
 };
-use bytes::Bytes;
 use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use jiff::Timestamp;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     sync::watch,
     task::AbortHandle,
-    time::timeout,
+    time::{sleep, timeout},
 };
-use tokio_tungstenite::{WebSocketStream, tungstenite};
 use tokio_util::sync::CancellationToken;
 
-/// No test waits longer for anything.
-pub const LIMIT: Duration = Duration::from_secs(60);
+use super::clients::{Door, LIMIT};
+
+/// Pause between two looks at what nobody tells of.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// What runs, as a test said.
-pub struct Seen(pub Arc<ObservedPod>);
+struct Seen(Arc<ObservedPod>);
 
 #[async_trait]
 impl PodObserver for Seen {
@@ -68,13 +64,14 @@ impl PodObserver for Seen {
     }
 }
 
-/// Starts one container named `c` of a pod in the runtime; returns what PLEG would see.
+/// Starts one container of a pod in the runtime; returns what PLEG would see.
 pub async fn start(
     runtime: &dyn RuntimeService,
     pod: &Pod,
     linux: cri::PodSandboxConfig,
     container: cri::ContainerConfig,
 ) -> ObservedPod {
+    let name = container.metadata.as_ref().expect("a name").name.clone();
     let sandbox = runtime.run_pod_sandbox(linux.clone(), "").await.expect("a sandbox");
     let id = runtime.create_container(&sandbox, container, linux).await.expect("a container");
     runtime.start_container(&id).await.expect("it runs");
@@ -91,7 +88,7 @@ pub async fn start(
     });
     seen.containers.push(ObservedContainer {
         id: id.as_str().into(),
-        name: "c".into(),
+        name: name.as_str().into(),
         sandbox: sandbox.as_str().into(),
         state: ContainerState::Running,
         created_at: Timestamp::UNIX_EPOCH,
@@ -113,25 +110,24 @@ pub async fn start(
 }
 
 /// The endpoints, listening.
-pub struct Rig {
+pub struct Endpoints {
     /// Where.
-    pub address: SocketAddr,
+    pub door: Door,
     /// What is behind them.
     pub streaming: Streaming,
     /// Ends all streams.
     pub stop: CancellationToken,
-    /// Metrics.
-    pub registry: Registry,
+    registry: Registry,
     task: AbortHandle,
 }
 
-impl Drop for Rig {
+impl Drop for Endpoints {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Rig {
+impl Endpoints {
     /// Serves streams of one pod.
     pub async fn serve(
         runtime: Arc<dyn RuntimeService>,
@@ -145,7 +141,7 @@ impl Rig {
         let metrics = StreamingMetrics::new(&registry);
         let streaming = Streaming::new(config, Arc::new(ports), runtime_tls(), metrics, stop.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address");
+        let door = Door(listener.local_addr().expect("an address"));
         let shared = streaming.clone();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -160,75 +156,30 @@ impl Rig {
                 });
             }
         });
-        Self { address, streaming, stop, registry, task: task.abort_handle() }
+        Self { door, streaming, stop, registry, task: task.abort_handle() }
     }
 
-    /// Sends a request; the head of the answer, and the connection behind it.
-    pub async fn request(&self, head: &str) -> (Head, TcpStream) {
-        let mut tcp = TcpStream::connect(self.address).await.expect("it listens");
-        tcp.write_all(format!("{head}\r\nHost: node\r\n\r\n").as_bytes()).await.expect("sent");
-        let mut text = Vec::new();
-        while !text.ends_with(b"\r\n\r\n") {
-            let byte = timeout(LIMIT, tcp.read_u8()).await.expect("an answer in time").expect("an answer");
-            text.push(byte);
-        }
-        (Head::read(&String::from_utf8(text).expect("text")), tcp)
+    /// Waits until no stream is left, here and in the runtime.
+    pub async fn no_stream_is_left(&self) {
+        self.until_open(0).await;
     }
 
-    /// Sends a request that gets an ordinary answer: status and body.
-    pub async fn ask(&self, head: &str) -> (u16, String) {
-        let (head, mut tcp) = self.request(&format!("{head}\r\nX-Test: 1")).await;
-        let length: usize = head.header("content-length").first().expect("a length").parse().expect("a number");
-        let mut body = vec![0; length];
-        timeout(LIMIT, tcp.read_exact(&mut body)).await.expect("in time").expect("a body");
-        (head.status, String::from_utf8(body).expect("text"))
+    /// Waits until so many streams are left.
+    pub async fn until_open(&self, count: usize) {
+        let reached = async {
+            while self.streaming.open() != count {
+                sleep(LOOK).await;
+            }
+        };
+        let limited = timeout(LIMIT, reached).await;
+        assert!(limited.is_ok(), "{} streams are open, not {count}", self.streaming.open());
     }
 
-    /// Speaks SPDY with an endpoint.
-    pub async fn spdy(&self, target: &str, protocols: &[&str]) -> Spdy {
-        let lines: String = protocols.iter().map(|p| format!("\r\nX-Stream-Protocol-Version: {p}")).collect();
-        let head =
-            format!("POST {target} HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0{lines}");
-        let (head, tcp) = self.request(&head).await;
-        assert_eq!(head.status, 101, "{head:?}");
-        Spdy::over(head, tcp)
-    }
-
-    /// Speaks a WebSocket with an endpoint.
-    pub async fn web_socket(&self, target: &str, protocols: &str) -> (Head, WebSocketStream<TcpStream>) {
-        let (head, tcp) = self.request(&web_socket_head(target, protocols)).await;
-        assert_eq!(head.status, 101, "{head:?}");
-        (head, WebSocketStream::from_raw_socket(tcp, tungstenite::protocol::Role::Client, None).await)
-    }
-}
-
-/// The head of a WebSocket's request, without the last lines.
-pub fn web_socket_head(target: &str, protocols: &str) -> String {
-    format!(
-        "GET {target} HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
-         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: {protocols}"
-    )
-}
-
-/// The head of an answer.
-#[derive(Debug)]
-pub struct Head {
-    /// Status.
-    pub status: u16,
-    lines: Vec<(String, String)>,
-}
-
-impl Head {
-    fn read(text: &str) -> Self {
-        let mut lines = text.lines();
-        let status = lines.next().and_then(|line| line.split(' ').nth(1)).expect("a status").parse().expect("a number");
-        let pairs = lines.filter_map(|line| line.split_once(": "));
-        Self { status, lines: pairs.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect() }
-    }
-
-    /// All values of a header.
-    pub fn header(&self, name: &str) -> Vec<&str> {
-        self.lines.iter().filter(|(known, _)| known == name).map(|(_, value)| value.as_str()).collect()
+    /// The exposition of their metrics.
+    pub fn metrics(&self) -> String {
+        let mut page = Vec::new();
+        Format::negotiate(None).encode(self.registry.gather(), &mut page);
+        String::from_utf8(page).expect("text")
     }
 }
 
@@ -259,52 +210,4 @@ async fn route(streaming: &Streaming, request: Request<Incoming>) -> Response<Bo
         }
         _ => panic!("no such path: {path}"),
     }
-}
-
-/// A SPDY client.
-pub struct Spdy {
-    /// The answer's head.
-    pub head: Head,
-    /// Opens streams.
-    pub connection: Connection,
-    /// None come, but somebody has to refuse them.
-    pub incoming: SpdyStreams,
-    /// The connection's task.
-    pub task: tokio::task::JoinHandle<()>,
-}
-
-impl Spdy {
-    /// Over any connection.
-    pub fn over<T>(head: Head, io: T) -> Self
-    where
-        T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + 'static,
-    {
-        let limits = Limits { idle: None, ping: None, streams: 64 };
-        let (connection, incoming, driver) = session(io, Role::Client, limits);
-        let task = tokio::spawn(async move {
-            let _ = driver.run().await;
-        });
-        Self { head, connection, incoming, task }
-    }
-
-    /// Opens a stream of a command.
-    pub async fn stream(&self, kind: &str) -> Stream {
-        self.open(&[("streamType", kind)]).await
-    }
-
-    /// Opens any stream and waits until it is accepted.
-    pub async fn open(&self, headers: &[(&str, &str)]) -> Stream {
-        let mut stream = self.connection.open(Headers::of(headers)).await.expect("open");
-        timeout(LIMIT, stream.accepted()).await.expect("in time").expect("accepted");
-        stream
-    }
-}
-
-/// All that comes on a stream, until it ends in whatever way.
-pub async fn all(stream: &mut Stream) -> Bytes {
-    let mut bytes = Vec::new();
-    while let Ok(Some(more)) = timeout(LIMIT, stream.read()).await.expect("in time") {
-        bytes.extend_from_slice(&more);
-    }
-    bytes.into()
 }

@@ -18,8 +18,8 @@ use std::{
 use berth::embedded::shim::{
     child::{Around, Launching, Progress, Stdio, begin_exec, begin_launch},
     plan::{
-        Access, Capabilities, Device, ExecPlan, Failure, IdMap, LaunchPlan, Mount, Process, Processes, Propagation,
-        Root, RootKind, Source,
+        Access, Capabilities, Device, ExecPlan, Failure, IdMap, LaunchPlan, Mount, Process, Propagation, Root,
+        RootKind, Source,
     },
 };
 use nix::{
@@ -28,6 +28,8 @@ use nix::{
     unistd::Pid,
 };
 use tempfile::TempDir;
+
+use super::plans;
 
 /// How long anything may take.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -98,10 +100,7 @@ impl Bench {
     /// A container with base mounts.
     pub fn plan(&self, args: &[&str]) -> LaunchPlan {
         LaunchPlan {
-            container: "c".to_owned(),
             groups: self.groups.clone(),
-            has_group_namespace: false,
-            processes: Processes::Own,
             root: Root {
                 stage: self.at("stage"),
                 kind: RootKind::Overlay {
@@ -116,14 +115,9 @@ impl Bench {
             },
             mounts: base_mounts(),
             devices: vec![device("/dev/null", 3), device("/dev/zero", 5), device("/dev/urandom", 9)],
-            masked: Vec::new(),
-            read_only: Vec::new(),
             process: process(args),
-            stdin: false,
-            stdin_once: false,
-            log: None,
             longest_record: 0,
-            limit_ms: 20_000,
+            ..plans::plain("c", args)
         }
     }
 

@@ -1,17 +1,16 @@
-//! The embedded runtime of a test's agent: own directories, bridge, addresses and socket, and nothing left behind.
+//! The embedded runtime of a test's agent: own directories, bridge, addresses and socket, and nothing left behind; and, in
+//! [`in_process`], of the test itself.
+
+pub mod in_process;
+pub mod place;
+pub mod traces;
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use nix::{
-    mount::{MntFlags, umount2},
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
 use serde_json::json;
 
 use super::image::{BUSYBOX, Image, write_archive};
@@ -36,9 +35,14 @@ pub fn missing() -> Option<String> {
 /// Whether a test must be skipped; says so by its name. On CI nothing may be.
 pub fn skips(test: &str) -> bool {
     let Some(why) = missing() else { return false };
+    skipped(test, &why);
+    true
+}
+
+/// Says that a test is skipped.
+fn skipped(test: &str, why: &str) {
     assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
     println!("skipped: {test}: {why}");
-    true
 }
 
 impl Embedded {
@@ -94,55 +98,8 @@ impl Embedded {
 
 impl Drop for Embedded {
     fn drop(&mut self) {
-        let shims: Vec<u32> = fs::read_dir(self.dir.path().join("state/s"))
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(|entry| fs::read_to_string(entry.path().join("shim.pid")).ok())
-            .filter_map(|text| text.split_whitespace().next()?.parse().ok())
-            .collect();
-        for shim in shims {
-            // Those below first: they outlive it.
-            for pid in below(shim).into_iter().chain([shim]) {
-                let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL); // it may have ended
-            }
-        }
-        let own = format!("{}-", self.bridge);
-        for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with(&own) {
-                let _ = umount2(&entry.path(), MntFlags::MNT_DETACH);
-                let _ = fs::remove_file(entry.path());
-            }
-        }
-        unmount_below(&self.dir.path().to_string_lossy());
-        let _ = Command::new("ip").args(["link", "del", &self.bridge]).output(); // never made where no pod had a network
-        let _ = Command::new("nft").args(["delete", "table", "inet", &self.bridge]).output();
-    }
-}
-
-/// The processes below one, the deepest last.
-fn below(pid: u32) -> Vec<u32> {
-    let mut all: Vec<u32> = Vec::new();
-    let mut next = vec![pid];
-    while let Some(parent) = next.pop() {
-        let tasks = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
-        for task in tasks {
-            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            let children: Vec<u32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
-            next.extend(&children);
-            all.extend(children);
-        }
-    }
-    all
-}
-
-/// Takes away the mounts below a folder, the deepest first.
-pub fn unmount_below(folder: &str) {
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let mut below: Vec<&str> =
-        mounts.lines().filter_map(|l| l.split(' ').nth(1)).filter(|target| target.starts_with(folder)).collect();
-    below.sort_by_key(|target| std::cmp::Reverse(target.len()));
-    for target in below {
-        let _ = umount2(target, MntFlags::MNT_DETACH);
+        traces::end_shims(&self.dir.path().join("state"));
+        traces::remove_network(&self.bridge);
+        traces::unmount_below(&self.dir.path().to_string_lossy());
     }
 }

@@ -1,0 +1,55 @@
+//! Tests that count what the whole process holds.
+
+use std::{fs, process::Command, time::Duration};
+
+use tokio::{runtime, time};
+
+/// Set for the process that has the test to itself.
+const ALONE: &str = "BERTH_TEST_ALONE";
+/// How long what was let go may take to have gone.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Runs a test, by its path, in a process of its own: the others hold descriptors too.
+pub fn alone<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F) {
+    if std::env::var_os(ALONE).is_some() {
+        let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        return runtime.expect("a runtime").block_on(body());
+    }
+    let mut alone = Command::new(std::env::current_exe().expect("a test"));
+    alone.args(["--exact", test, "--nocapture"]).env(ALONE, "1");
+    let told = alone.output().expect("it runs");
+    let said = String::from_utf8_lossy(&told.stdout);
+    println!("{said}{}", String::from_utf8_lossy(&told.stderr));
+    assert!(told.status.success() && said.contains("1 passed"), "{test}: {}", told.status);
+}
+
+/// What this process holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    descriptors: usize,
+    tasks: usize,
+}
+
+impl Held {
+    /// Now.
+    pub fn now() -> Self {
+        let descriptors = fs::read_dir("/proc/self/fd").expect("a folder").count();
+        Self { descriptors, tasks: runtime::Handle::current().metrics().num_alive_tasks() }
+    }
+
+    /// Waits until it holds as much again, give or take, and what else the test says has come to pass.
+    pub async fn again(self, give_or_take: usize, has_settled: impl Fn() -> bool) {
+        let until = async {
+            loop {
+                let now = Self::now();
+                let is_more =
+                    now.descriptors > self.descriptors + give_or_take || now.tasks > self.tasks + give_or_take;
+                if !is_more && has_settled() {
+                    return;
+                }
+                time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        assert!(time::timeout(LIMIT, until).await.is_ok(), "{:?}, before: {self:?}", Self::now());
+    }
+}

@@ -1,0 +1,130 @@
+//! Directories, control group and network of a test that holds the runtime in its own process, and what is left of them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use berth::sys::{
+    cgroup::{GroupPath, Hierarchy},
+    netlink::{Protocol, Socket, route},
+};
+use nix::sched::{CloneFlags, unshare};
+
+use super::traces;
+
+/// Why pods cannot run here; `None` where they can.
+pub fn obstacle() -> Option<String> {
+    let own = std::env::current_exe().expect("a test");
+    let has_shim = own.ancestors().skip(1).take(2).any(|folder| folder.join("berth-shim").is_file());
+    super::missing().or_else(|| (!has_shim).then(|| "needs berth-shim beside the test".to_owned()))
+}
+
+/// Whether a test must be skipped; says so by its name. On CI nothing may be.
+pub fn skips(test: &str) -> bool {
+    let Some(why) = obstacle() else { return false };
+    super::skipped(test, &why);
+    true
+}
+
+/// Directories of a test; mounts, shims, groups and namespaces go with them.
+pub struct Place(tempfile::TempDir);
+
+impl Place {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().expect("a directory"))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Nothing is left on the machine but the directories.
+    pub fn is_left_clean(&self) {
+        assert_eq!(left(self.path()), Vec::<String>::new());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        traces::end_shims(&self.path().join("state"));
+        if let (Ok(all), Some(group)) = (Hierarchy::detect(), GroupPath::parse(&format!("/{}", group(self.path())))) {
+            let _ = all.remove(&group);
+        }
+        drop_parent_group(self.path());
+        traces::remove_network(&bridge(self.path()));
+        traces::unmount_below(&self.path().to_string_lossy());
+    }
+}
+
+/// Runs a test in a network namespace of its own, so that bridge, packet filter and settings of this machine stay as they
+/// are; says so where it cannot.
+pub fn on_a_machine<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Place) -> F + Send) {
+    if skips(test) {
+        return;
+    }
+    thread::scope(|scope| {
+        let run = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
+            Socket::open(Protocol::Route).and_then(|mut socket| socket.request(route::up(1))).expect("loopback");
+            let place = Place::new();
+            // Its threads, and the shims they start, begin in this one's namespace.
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+            runtime.expect("a runtime").block_on(body(place));
+        };
+        let thread = thread::Builder::new().name(test.to_owned()).spawn_scoped(scope, run).expect("a thread");
+        thread.join().expect("the test");
+    });
+}
+
+/// What is left on the machine of a test below this place.
+pub fn left(place: &Path) -> Vec<String> {
+    let mut left = Vec::new();
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("readable");
+    let below = place.display().to_string();
+    let of_pods = |line: &&str| line.contains(&below) && !line.contains("/state/exe/");
+    left.extend(mounts.lines().filter(of_pods).map(str::to_owned));
+    let group = group(place);
+    for root in ["cpu", "memory", "pids", "devices", "systemd", "unified", ""] {
+        let parent = Path::new("/sys/fs/cgroup").join(root).join(&group);
+        for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+            if entry.path().is_dir() {
+                left.push(entry.path().display().to_string());
+            }
+        }
+    }
+    for folder in ["root/sandboxes", "root/containers", "root/snap", "state/s"] {
+        left.extend(traces::names(&place.join(folder)).iter().map(|name| format!("{folder}/{name}")));
+    }
+    left
+}
+
+/// What a test's own things are called.
+fn own_name(place: &Path) -> String {
+    place.file_name().unwrap_or_default().to_string_lossy().trim_start_matches('.').to_owned()
+}
+
+/// The control group of a test's pods.
+pub fn group(place: &Path) -> String {
+    format!("berth-test-{}", own_name(place))
+}
+
+/// The bridge of a test's pods: files of namespaces are called after it, which other tests would take for theirs else.
+pub fn bridge(place: &Path) -> String {
+    format!("bt{}", own_name(place))
+}
+
+/// The file that names a pod's network namespace.
+pub fn namespace_file(place: &Path, sandbox: &str) -> PathBuf {
+    traces::namespace_file(&bridge(place), sandbox)
+}
+
+fn drop_parent_group(place: &Path) {
+    let group = group(place);
+    for root in ["cpu", "cpuacct", "cpuset", "memory", "pids", "devices", "systemd", "hugetlb", ""] {
+        let _ = fs::remove_dir(Path::new("/sys/fs/cgroup").join(root).join(&group));
+    }
+}

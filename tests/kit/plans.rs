@@ -1,0 +1,41 @@
+//! The plainest plans a shim takes; tests change what they are about.
+
+use std::path::PathBuf;
+
+use berth::embedded::shim::plan::{ExecPlan, LaunchPlan, Process, Processes, Root, RootKind};
+
+/// A container of this machine's own files that runs a program: no groups, no mounts, no log.
+pub fn plain(id: &str, args: &[&str]) -> LaunchPlan {
+    LaunchPlan {
+        container: id.to_owned(),
+        groups: Vec::new(),
+        has_group_namespace: false,
+        processes: Processes::Own,
+        root: Root {
+            stage: PathBuf::from("/"),
+            kind: RootKind::Directory(PathBuf::from("/")),
+            is_read_only: false,
+            is_shared: false,
+        },
+        mounts: Vec::new(),
+        devices: Vec::new(),
+        masked: Vec::new(),
+        read_only: Vec::new(),
+        process: process(args),
+        stdin: false,
+        stdin_once: false,
+        log: None,
+        longest_record: 16_384,
+        limit_ms: 20_000,
+    }
+}
+
+/// Another process that runs a program.
+pub fn exec(container: &str, exec: &str, args: &[&str]) -> ExecPlan {
+    ExecPlan { container: container.to_owned(), exec: exec.to_owned(), process: process(args) }
+}
+
+/// A process of a program.
+pub fn process(args: &[&str]) -> Process {
+    Process { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..Process::default() }
+}
