@@ -43,6 +43,8 @@ pub enum Door {
     Guarded,
     /// With a certificate of an authority that is written to `ca.crt` beside its storage.
     Tls,
+    /// Likewise; clients must show one of that authority, as `client.cert` with `client.key` there is.
+    Mutual,
 }
 
 /// A running registry; ended when dropped. Its storage is below the directory and outlives it.
@@ -62,9 +64,12 @@ impl Registry {
     pub fn start(place: &Path, door: Door) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
         let mut http = json!({"addr": format!("127.0.0.1:{port}")});
-        if door == Door::Tls {
-            let (certificate, key) = certificate(place);
+        if matches!(door, Door::Tls | Door::Mutual) {
+            let (certificate, key) = certificates(place);
             http["tls"] = json!({"certificate": certificate, "key": key});
+            if door == Door::Mutual {
+                http["tls"]["clientcas"] = json!([place.join("ca.crt")]);
+            }
         }
         let mut config = json!({
             "version": 0.1,
@@ -167,21 +172,27 @@ impl Registry {
     }
 }
 
-/// An authority, and a certificate of it for 127.0.0.1; their files.
-fn certificate(place: &Path) -> (PathBuf, PathBuf) {
-    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+/// An authority, a certificate of it for a client, and one for 127.0.0.1, whose files are told.
+fn certificates(place: &Path) -> (PathBuf, PathBuf) {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
     let mut authority = CertificateParams::new(Vec::new()).expect("parameters");
+    authority.distinguished_name.push(DnType::CommonName, "authority of the tests");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().expect("a key");
     fs::write(place.join("ca.crt"), authority.self_signed(&key).expect("signed").pem()).expect("writable");
     let authority = Issuer::new(authority, key);
-    let key = KeyPair::generate().expect("a key");
-    let serving = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("parameters");
-    let serving = serving.signed_by(&key, &authority).expect("signed");
-    let files = (place.join("server.crt"), place.join("server.key"));
-    fs::write(&files.0, serving.pem()).expect("writable");
-    fs::write(&files.1, key.serialize_pem()).expect("writable");
-    files
+    let write = |name: &str, mut parameters: CertificateParams, use_for: ExtendedKeyUsagePurpose| {
+        let key = KeyPair::generate().expect("a key");
+        parameters.extended_key_usages = vec![use_for];
+        let signed = parameters.signed_by(&key, &authority).expect("signed");
+        let files = (place.join(format!("{name}.cert")), place.join(format!("{name}.key")));
+        fs::write(&files.0, signed.pem()).expect("writable");
+        fs::write(&files.1, key.serialize_pem()).expect("writable");
+        files
+    };
+    let parameters = |names: Vec<String>| CertificateParams::new(names).expect("parameters");
+    write("client", parameters(Vec::new()), ExtendedKeyUsagePurpose::ClientAuth);
+    write("server", parameters(vec!["127.0.0.1".to_owned()]), ExtendedKeyUsagePurpose::ServerAuth)
 }
 
 /// A layer of one file.

@@ -7,6 +7,7 @@ use std::{
     fs,
     net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use serde::Deserialize;
@@ -14,6 +15,15 @@ use tracing::warn;
 
 /// Longest file that is read, bytes.
 const LONGEST: u64 = 1 << 20;
+
+/// A certificate we show, and its key; both may be in one file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KeyPair {
+    /// PEM: our certificate and those above it.
+    pub certificate: PathBuf,
+    /// PEM.
+    pub key: PathBuf,
+}
 
 /// A place an image can be had from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,6 +38,10 @@ pub struct Endpoint {
     pub resolves: bool,
     /// Authorities whose certificates are taken, besides the machine's.
     pub authorities: Vec<PathBuf>,
+    /// Certificates that are ours there.
+    pub pairs: Vec<KeyPair>,
+    /// How long connecting may take; none: as usual.
+    pub dial_timeout: Option<Duration>,
     /// Whether any certificate is taken.
     pub skips_verification: bool,
     /// Headers that are sent.
@@ -49,6 +63,8 @@ struct File {
 struct Host {
     capabilities: Option<Vec<String>>,
     ca: Option<OneOrMany>,
+    client: Option<Client>,
+    dial_timeout: Option<String>,
     #[serde(default)]
     skip_verify: bool,
     #[serde(default)]
@@ -62,6 +78,44 @@ struct Host {
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
+}
+
+/// `"both.pem"`, `["own.cert", "own.key"]`, or a list of such pairs; files that hold both may be listed too, as containerd
+/// has it.
+#[derive(Deserialize, Clone)]
+#[serde(untagged)]
+enum Client {
+    One(String),
+    Many(Vec<OneOrMany>),
+}
+
+impl Client {
+    /// Blocking: which file holds a key decides what a list of two means.
+    fn pairs(&self, folder: &Path) -> Result<Vec<KeyPair>, String> {
+        let pair = |certificate: &str, key: &str| {
+            let key = if key.is_empty() { certificate } else { key };
+            KeyPair { certificate: folder.join(certificate), key: folder.join(key) }
+        };
+        let own = |entry: &OneOrMany| match (entry, entry.list().as_slice()) {
+            (OneOrMany::One(path), _) => Ok(pair(path, "")),
+            (_, [both]) => Ok(pair(both, "")),
+            (_, [certificate, key]) => Ok(pair(certificate, key)),
+            (_, other) => Err(format!("client: {other:?} is no pair of certificate and key")),
+        };
+        match self {
+            Self::One(path) => Ok(vec![pair(path, "")]),
+            Self::Many(list) => match list.as_slice() {
+                [OneOrMany::One(first), OneOrMany::One(second)] if !holds_key(&folder.join(first)) => {
+                    Ok(vec![pair(first, second)])
+                }
+                entries => entries.iter().map(own).collect(),
+            },
+        }
+    }
+}
+
+fn holds_key(path: &Path) -> bool {
+    read(path).is_some_and(|text| text.contains("PRIVATE KEY-----"))
 }
 
 impl OneOrMany {
@@ -85,11 +139,19 @@ pub fn endpoints(host: &str, roots: &[PathBuf]) -> Vec<Endpoint> {
             }
         },
         None => {
-            let mut upstream = upstream(host);
             let files = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
-            upstream.authorities = files.filter(|path| path.extension().is_some_and(|kind| kind == "crt")).collect();
-            upstream.authorities.sort();
-            vec![upstream]
+            let mut files: Vec<PathBuf> = files.collect();
+            files.sort();
+            let of_kind = |kind: &'static str| {
+                let is_it = move |path: &&PathBuf| path.extension().is_some_and(|extension| extension == kind);
+                files.iter().filter(is_it).cloned()
+            };
+            let pair = |certificate: PathBuf| KeyPair { key: certificate.with_extension("key"), certificate };
+            let (whole, lonely): (Vec<_>, Vec<_>) = of_kind("cert").map(pair).partition(|pair| pair.key.is_file());
+            for pair in lonely {
+                warn!(path = %pair.certificate.display(), "A certificate without its key is ignored");
+            }
+            vec![Endpoint { authorities: of_kind("crt").collect(), pairs: whole, ..upstream(host) }]
         }
     }
 }
@@ -115,6 +177,8 @@ fn upstream(host: &str) -> Endpoint {
         prefix: "/v2".into(),
         resolves: true,
         authorities: Vec::new(),
+        pairs: Vec::new(),
+        dial_timeout: None,
         skips_verification: false,
         headers: Vec::new(),
         falls_back: is_this_machine(authority),
@@ -174,10 +238,20 @@ fn endpoint(url: &str, settings: &Host, folder: &Path) -> Result<Endpoint, Strin
         prefix: if has_version { path } else { format!("{path}/v2") },
         resolves: can("resolve"),
         authorities: authorities.collect(),
+        pairs: settings.client.as_ref().map_or(Ok(Vec::new()), |client| client.pairs(folder))?,
+        dial_timeout: settings.dial_timeout.as_deref().map(duration).transpose()?,
         skips_verification: settings.skip_verify,
         headers: headers.collect(),
         falls_back: false,
     })
+}
+
+/// `10s`, as Go spells it.
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed: Result<jiff::SignedDuration, _> = text.parse();
+    let parsed =
+        parsed.ok().and_then(|duration| Duration::try_from(duration).ok()).filter(|duration| !duration.is_zero());
+    parsed.ok_or_else(|| format!("dial_timeout: {text:?} is no duration"))
 }
 
 #[cfg(test)]
@@ -224,5 +298,42 @@ mod tests {
         assert_eq!(found[1].authorities, [folder.join("own.crt")]);
         fs::write(folder.join("hosts.toml"), "server = 5").expect("writable");
         assert_eq!(shown(&endpoints("r.tld:5000", &roots)), ["https://r.tld:5000/v2"]);
+    }
+
+    #[test]
+    fn client_certificates_come_in_files_and_pairs() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let folder = dir.path().join("r.tld");
+        fs::create_dir(&folder).expect("makeable");
+        let key = "-----BEGIN PRIVATE KEY-----\n";
+        for (name, text) in [("both.pem", key), ("other.pem", key), ("own.cert", "x"), ("own.key", key), ("b.cert", "")]
+        {
+            fs::write(folder.join(name), text).expect("writable");
+        }
+        let roots = [dir.path().to_owned()];
+        let found = || -> Vec<(String, String)> {
+            let name = |path: &Path| path.file_name().expect("a name").to_string_lossy().into_owned();
+            endpoints("r.tld", &roots)[0].pairs.iter().map(|p| (name(&p.certificate), name(&p.key))).collect()
+        };
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        // As Docker has it: by name; one whose key is missing is none.
+        assert_eq!(found(), [pair("own.cert", "own.key")]);
+        for (text, expected) in [
+            (r#""both.pem""#, vec![pair("both.pem", "both.pem")]),
+            (r#"["own.cert", "own.key"]"#, vec![pair("own.cert", "own.key")]),
+            (r#"["both.pem", "other.pem"]"#, vec![pair("both.pem", "both.pem"), pair("other.pem", "other.pem")]),
+            (
+                r#"[["own.cert", "own.key"], ["both.pem", ""], "other.pem"]"#,
+                vec![pair("own.cert", "own.key"), pair("both.pem", "both.pem"), pair("other.pem", "other.pem")],
+            ),
+            (r#"[["a", "b", "c"]]"#, vec![]),
+            ("5", vec![]),
+        ] {
+            let text = format!("server = \"https://r.tld\"\nclient = {text}\ndial_timeout = \"3s\"\n");
+            fs::write(folder.join("hosts.toml"), text).expect("writable");
+            assert_eq!(found(), expected);
+            let dial = endpoints("r.tld", &roots)[0].dial_timeout;
+            assert_eq!(dial, (!expected.is_empty()).then_some(Duration::from_secs(3)), "a broken file is none");
+        }
     }
 }

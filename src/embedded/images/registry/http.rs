@@ -3,31 +3,19 @@
 //! What is secret leaves with a redirect to another host only where it is asked for there; nothing goes from TLS to plain HTTP.
 //! Behaviour: spec 09b §4.2, §4.3.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::time::Duration;
 
+use super::{
+    auth::{self, Challenge, Identity},
+    client::{self, HttpClient},
+    hosts::Endpoint,
+};
+use crate::embedded::images::error::ImageError;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
-use rustls::{
-    ClientConfig, RootCertStore,
-    crypto::ring,
-    pki_types::{CertificateDer, pem::PemObject},
-};
 
-use super::{
-    auth::{self, Challenge, Identity},
-    hosts::Endpoint,
-};
-use crate::{embedded::images::error::ImageError, sys::any_certificate::AnyCertificate};
-
-/// How long connecting may take.
-const CONNECT: Duration = Duration::from_secs(10);
 /// How long an answer's head may take, connecting and TLS included.
 const FIRST_BYTE: Duration = Duration::from_secs(50);
 const MOST_REDIRECTS: usize = 10;
@@ -51,8 +39,6 @@ pub enum Refusal {
     Other(ImageError),
 }
 
-type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
-
 /// One place, and what it knows us by.
 pub struct Place {
     /// What is known of it.
@@ -68,9 +54,9 @@ impl Place {
     /// A place; nothing is connected yet.
     ///
     /// # Errors
-    /// Where its authorities cannot be read.
+    /// Where its authorities or our certificates for it cannot be read.
     pub fn new(endpoint: Endpoint, identity: Identity, path: &str) -> Result<Self, ImageError> {
-        let client = client(&endpoint.authorities, endpoint.skips_verification)?;
+        let client = client::of(&endpoint)?;
         let token = match &identity {
             Identity::Bearer(token) => Some(format!("Bearer {token}")),
             _ => None,
@@ -309,35 +295,6 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     text
-}
-
-fn client(authorities: &[PathBuf], skips_verification: bool) -> Result<HttpClient, ImageError> {
-    let provider = Arc::new(ring::default_provider());
-    let failed = |error: &dyn std::fmt::Display| ImageError::bad_content(format!("set up TLS: {error}"));
-    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
-    let builder = builder.with_safe_default_protocol_versions().map_err(|error| failed(&error))?;
-    let tls = if skips_verification {
-        let verifier = Arc::new(AnyCertificate(provider));
-        builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth()
-    } else {
-        let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        for path in authorities {
-            let read =
-                CertificateDer::pem_file_iter(path).map_err(|error| failed(&format!("{}: {error}", path.display())))?;
-            for certificate in read {
-                roots.add(certificate.map_err(|error| failed(&error))?).map_err(|error| failed(&error))?;
-            }
-        }
-        builder.with_root_certificates(roots).with_no_client_auth()
-    };
-    let mut http = HttpConnector::new();
-    http.enforce_http(false);
-    http.set_connect_timeout(Some(CONNECT));
-    http.set_nodelay(true);
-    let connector =
-        HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(http);
-    Ok(Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(30)).build(connector))
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ const PIECES: usize = 64;
 const BREAKS: u32 = 5;
 
 /// What a name led to.
+#[derive(Clone)]
 pub struct Resolved {
     /// The manifest or index.
     pub target: Descriptor,
