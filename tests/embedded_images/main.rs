@@ -11,7 +11,13 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use berth::embedded::images::{Credentials, ImageStore, Kind, Settings, platform, record::Record};
+use berth::embedded::images::{
+    Credentials, ImageStore, Kind, Settings,
+    orders::{self, Order, Told},
+    platform,
+    record::Record,
+};
+use serde_json::json;
 
 use registry::{Door, Registry, cut_line, layer, obstacle};
 
@@ -114,6 +120,86 @@ async fn certificates_are_checked_against_the_authorities_of_the_registry() {
     fs::create_dir_all(&folder).expect("makeable");
     fs::copy(&authority, folder.join("ca.crt")).expect("copied");
     pull(&store, &format!("{}/p:1", registry.host())).await;
+}
+
+#[tokio::test]
+async fn certificates_are_shown_to_registries_that_want_one() {
+    if skips("certificates_are_shown_to_registries_that_want_one") {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    let plain = Registry::start(place.path(), Door::Plain);
+    plain.push("p", "1", &platform::host().architecture, &[layer("f", b"x")]);
+    drop(plain);
+    let registry = Registry::start(place.path(), Door::Mutual);
+    let (store, url) = (store(place.path()).await, format!("https://{}", registry.host()));
+    let read = |name: &str| fs::read_to_string(place.path().join(name)).expect("there");
+    fs::write(place.path().join("both.pem"), read("client.cert") + &read("client.key")).expect("writable");
+    let (own, both) = (place.path().join("client"), place.path().join("both.pem"));
+    let (certificate, key) = (own.with_extension("cert"), own.with_extension("key"));
+    // Names that nobody resolves: only their mirrors are asked. One of another authority does not stand in the way.
+    let another = rcgen::generate_simple_self_signed(vec!["x".to_owned()]).expect("made");
+    let foreign = place.path().join("foreign.pem");
+    fs::write(&foreign, another.cert.pem() + &another.signing_key.serialize_pem()).expect("writable");
+    for (host, client, expected) in [
+        ("nobody.test", String::new(), None),
+        ("pair.test", format!("client = [{certificate:?}, {key:?}]"), Some(())),
+        ("pairs.test", format!("client = [[{foreign:?}, {foreign:?}], [{certificate:?}, {key:?}]]"), Some(())),
+        ("both.test", format!("client = {both:?}"), Some(())),
+        ("foreign.test", format!("client = {foreign:?}"), None),
+        ("missing.test", "client = \"/nowhere.pem\"".to_owned(), None),
+    ] {
+        let authority = place.path().join("ca.crt");
+        hosts(place.path(), host, &format!("server = {url:?}\nca = {authority:?}\n{client}\n"));
+        let pulled = store.pull(&format!("{host}/p:1"), &Credentials::default()).await;
+        assert_eq!(pulled.as_ref().ok().map(|_| ()), expected, "{host}: {pulled:?}");
+    }
+    // As Docker has it: files beside.
+    let folder = place.path().join("certs.d").join(registry.host());
+    fs::create_dir_all(&folder).expect("makeable");
+    for name in ["ca.crt", "client.cert", "client.key"] {
+        fs::copy(place.path().join(name), folder.join(name)).expect("copied");
+    }
+    pull(&store, &format!("{}/p:1", registry.host())).await;
+}
+
+#[tokio::test]
+async fn an_image_is_shown_with_all_that_is_known_of_it() {
+    if skips("an_image_is_shown_with_all_that_is_known_of_it") {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    let registry = Registry::start(place.path(), Door::Plain);
+    let (host, index) = (registry.host(), registry.push_for_all("a/b", "1"));
+    let store = store(place.path()).await;
+    let image = pull(&store, &format!("{host}/a/b:1")).await;
+    let order = Order::Inspect { name: format!("{host}/a/b:1") };
+    let (tell, mut told) = tokio::sync::mpsc::channel(64);
+    orders::carry_out(&store, order, None, &tell).await.expect("shown");
+    drop(tell);
+    let mut text = String::new();
+    while let Some(Told::Piece(piece)) = told.recv().await {
+        text.push_str(&piece);
+    }
+    let shown: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let own = platform::host().architecture;
+    for (at, expected) in [
+        ("/id", json!(image.id())),
+        ("/repoTags/0", json!(format!("{host}/a/b:1"))),
+        ("/target/digest", json!(index.digest)),
+        ("/manifest/digest", json!(image.manifest.digest)),
+        ("/platform/architecture", json!(own)),
+        ("/layers/0/number", json!(image.layers[0])),
+        ("/layers/0/diffID", shown["config"]["rootfs"]["diff_ids"][0].clone()),
+        ("/layers/0/size", json!(own.len())),
+        ("/config/config/Cmd/0", json!(own)),
+    ] {
+        assert_eq!(shown.pointer(at), Some(&expected), "{at} of {shown}");
+    }
+    let unknown = Order::Inspect { name: "nothing".to_owned() };
+    let (tell, _told) = tokio::sync::mpsc::channel(64);
+    let unknown = orders::carry_out(&store, unknown, None, &tell).await.expect_err("unknown");
+    assert_eq!(unknown.kind, Kind::NotFound);
 }
 
 #[tokio::test]

@@ -17,7 +17,11 @@ use clap::{Args, Subcommand, ValueEnum};
 use self::{bars::Bars, door::Answer};
 use crate::embedded::{
     config::EmbeddedConfig,
-    images::orders::{Image, Order, Told},
+    images::{
+        orders::{Image, Order, Told},
+        platform::{self, Wanted},
+        record::Platform,
+    },
     settings,
 };
 
@@ -37,6 +41,8 @@ pub(super) enum Command {
     Import(Import),
     /// Write images into an archive that berth, ctr and docker import
     Export(Export),
+    /// Show all that is known of images, as JSON
+    Inspect(Inspect),
     /// Remove images, with all their names
     #[command(visible_alias = "rm")]
     Remove(Remove),
@@ -78,6 +84,9 @@ pub(super) struct Pull {
     /// Read the password from standard input
     #[arg(long, requires = "user")]
     password_stdin: bool,
+    /// The image for this machine, whatever ours is
+    #[arg(long, value_name = "OS/ARCH[/VARIANT]", value_parser = platform)]
+    platform: Option<Platform>,
     /// Only ids, no progress
     #[arg(short, long)]
     quiet: bool,
@@ -91,6 +100,12 @@ pub(super) struct Import {
     /// What the images are called, whatever the archive says
     #[arg(long = "ref", value_name = "NAME")]
     name: Option<String>,
+    /// The images for this machine, whatever ours is
+    #[arg(long, value_name = "OS/ARCH[/VARIANT]", value_parser = platform, conflicts_with = "all_platforms")]
+    platform: Option<Platform>,
+    /// Also the images for other machines, which are named by their digests
+    #[arg(long)]
+    all_platforms: bool,
     /// Only ids, no progress
     #[arg(short, long)]
     quiet: bool,
@@ -107,6 +122,13 @@ pub(super) struct Export {
     /// No progress
     #[arg(short, long)]
     quiet: bool,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Inspect {
+    /// Names, ids or their beginnings
+    #[arg(required = true, value_name = "IMAGE")]
+    images: Vec<String>,
 }
 
 #[derive(Args, Debug)]
@@ -162,6 +184,7 @@ async fn carry_out(command: Command) -> Result<ExitCode> {
         Command::Pull(wanted) => pull(&config, wanted).await,
         Command::Import(wanted) => import(&config, &wanted).await,
         Command::Export(wanted) => export(&config, wanted).await,
+        Command::Inspect(wanted) => inspect(&config, &wanted).await,
         Command::Remove(wanted) => remove(&config, &wanted).await,
         Command::Verify(wanted) => verify(&config, &wanted).await,
     }
@@ -204,20 +227,26 @@ async fn pull(config: &EmbeddedConfig, wanted: Pull) -> Result<ExitCode> {
         if !wanted.quiet {
             eprintln!("pulling {name}");
         }
-        let order = Order::Pull { name: name.clone(), user: user.clone(), password: password.clone() };
+        let (user, password) = (user.clone(), password.clone());
+        let order = Order::Pull { name: name.clone(), user, password, platform: wanted.platform.clone() };
         told_images("pulled", ordered(config, order, None, wanted.quiet).await?.images()?, wanted.quiet)
     })
     .await
 }
 
 async fn import(config: &EmbeddedConfig, wanted: &Import) -> Result<ExitCode> {
+    let platforms = match &wanted.platform {
+        _ if wanted.all_platforms => Wanted::All,
+        Some(platform) => Wanted::Only(platform.clone()),
+        None => Wanted::Host,
+    };
     each(&wanted.files, async |path| {
         let shown = path.display();
         let archive = files::archive(path, config).with_context(|| shown.to_string())?;
         if !wanted.quiet {
             eprintln!("importing {shown}");
         }
-        let order = Order::Import { name: wanted.name.clone() };
+        let order = Order::Import { name: wanted.name.clone(), platforms: platforms.clone() };
         let answer = ordered(config, order, Some(archive), wanted.quiet).await?;
         told_images("imported", answer.images().with_context(|| shown.to_string())?, wanted.quiet)
     })
@@ -230,6 +259,27 @@ async fn export(config: &EmbeddedConfig, wanted: Export) -> Result<ExitCode> {
     ordered(config, order, Some(target.file()?), wanted.quiet).await?.done()?;
     target.finish()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A list, also of one; what is not here is told, and the others are shown.
+async fn inspect(config: &EmbeddedConfig, wanted: &Inspect) -> Result<ExitCode> {
+    let (mut code, mut all) = (ExitCode::SUCCESS, Vec::new());
+    for name in &wanted.images {
+        let told = ordered(config, Order::Inspect { name: name.clone() }, None, true).await?.told();
+        match told {
+            Ok(told) => {
+                let piece = |told| if let Told::Piece(piece) = told { Some(piece) } else { None };
+                let text: String = told.into_iter().filter_map(piece).collect();
+                all.push(serde_json::from_str::<serde_json::Value>(&text).context("read what the runtime told")?);
+            }
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
+    Ok(code)
 }
 
 async fn remove(config: &EmbeddedConfig, wanted: &Remove) -> Result<ExitCode> {
@@ -274,6 +324,10 @@ async fn verify(config: &EmbeddedConfig, wanted: &Verify) -> Result<ExitCode> {
         eprintln!("`berth images verify --repair` fetches again what is broken");
     }
     Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn platform(text: &str) -> Result<Platform, String> {
+    platform::parse(text).map_err(|error| error.text)
 }
 
 /// One after the other; one that fails does not keep the others.

@@ -22,8 +22,7 @@ use super::{
     error::{Attempt, ImageError, Kind},
     model::{self, Descriptor, LONGEST_CONFIG, LONGEST_MANIFEST, Manifest, OCI_CONFIG, OCI_LAYER, OCI_MANIFEST, Top},
     names::Name,
-    platform,
-    record::Platform,
+    platform::{self, Wanted},
     tar::reader::{Kind as TarKind, Reader},
 };
 
@@ -226,80 +225,77 @@ impl Archive {
         Ok(Some(bytes))
     }
 
-    /// The images in it that are for a machine.
+    /// The images in it that are wanted. Of those of one name for several machines one gets the name: this machine's, where
+    /// it is among them; the others are named by their digests.
     ///
     /// # Errors
     /// Where it is no archive of images, or something it names is missing or not what it should be.
-    pub fn images(&self, machine: &Platform, reference: Option<&Name>) -> Result<Vec<Found>, ImageError> {
+    pub fn images(&self, wanted: &Wanted, reference: Option<&Name>) -> Result<Vec<Found>, ImageError> {
         if let Some(layout) = self.bytes("oci-layout", 4096)? {
             let layout: Layout = model::json(&layout, "oci-layout")?;
             if layout.version != "1.0.0" {
                 return Err(ImageError::bad_content(format!("unknown image layout version {:?}", layout.version)));
             }
-            return self.oci(machine, reference);
+            return self.oci(wanted, reference);
         }
         if let Some(saved) = self.bytes("manifest.json", LONGEST_MANIFEST)? {
             let saved: Vec<Saved> = model::json(&saved, "manifest.json")?;
-            return saved.iter().map(|image| self.docker(image, reference)).collect();
+            return gathered(
+                saved.iter().map(|image| self.docker(image, reference).and_then(|found| demand(found, wanted))),
+            );
         }
         let legacy = self.file("repositories")?.is_some();
         let hint = if legacy { ": the format of Docker before 1.10" } else { "" };
         Err(ImageError::bad_content(format!("not an archive of images{hint}")))
     }
 
-    fn oci(&self, machine: &Platform, reference: Option<&Name>) -> Result<Vec<Found>, ImageError> {
+    fn oci(&self, wanted: &Wanted, reference: Option<&Name>) -> Result<Vec<Found>, ImageError> {
         let index = self.bytes("index.json", LONGEST_MANIFEST)?;
         let index = index.ok_or_else(|| ImageError::bad_content("archive has no index.json"))?;
         let Top::Index(index) = model::top(&index, "")? else {
             return Err(ImageError::bad_content("index.json is no index"));
         };
-        let mut out: Vec<Found> = Vec::new();
-        let mut others = None;
+        let mut images = Vec::new();
         for entry in &index.manifests {
-            match self.oci_image(entry, machine) {
-                Ok(mut found) => {
-                    found.names.extend(name_of(entry, reference)?);
-                    match out.iter_mut().find(|known| known.manifest.digest == found.manifest.digest) {
-                        Some(known) => known.names.append(&mut found.names),
-                        None => out.push(found),
-                    }
-                }
-                Err(error) if error.kind == Kind::NotFound => others = Some(error),
-                Err(error) => return Err(error),
+            let named = name_of(entry, reference)?;
+            match (self.oci_images(entry, wanted, DEEPEST), named) {
+                (Ok(found), named) => images.extend(called(found, named.as_ref(), wanted).into_iter().map(Ok)),
+                (Err(error), _) => images.push(Err(error)),
             }
         }
-        match (out.is_empty(), others) {
-            (true, Some(error)) => Err(error),
-            _ => Ok(out),
-        }
+        gathered(images.into_iter())
     }
 
-    fn oci_image(&self, top: &Descriptor, machine: &Platform) -> Result<Found, ImageError> {
-        let target_bytes = self.blob(top, LONGEST_MANIFEST)?;
-        let (mut entry, mut bytes) = (top.clone(), target_bytes.clone());
-        for _ in 0..DEEPEST {
-            match model::top(&bytes, &entry.media_type)? {
-                Top::Index(index) => {
-                    entry = platform::choose(&index, machine)?.clone();
-                    bytes = self.blob(&entry, LONGEST_MANIFEST)?;
-                }
-                Top::Manifest(parsed) => {
-                    let config = self.blob(&parsed.config, LONGEST_CONFIG)?;
-                    let layers = parsed.layers.iter().map(|layer| blob_name(&layer.digest)).collect();
-                    return Ok(Found {
-                        names: Vec::new(),
-                        target: top.clone(),
-                        target_bytes,
-                        manifest: entry,
-                        manifest_bytes: bytes,
-                        parsed,
-                        config,
-                        layers,
-                    });
-                }
+    /// What an entry leads to: one image, or all of an index that the archive holds.
+    fn oci_images(&self, top: &Descriptor, wanted: &Wanted, depth: usize) -> Result<Vec<Found>, ImageError> {
+        let deeper = depth.checked_sub(1).ok_or_else(|| ImageError::bad_content("indexes are nested too deeply"))?;
+        let bytes = self.blob(top, LONGEST_MANIFEST)?;
+        let below = match (model::top(&bytes, &top.media_type)?, wanted) {
+            (Top::Manifest(parsed), _) => {
+                let config = self.blob(&parsed.config, LONGEST_CONFIG)?;
+                let layers = parsed.layers.iter().map(|layer| blob_name(&layer.digest)).collect();
+                let found = Found {
+                    names: Vec::new(),
+                    target: top.clone(),
+                    target_bytes: bytes.clone(),
+                    manifest: top.clone(),
+                    manifest_bytes: bytes,
+                    parsed,
+                    config,
+                    layers,
+                };
+                return demand(found, wanted).map(|found| vec![found]);
             }
-        }
-        Err(ImageError::bad_content("indexes are nested too deeply"))
+            (Top::Index(index), Wanted::All) => {
+                let all = platform::images(&index).map(|entry| self.oci_images(entry, wanted, deeper));
+                let all: Vec<_> = all
+                    .flat_map(|found| found.map_or_else(|e| vec![Err(e)], |f| f.into_iter().map(Ok).collect()))
+                    .collect();
+                gathered(all.into_iter())?
+            }
+            (Top::Index(index), _) => self.oci_images(platform::choose(&index, &wanted.machine())?, wanted, deeper)?,
+        };
+        Ok(below.into_iter().map(|found| Found { target: top.clone(), target_bytes: bytes.clone(), ..found }).collect())
     }
 
     fn blob(&self, entry: &Descriptor, limit: u64) -> Result<Vec<u8>, ImageError> {
@@ -357,6 +353,55 @@ impl Archive {
             layers,
         })
     }
+}
+
+/// All that are there; what is missing matters where nothing else is there.
+fn gathered(images: impl Iterator<Item = Result<Found, ImageError>>) -> Result<Vec<Found>, ImageError> {
+    let mut out: Vec<Found> = Vec::new();
+    let mut others = None;
+    for image in images {
+        match image {
+            Ok(mut found) => match out.iter_mut().find(|known| known.manifest.digest == found.manifest.digest) {
+                Some(known) => known.names.append(&mut found.names),
+                None => out.push(found),
+            },
+            Err(error) if error.kind == Kind::NotFound => others = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    match (out.is_empty(), others) {
+        (true, Some(error)) => Err(error),
+        _ => Ok(out),
+    }
+}
+
+/// An image that was asked for by its machine must be for that.
+fn demand(found: Found, wanted: &Wanted) -> Result<Found, ImageError> {
+    let Wanted::Only(machine) = wanted else { return Ok(found) };
+    let platform = model::config(&found.config, found.parsed.layers.len())?.platform;
+    platform::suits(&platform, machine).map(|_| found).ok_or_else(platform::no_match)
+}
+
+/// Gives the images of one name their names.
+fn called(mut images: Vec<Found>, name: Option<&Name>, wanted: &Wanted) -> Vec<Found> {
+    let Some(name) = name else { return images };
+    let (machine, mut best) = (wanted.machine(), (None, 0));
+    for (at, image) in images.iter().enumerate() {
+        let platform = model::config(&image.config, image.parsed.layers.len()).map(|config| config.platform);
+        let rank = platform.ok().and_then(|platform| platform::suits(&platform, &machine));
+        if rank > best.0 {
+            best = (rank, at);
+        }
+    }
+    for (at, image) in images.iter_mut().enumerate() {
+        if at == best.1 {
+            image.names.push(name.clone());
+        } else {
+            image.names.push(name.at(image.manifest.digest));
+            (image.target, image.target_bytes) = (image.manifest.clone(), image.manifest_bytes.clone());
+        }
+    }
+    images
 }
 
 fn broken(error: &dyn std::fmt::Display) -> ImageError {

@@ -82,10 +82,12 @@ impl Catalogue {
         self.names.get(name).and_then(|id| self.get(id))
     }
 
-    /// The image that was found behind that manifest or index.
-    pub fn targeting(&self, target: &Digest) -> Option<Arc<Record>> {
+    /// The image that was found behind that manifest or index; of an index's images the one with this manifest.
+    pub fn targeting(&self, target: &Digest, manifest: &Digest) -> Option<Arc<Record>> {
         let leads = |record: &&Arc<Record>| {
-            record.target.digest == *target || record.refs.iter().any(|reference| reference.target == *target)
+            let names_it =
+                record.target.digest == *target || record.refs.iter().any(|reference| reference.target == *target);
+            names_it && (target == manifest || record.manifest.digest == *manifest)
         };
         self.images.values().find(leads).cloned()
     }

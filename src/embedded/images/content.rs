@@ -14,6 +14,7 @@ use std::{
 use super::{
     digest::{Digest, Hasher},
     error::{Attempt, ImageError, Kind},
+    model::Descriptor,
 };
 
 /// How long unfinished downloads are kept.
@@ -105,6 +106,38 @@ impl Content {
             done?;
         }
         Ok(digest)
+    }
+
+    /// Keeps what a stream gives, if it is what it is announced as. What is there already is not read.
+    ///
+    /// # Errors
+    /// Where digest or size is another one, or it cannot be written.
+    pub fn keep(&self, from: impl Read, announced: &Descriptor) -> Result<(), ImageError> {
+        if self.has(&announced.digest) {
+            return Ok(());
+        }
+        let scratch = self.scratch();
+        let mut file = create(&scratch)?;
+        // One byte more, so that what is too long is told as such.
+        let copied = hashed(from.take(announced.size.saturating_add(1)), Some(&mut file));
+        let done = copied.and_then(|(digest, length)| {
+            check(&announced.digest, Some(announced.size), digest, length)?;
+            self.install(&file, &scratch, &announced.digest)
+        });
+        if done.is_err() {
+            // The failure above is what is told.
+            let _ = fs::remove_file(&scratch);
+        }
+        done
+    }
+
+    /// Reads a blob of any length again.
+    ///
+    /// # Errors
+    /// Where it is not there, cannot be read, or is not what its digest says.
+    pub fn verify(&self, digest: &Digest) -> Result<(), ImageError> {
+        let (found, length) = hashed(self.open_blob(digest)?, None)?;
+        check(digest, None, found, length)
     }
 
     /// What is kept of a blob that was not finished: the open file, at its end, and the state of its digest. A beginning that
@@ -206,6 +239,24 @@ impl Content {
     }
 }
 
+/// Digest and length of a stream, which may be written down on the way.
+fn hashed(mut from: impl Read, mut to: Option<&mut File>) -> Result<(Digest, u64), ImageError> {
+    let mut hasher = Hasher::default();
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        let count = from.read(&mut buffer).attempt("read blob")?;
+        let piece = buffer.get(..count).unwrap_or_default();
+        if piece.is_empty() {
+            let length = hasher.length();
+            return Ok((hasher.finish(), length));
+        }
+        hasher.update(piece);
+        if let Some(file) = &mut to {
+            file.write_all(piece).attempt("write blob")?;
+        }
+    }
+}
+
 /// A new file for writing and reading, ours alone.
 ///
 /// # Errors
@@ -242,6 +293,22 @@ mod tests {
         fs::write(content.path(&digest), b"hellO").expect("writable");
         assert_eq!(content.read(&digest, 100).expect_err("changed").kind, Kind::DataLoss);
         assert!(content.read(&Digest::of(b"other"), 100).expect("no error").is_none());
+    }
+
+    #[test]
+    fn a_stream_is_kept_if_it_is_what_it_is_announced_as() {
+        let root = tempfile::tempdir().expect("a directory");
+        let content = Content::open(root.path()).expect("makeable");
+        let announced = Descriptor::of("", b"hello");
+        for wrong in [&b"hell"[..], b"hello!", b"hellO"] {
+            assert_eq!(content.keep(wrong, &announced).expect_err("another").kind, Kind::DataLoss);
+            assert!(!content.has(&announced.digest));
+        }
+        assert_eq!(fs::read_dir(root.path().join("content/ingest")).expect("there").count(), 0, "nothing stays");
+        content.keep(&b"hello"[..], &announced).expect("kept");
+        content.verify(&announced.digest).expect("whole");
+        fs::write(content.path(&announced.digest), b"hellO").expect("writable");
+        assert_eq!(content.verify(&announced.digest).expect_err("changed").kind, Kind::DataLoss);
     }
 
     #[test]

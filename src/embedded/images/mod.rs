@@ -20,6 +20,7 @@ pub mod counter;
 pub mod digest;
 pub mod elf;
 pub mod error;
+pub mod inspect;
 pub mod layers;
 pub mod merged;
 pub mod model;

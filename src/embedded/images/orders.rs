@@ -15,12 +15,14 @@ use tokio::sync::mpsc;
 use super::{
     builtin,
     error::{Attempt, ImageError, Kind},
+    inspect,
     names::Name,
+    platform::Wanted,
     progress::{Progress, Shown},
     record::{Origin, Platform, Record},
     registry::Credentials,
     store::{
-        ImageStore,
+        Choice, ImageStore,
         export::Patient,
         verify::{Mending, Verified},
     },
@@ -28,6 +30,8 @@ use super::{
 
 /// How often somebody who waits is told how far it is.
 const TELL_EVERY: Duration = Duration::from_millis(100);
+/// Longest piece of what is known of an image, bytes: a message takes it also where every byte of it is escaped.
+const LONGEST_PIECE: usize = 16 << 10;
 
 /// What is asked.
 #[derive(Clone, Serialize, Deserialize)]
@@ -46,11 +50,22 @@ pub enum Order {
         user: String,
         /// Their password.
         password: String,
+        /// For which machine; none: this one.
+        #[serde(default)]
+        platform: Option<Platform>,
     },
     /// Import the images of an archive or a layout, whose descriptor comes along.
     Import {
         /// What an image without a name is called.
         name: Option<String>,
+        /// Images of which machines.
+        #[serde(default)]
+        platforms: Wanted,
+    },
+    /// Everything that is known of an image.
+    Inspect {
+        /// A name or an id.
+        name: String,
     },
     /// Write images into the file whose descriptor comes along.
     Export {
@@ -77,6 +92,8 @@ pub enum Told {
     Progress(Vec<Shown>),
     /// An image: listed, pulled, imported or removed.
     Image(Box<Image>),
+    /// The next piece of what is known of an image, which is JSON when all pieces are together.
+    Piece(String),
     /// Something is broken.
     Broken {
         /// The image.
@@ -152,11 +169,16 @@ pub async fn carry_out(
 ) -> Result<(), ImageError> {
     let said = match order {
         Order::List { name } => images(&store.list(&name)?),
-        Order::Pull { name, user, password } => images(&[pull(store, &name, user, password, tell).await?]),
-        Order::Import { name } => {
+        Order::Pull { name, user, password, platform } => {
+            let credentials = Credentials { username: user, password, ..Credentials::default() };
+            images(&[pull(store, &name, &credentials, platform, tell).await?])
+        }
+        Order::Inspect { name } => pieces(&inspect::of(store, &name).await?.to_string()),
+        Order::Import { name, platforms } => {
             let file = file.ok_or_else(|| ImageError::invalid("no archive came along"))?;
             let progress: Arc<Progress> = Arc::default();
-            let work = store.import_watched(file, name.as_deref(), Arc::clone(&progress));
+            let choice = Choice { name: name.as_deref().map(Name::parse).transpose()?, platforms };
+            let work = store.import_watched(file, choice, Arc::clone(&progress));
             images(&watched(work, &progress, tell).await?)
         }
         Order::Export { names } => {
@@ -197,18 +219,29 @@ fn images(records: &[Arc<Record>]) -> Vec<Told> {
     records.iter().map(|record| Told::Image(Box::new(Image::from(&**record)))).collect()
 }
 
+/// In pieces a message takes.
+fn pieces(text: &str) -> Vec<Told> {
+    let mut out = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (piece, more) = rest.split_at(rest.floor_char_boundary(LONGEST_PIECE));
+        out.push(Told::Piece(piece.to_owned()));
+        rest = more;
+    }
+    out
+}
+
 async fn pull(
     store: &ImageStore,
     name: &str,
-    username: String,
-    password: String,
+    credentials: &Credentials,
+    platform: Option<Platform>,
     tell: &Teller,
 ) -> Result<Arc<Record>, ImageError> {
-    let credentials = Credentials { username, password, ..Credentials::default() };
     if builtin::HOSTS.contains(&Name::parse(name)?.host.as_str()) {
-        return store.pull(name, &credentials).await;
+        return store.pull(name, credentials).await;
     }
-    let (pull, progress) = store.pull_watched(name, &credentials)?;
+    let (pull, progress) = store.pull_watched(name, credentials, platform)?;
     watched(pull, &progress, tell).await
 }
 

@@ -1,6 +1,9 @@
 //! Which image of an index is for this machine. Pure.
 //!
-//! Linux, the own architecture, the best variant the processor can run; attestations are no images. Behaviour: spec 09b §4.3.
+//! Linux, the own architecture, the best variant the processor can run; attestations are no images. Behaviour: spec 09b §4.3,
+//! §7.
+
+use serde::{Deserialize, Serialize};
 
 use super::{
     error::ImageError,
@@ -10,6 +13,57 @@ use super::{
 
 /// Key of what build tools attach to images.
 const REFERENCE_TYPE: &str = "vnd.docker.reference.type";
+
+/// Images of which machines are wanted.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Wanted {
+    /// That of this machine.
+    #[default]
+    Host,
+    /// That of another.
+    Only(Platform),
+    /// All there are.
+    All,
+}
+
+impl Wanted {
+    /// The machine whose image gets the names.
+    pub fn machine(&self) -> Platform {
+        match self {
+            Self::Only(platform) => platform.clone(),
+            Self::Host | Self::All => host(),
+        }
+    }
+}
+
+/// Reads `os/architecture/variant`, `os/architecture` or `architecture`.
+///
+/// # Errors
+/// Where it is none of them.
+pub fn parse(text: &str) -> Result<Platform, ImageError> {
+    let is_word = |word: &&str| {
+        !word.is_empty()
+            && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'_' | b'-'))
+    };
+    let words: Vec<&str> = text.split('/').collect();
+    let (os, architecture, variant) = match *words.as_slice() {
+        _ if !words.iter().all(is_word) => None,
+        [architecture] => Some(("linux", architecture, "")),
+        [os, architecture] => Some((os, architecture, "")),
+        [os, architecture, variant] => Some((os, architecture, variant)),
+        _ => None,
+    }
+    .ok_or_else(|| {
+        ImageError::invalid(format!("{text:?} is no platform: os/architecture or os/architecture/variant"))
+    })?;
+    let architecture = match architecture {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    Ok(Platform { os: os.into(), architecture: architecture.into(), variant: variant.into() })
+}
 
 /// This machine.
 pub fn host() -> Platform {
@@ -30,15 +84,32 @@ pub fn host() -> Platform {
 /// `no match for platform in manifest: not found`.
 pub fn choose<'a>(index: &'a Index, machine: &Platform) -> Result<&'a Descriptor, ImageError> {
     let mut best: Option<(u32, &Descriptor)> = None;
-    for entry in index.manifests.iter().filter(|entry| !entry.annotations.contains_key(REFERENCE_TYPE)) {
+    for entry in images(index) {
         let Some(rank) = rank(entry.platform.as_ref(), machine) else { continue };
         // Of equals the first wins.
         if best.is_none_or(|(highest, _)| rank > highest) {
             best = Some((rank, entry));
         }
     }
-    let missing = || ImageError::not_found("no match for platform in manifest: not found");
-    best.map(|(_, entry)| entry).ok_or_else(missing)
+    best.map(|(_, entry)| entry).ok_or_else(no_match)
+}
+
+/// The entries of an index that are images.
+pub fn images(index: &Index) -> impl Iterator<Item = &Descriptor> {
+    let is_image = |entry: &&Descriptor| {
+        !entry.annotations.contains_key(REFERENCE_TYPE) && entry.platform.as_ref().is_none_or(|p| p.os != "unknown")
+    };
+    index.manifests.iter().filter(is_image)
+}
+
+/// There is no image for that machine.
+pub fn no_match() -> ImageError {
+    ImageError::not_found("no match for platform in manifest: not found")
+}
+
+/// How well an image suits a machine, as its configuration tells; `None`: not at all.
+pub fn suits(image: &Platform, machine: &Platform) -> Option<u32> {
+    rank(Some(image).filter(|image| !image.os.is_empty() && !image.architecture.is_empty()), machine)
 }
 
 /// How well an entry suits; `None`: not at all.
@@ -79,6 +150,29 @@ mod tests {
             media_type: String::new(),
             manifests: entries.iter().enumerate().map(descriptor).collect(),
         }
+    }
+
+    #[test]
+    fn platforms_are_read() {
+        let platform = |os: &str, architecture: &str, variant: &str| {
+            Some(Platform { os: os.into(), architecture: architecture.into(), variant: variant.into() })
+        };
+        for (text, expected) in [
+            ("linux/arm64/v8", platform("linux", "arm64", "v8")),
+            ("linux/s390x", platform("linux", "s390x", "")),
+            ("aarch64", platform("linux", "arm64", "")),
+            ("x86_64", platform("linux", "amd64", "")),
+            ("", None),
+            ("linux/", None),
+            ("Linux/amd64", None),
+            ("a/b/c/d", None),
+        ] {
+            assert_eq!(parse(text).ok(), expected, "{text:?}");
+        }
+        let read = |text: &str| parse(text).expect("a platform");
+        assert!(suits(&read("linux/amd64"), &read("amd64")).is_some());
+        assert!(suits(&read("linux/arm64"), &read("amd64")).is_none());
+        assert!(suits(&Platform::default(), &read("amd64")).is_some(), "who says nothing may suit");
     }
 
     #[test]

@@ -33,11 +33,11 @@ use super::{
     content::Content,
     digest::{Digest, chain_ids},
     error::{Attempt, ImageError},
-    layers::{Layers, Lease},
+    layers::{LayerMeta, Layers, Lease},
     merged::Merged,
     model,
     names::Name,
-    platform,
+    platform::Wanted,
     progress::{Progress, Stage, Watched},
     record::{Origin, Record, Reference},
     snapshots::{self, Snapshots, Snapshotter},
@@ -70,6 +70,10 @@ pub struct Settings {
     pub registries: Vec<PathBuf>,
     /// How long a download may give nothing; zero: for ever.
     pub patience: Duration,
+    /// Layers of one image that are downloaded at a time; of all images twice as many.
+    pub downloads: usize,
+    /// Whether packed layers are kept once they are unpacked.
+    pub keeps_packed: bool,
     /// The program the built-in images are made of; none: there are none.
     pub program: Option<PathBuf>,
 }
@@ -84,9 +88,20 @@ impl Settings {
             pinned: Vec::new(),
             registries: Vec::new(),
             patience: Duration::from_secs(300),
+            downloads: 3,
+            keeps_packed: false,
             program: None,
         }
     }
+}
+
+/// Which images of an archive are imported, and what they are called.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// What an image is called, whatever the archive says.
+    pub name: Option<Name>,
+    /// Images of which machines.
+    pub platforms: Wanted,
 }
 
 struct Inner {
@@ -143,7 +158,7 @@ impl ImageStore {
             garbage: Notify::new(),
             writable: (AtomicU64::new(0), AtomicU64::new(0)),
             tally: Tally::default(),
-            pulls: Pulls::new(),
+            pulls: Pulls::new(settings.downloads),
             importing: Mutex::default(),
             settings,
         };
@@ -187,6 +202,24 @@ impl ImageStore {
         let record = self.status(reference)?.ok_or_else(missing)?;
         let config = record.image_config();
         Ok((record, config))
+    }
+
+    /// An image's configuration as it came; none where it is no longer here.
+    ///
+    /// # Errors
+    /// Where it cannot be read, or is not what its digest says.
+    pub async fn spec(&self, image: &Record) -> Result<Option<serde_json::Value>, ImageError> {
+        let (inner, id) = (Arc::clone(&self.inner), image.id);
+        blocking(move || {
+            let bytes = inner.content.read(&id, model::LONGEST_CONFIG)?;
+            bytes.map(|bytes| model::json(&bytes, "image config")).transpose()
+        })
+        .await
+    }
+
+    /// What is remembered of a layer.
+    pub fn layer(&self, number: u64) -> Option<LayerMeta> {
+        self.inner.layers.meta(number)
     }
 
     /// Removes the image with all its names; gone from every answer when this returns. Unknown is good.
@@ -364,21 +397,24 @@ impl Inner {
         Ok(())
     }
 
-    fn import(
-        &self,
-        path: &Path,
-        reference: Option<&Name>,
-        progress: &Progress,
-    ) -> Result<Vec<Arc<Record>>, ImageError> {
+    fn import(&self, path: &Path, choice: &Choice, progress: &Progress) -> Result<Vec<Arc<Record>>, ImageError> {
         let archive = Archive::open(path, &self.content)?;
-        let found = archive.images(&platform::host(), reference)?;
+        let found = archive.images(&choice.platforms, choice.name.as_ref())?;
         progress.begin(found.iter().flat_map(|image| &image.parsed.layers));
         let mut out = Vec::new();
         for image in &found {
-            out.push(self.commit(image, Origin::Import, progress, |at| {
+            let _hold = self.settings.keeps_packed.then(|| self.hold_packed(&image.parsed.layers));
+            out.push(self.commit(image, Origin::Import, progress, |at| -> Result<Box<dyn Read>, ImageError> {
                 let name = image.layers.get(at).map(String::as_str).unwrap_or_default();
                 let missing = || ImageError::not_found(format!("layer {name:?} is not in the archive: not found"));
-                archive.file(name)?.ok_or_else(missing)
+                let file = archive.file(name)?.ok_or_else(missing)?;
+                match image.parsed.layers.get(at).filter(|_| self.settings.keeps_packed) {
+                    None => Ok(Box::new(file)),
+                    Some(layer) => {
+                        self.content.keep(file, layer)?;
+                        Ok(Box::new(self.content.open_blob(&layer.digest)?))
+                    }
+                }
             })?);
         }
         Ok(out)

@@ -200,8 +200,20 @@ fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeR
     };
     let pinned = config.pinned_images.clone();
     let registries = config.registries.config_path.split(':').filter(|path| !path.is_empty()).map(PathBuf::from);
-    let (registries, patience) = (registries.collect(), config.pull_progress_timeout);
-    Ok(Settings { snapshotter, bounds, pinned, registries, patience, program, ..Settings::new(&config.root) })
+    if config.max_concurrent_downloads == 0 {
+        return Err(RuntimeError::other("embeddedRuntime.maxConcurrentDownloads: 0 is not at least 1"));
+    }
+    Ok(Settings {
+        root: config.root.clone(),
+        snapshotter,
+        bounds,
+        pinned,
+        registries: registries.collect(),
+        patience: config.pull_progress_timeout,
+        downloads: config.max_concurrent_downloads,
+        keeps_packed: config.keep_compressed_layers,
+        program,
+    })
 }
 
 /// Resources of `setrlimit(2)` by name, in the kernel's order.

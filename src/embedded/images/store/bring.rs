@@ -8,9 +8,17 @@ use std::{
 
 use futures::{FutureExt, future::BoxFuture};
 
-use super::{ImageStore, blocking, pull::Pulls};
+use super::{
+    Choice, ImageStore, blocking,
+    pull::{Asked, Pulls},
+};
 use crate::embedded::images::{
-    builtin, error::ImageError, names::Name, progress::Progress, record::Record, registry::Credentials,
+    builtin,
+    error::ImageError,
+    names::Name,
+    progress::Progress,
+    record::{Platform, Record},
+    registry::Credentials,
 };
 
 /// A pull that goes on as long as somebody waits for it, and how far it is.
@@ -23,26 +31,25 @@ impl ImageStore {
     /// Where it is no archive, or something in it is not what it should be.
     pub async fn import(&self, path: &Path, reference: Option<&str>) -> Result<Vec<Arc<Record>>, ImageError> {
         let (inner, path) = (Arc::clone(&self.inner), path.to_owned());
-        let reference = reference.map(Name::parse).transpose()?;
-        blocking(move || inner.import(&path, reference.as_ref(), &Progress::default())).await
+        let choice = Choice { name: reference.map(Name::parse).transpose()?, ..Choice::default() };
+        blocking(move || inner.import(&path, &choice, &Progress::default())).await
     }
 
     /// Like [`Self::import`] of what a descriptor is open for, and shows how far it is, image after image.
     ///
     /// # Errors
-    /// Likewise.
+    /// Likewise; also where no image in it is for the machine that was asked for.
     pub async fn import_watched(
         &self,
         archive: OwnedFd,
-        reference: Option<&str>,
+        choice: Choice,
         progress: Arc<Progress>,
     ) -> Result<Vec<Arc<Record>>, ImageError> {
         let inner = Arc::clone(&self.inner);
-        let reference = reference.map(Name::parse).transpose()?;
         blocking(move || {
             // Held until the end: its number names it.
             let path = format!("/proc/self/fd/{}", archive.as_raw_fd());
-            inner.import(Path::new(&path), reference.as_ref(), &progress)
+            inner.import(Path::new(&path), &choice, &progress)
         })
         .await
     }
@@ -61,16 +68,22 @@ impl ImageStore {
             let here = self.inner.catalogue().named(&name.to_string());
             return here.ok_or_else(|| ImageError::not_found(missing));
         }
-        Pulls::join(&self.inner, &name, credentials).0.await
+        Pulls::join(&self.inner, Asked { name, credentials: credentials.clone(), machine: None }).0.await
     }
 
-    /// Like [`Self::pull`], and shows how far it is.
+    /// Like [`Self::pull`], and shows how far it is; of an image for several machines the one for `machine`, which is this one
+    /// where it is not said.
     ///
     /// # Errors
     /// Where the name is none, or it is that of a built-in image.
-    pub fn pull_watched(&self, reference: &str, credentials: &Credentials) -> Result<WatchedPull, ImageError> {
-        let name = Name::parse(reference)?;
-        let (pull, progress) = Pulls::join(&self.inner, &name, credentials);
+    pub fn pull_watched(
+        &self,
+        reference: &str,
+        credentials: &Credentials,
+        machine: Option<Platform>,
+    ) -> Result<WatchedPull, ImageError> {
+        let asked = Asked { name: Name::parse(reference)?, credentials: credentials.clone(), machine };
+        let (pull, progress) = Pulls::join(&self.inner, asked);
         Ok((pull.boxed(), progress))
     }
 }

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::{ImageStore, Inner, blocking};
+use super::{Choice, ImageStore, Inner, blocking};
 use crate::embedded::{
     images::{
         error::{Attempt, ImageError, Kind},
@@ -159,7 +159,7 @@ impl Inner {
             } else if is(&known.refused) {
                 now.refused.insert(name, facts);
             } else if is_complete(&archive, &stat, complete) {
-                match self.import(&archive, None, &Progress::default()) {
+                match self.import(&archive, &Choice::default(), &Progress::default()) {
                     Ok(images) => {
                         info!(path = %name, images = images.len(), "Archive imported");
                         now.archives.insert(name, facts);

@@ -23,6 +23,7 @@ use crate::embedded::{
         digest::Digest,
         error::{Attempt, ImageError},
         layers::{self, Layers},
+        model::{self, Descriptor, LONGEST_MANIFEST, Top},
         record::Record,
         usage, volume,
     },
@@ -98,6 +99,7 @@ impl Inner {
             refs.chain([record.id, record.manifest.digest, record.target.digest])
         });
         let mut kept: BTreeSet<Digest> = digests.collect();
+        kept.extend(records.iter().flat_map(|record| self.packed(record)).map(|layer| layer.digest));
         kept.extend(self.pulls.held());
         match self.content.list() {
             Ok(blobs) => {
@@ -111,6 +113,19 @@ impl Inner {
             Err(error) => warn!(error = %error, "Blobs cannot be listed"),
         }
         removed
+    }
+
+    /// An image's packed layers, where those are kept: what its manifest names. Some may not be here.
+    pub(super) fn packed(&self, record: &Record) -> Vec<Descriptor> {
+        if !self.settings.keeps_packed {
+            return Vec::new();
+        }
+        let bytes = self.content.read(&record.manifest.digest, LONGEST_MANIFEST).ok().flatten();
+        match bytes.map(|bytes| model::top(&bytes, &record.manifest.media_type)) {
+            Some(Ok(Top::Manifest(manifest))) => manifest.layers,
+            // A manifest that is broken is found by `verify`.
+            _ => Vec::new(),
+        }
     }
 
     pub(super) fn measure(&self) {

@@ -29,13 +29,13 @@ use crate::embedded::images::{
     names::Name,
     platform,
     progress::{Progress, Shown, Stage},
-    record::{Origin, Record},
+    record::{Origin, Platform, Record},
     registry::{Credentials, Session, session::Resolved},
 };
 use crate::embedded::store::record::{self, Durability};
 
-/// Downloads at a time: of all pulls, and of one.
-const SLOTS: (usize, usize) = (6, 3);
+/// Most downloads of one pull at a time, whatever is configured.
+const MOST_DOWNLOADS: usize = 64;
 /// Deepest index in an index.
 const DEEPEST: usize = 3;
 /// Disk that must be there for an image, besides thrice what is downloaded: bytes.
@@ -50,10 +50,24 @@ type Work = BoxFuture<'static, Outcome>;
 /// A pull that is under way as long as somebody waits for it, and how far it is.
 type Running = (WeakShared<Work>, Arc<Progress>);
 
+/// What is asked for, and by whom.
+#[derive(Clone)]
+pub(super) struct Asked {
+    pub(super) name: Name,
+    pub(super) credentials: Credentials,
+    /// For which machine; none: this one, and an image that is only for another is taken too.
+    pub(super) machine: Option<Platform>,
+}
+
+/// Who asks for the same shares the work: name, credentials, machine.
+type Key = (String, Digest, Option<String>);
+
 /// Pulls that are under way.
 pub(super) struct Pulls {
     slots: Arc<Semaphore>,
-    running: Mutex<BTreeMap<(String, Digest), Running>>,
+    /// Downloads of one pull at a time.
+    most: usize,
+    running: Mutex<BTreeMap<Key, Running>>,
     blobs: Arc<Blobs>,
 }
 
@@ -65,7 +79,7 @@ pub(super) struct Blobs {
 }
 
 /// Keeps blobs from being collected.
-struct Hold {
+pub(super) struct Hold {
     of: Arc<Blobs>,
     digests: Vec<Digest>,
 }
@@ -87,7 +101,7 @@ impl Drop for Hold {
 }
 
 impl Blobs {
-    fn hold(self: &Arc<Self>, digests: Vec<Digest>) -> Hold {
+    pub(super) fn hold(self: &Arc<Self>, digests: Vec<Digest>) -> Hold {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         digests.iter().for_each(|digest| *held.entry(*digest).or_default() += 1);
         Hold { of: Arc::clone(self), digests }
@@ -100,9 +114,10 @@ impl Blobs {
 }
 
 impl Pulls {
-    pub(super) fn new() -> Self {
-        let slots = Arc::new(Semaphore::new(SLOTS.0));
-        Self { slots, running: Mutex::default(), blobs: Arc::default() }
+    pub(super) fn new(most: usize) -> Self {
+        let most = most.clamp(1, MOST_DOWNLOADS);
+        let slots = Arc::new(Semaphore::new(2 * most));
+        Self { slots, most, running: Mutex::default(), blobs: Arc::default() }
     }
 
     /// Blobs that pulls need now.
@@ -110,18 +125,19 @@ impl Pulls {
         self.blobs.held.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
     }
 
-    /// Joins the pull of that name and credentials, or begins it.
-    pub(super) fn join(inner: &Arc<Inner>, name: &Name, credentials: &Credentials) -> (Shared<Work>, Arc<Progress>) {
+    /// Joins the pull of that, or begins it.
+    pub(super) fn join(inner: &Arc<Inner>, asked: Asked) -> (Shared<Work>, Arc<Progress>) {
         let mut running = inner.pulls.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|_, (pull, _)| pull.upgrade().is_some_and(|pull| pull.peek().is_none()));
-        let key = (name.to_string(), credentials.key());
+        let machine = asked.machine.as_ref().map(|machine| format!("{machine:?}"));
+        let key = (asked.name.to_string(), asked.credentials.key(), machine);
         if let Some((pull, progress)) = running.get(&key)
             && let Some(pull) = pull.upgrade()
         {
             return (pull, Arc::clone(progress));
         }
         let progress: Arc<Progress> = Arc::default();
-        let work = pull(Arc::clone(inner), name.clone(), credentials.clone(), Arc::clone(&progress)).boxed().shared();
+        let work = pull(Arc::clone(inner), asked, Arc::clone(&progress)).boxed().shared();
         if let Some(weak) = work.downgrade() {
             running.insert(key, (weak, Arc::clone(&progress)));
         }
@@ -129,9 +145,10 @@ impl Pulls {
     }
 }
 
-async fn pull(inner: Arc<Inner>, name: Name, credentials: Credentials, progress: Arc<Progress>) -> Outcome {
+async fn pull(inner: Arc<Inner>, asked: Asked, progress: Arc<Progress>) -> Outcome {
+    let name = &asked.name;
     let result = {
-        let mut work = std::pin::pin!(pull_now(&inner, &name, &credentials, &progress, Known::Taken));
+        let mut work = std::pin::pin!(pull_now(&inner, &asked, &progress, Known::Taken));
         loop {
             match tokio::time::timeout(TELL_EVERY, &mut work).await {
                 Ok(result) => break result,
@@ -167,15 +184,9 @@ pub(super) enum Known {
     Fetched,
 }
 
-pub(super) async fn pull_now(
-    inner: &Arc<Inner>,
-    name: &Name,
-    credentials: &Credentials,
-    progress: &Arc<Progress>,
-    known: Known,
-) -> Outcome {
+pub(super) async fn pull_now(inner: &Arc<Inner>, asked: &Asked, progress: &Arc<Progress>, known: Known) -> Outcome {
     let mut session = {
-        let (inner, name, credentials) = (Arc::clone(inner), name.clone(), credentials.clone());
+        let (inner, Asked { name, credentials, .. }) = (Arc::clone(inner), asked.clone());
         blocking(move || {
             let settings = &inner.settings;
             let patience = if settings.patience.is_zero() { FOR_EVER } else { settings.patience };
@@ -186,32 +197,36 @@ pub(super) async fn pull_now(
     };
     session.progress = Arc::clone(progress);
     let resolved = session.resolve().await?;
-    let (here, names) = (Arc::clone(inner), name.clone());
-    let target = resolved.target.digest;
     // The registry has just let this caller have it.
-    if known == Known::Taken
-        && let Some(known) = blocking(move || here.refer(&names, target)).await?
-    {
-        return Ok(known);
+    if known == Known::Taken {
+        let (here, asked, resolved) = (Arc::clone(inner), asked.clone(), resolved.clone());
+        if let Some(known) = blocking(move || here.refer(&asked, &resolved)).await? {
+            return Ok(known);
+        }
     }
-    let found = documents(&session, resolved, name).await?;
+    let found = documents(&session, resolved, asked).await?;
     fetch(inner, session, found).await
 }
 
-/// Manifest and configuration for this machine.
-async fn documents(session: &Session, resolved: Resolved, name: &Name) -> Result<Found, ImageError> {
+/// Manifest and configuration for the machine.
+async fn documents(session: &Session, resolved: Resolved, asked: &Asked) -> Result<Found, ImageError> {
+    let machine = asked.machine.clone().unwrap_or_else(platform::host);
     let target_bytes = resolved.bytes.to_vec();
     let (mut manifest, mut bytes) = (resolved.target.clone(), resolved.bytes);
     for _ in 0..DEEPEST {
         match model::top(&bytes, &manifest.media_type)? {
             Top::Index(index) => {
-                manifest = platform::choose(&index, &platform::host())?.clone();
+                manifest = platform::choose(&index, &machine)?.clone();
                 bytes = session.document(&manifest, LONGEST_MANIFEST).await?;
             }
             Top::Manifest(parsed) => {
                 let config = session.document(&parsed.config, LONGEST_CONFIG).await?.to_vec();
+                if asked.machine.is_some() {
+                    let told = model::config(&config, parsed.layers.len())?.platform;
+                    platform::suits(&told, &machine).ok_or_else(platform::no_match)?;
+                }
                 return Ok(Found {
-                    names: vec![name.clone()],
+                    names: vec![asked.name.clone()],
                     target: resolved.target,
                     target_bytes,
                     manifest,
@@ -249,7 +264,7 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
                 Ok::<(), ImageError>(())
             }
         })
-        .buffer_unordered(SLOTS.1)
+        .buffer_unordered(inner.pulls.most)
         .try_collect::<()>();
     let unpacking = {
         let (inner, found, progress) = (Arc::clone(inner), found.clone(), Arc::clone(&session.progress));
@@ -278,10 +293,20 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
 
 impl Inner {
     /// Adds names to an image that is here under that very digest.
-    fn refer(&self, name: &Name, target: Digest) -> Result<Option<Arc<Record>>, ImageError> {
+    fn refer(&self, asked: &Asked, resolved: &Resolved) -> Result<Option<Arc<Record>>, ImageError> {
+        let (name, target) = (&asked.name, resolved.target.digest);
+        let machine = asked.machine.clone().unwrap_or_else(platform::host);
+        let manifest = match model::top(&resolved.bytes, &resolved.target.media_type)? {
+            Top::Manifest(_) => target,
+            Top::Index(index) => platform::choose(&index, &machine)?.digest,
+        };
+        let is_wanted = |known: &Arc<Record>| {
+            let is_for_it = asked.machine.is_none() || platform::suits(&known.platform, &machine).is_some();
+            is_for_it && self.layers.has_all(&known.layers)
+        };
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = self.catalogue().clone();
-        let Some(known) = changed.targeting(&target).filter(|known| self.layers.has_all(&known.layers)) else {
+        let Some(known) = changed.targeting(&target, &manifest).filter(is_wanted) else {
             return Ok(None);
         };
         let refs = references(name, target, now_ns());
@@ -293,6 +318,11 @@ impl Inner {
         *self.catalogue() = changed;
         info!(image = %id, name = %name, "Image was here already");
         Ok(self.catalogue().get(&id))
+    }
+
+    /// Keeps packed layers from being collected before somebody's record names them.
+    pub(super) fn hold_packed(&self, layers: &[Descriptor]) -> Hold {
+        self.pulls.blobs.hold(layers.iter().map(|layer| layer.digest).collect())
     }
 
     /// How many layers from the bottom are here, and a lease of them.
@@ -321,6 +351,8 @@ impl Inner {
     }
 }
 
+#[cfg(test)]
+mod choices;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

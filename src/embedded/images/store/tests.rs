@@ -3,7 +3,7 @@
 use std::{fs, io::Write as _};
 
 use super::*;
-use crate::embedded::images::{error::Kind, registry::Credentials};
+use crate::embedded::images::{error::Kind, platform, registry::Credentials};
 
 pub(super) fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -33,22 +33,52 @@ pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 /// An OCI archive with one image of these layers.
 pub(super) fn oci(name: &str, layers: &[Vec<u8>], user: &str) -> Vec<u8> {
+    let (mut entry, blobs) = image(&platform::host().architecture, layers, user);
+    entry["annotations"] = serde_json::json!({"io.containerd.image.name": name});
+    layout(&entry, &blobs)
+}
+
+/// One with an index of images for these machines.
+fn for_many(name: &str, architectures: &[&str]) -> Vec<u8> {
+    let (mut entries, mut all) = (Vec::new(), Vec::new());
+    for architecture in architectures {
+        let (mut entry, blobs) = image(architecture, &[layer(&[("for", architecture)])], "");
+        entry["platform"] = serde_json::json!({"os": "linux", "architecture": architecture});
+        entries.push(entry);
+        all.extend(blobs);
+    }
+    // What is not in the archive is not missed.
+    entries.push(serde_json::json!(model::Descriptor::of(model::OCI_MANIFEST, b"elsewhere")));
+    let index = serde_json::json!({"schemaVersion": 2, "mediaType": model::OCI_INDEX, "manifests": entries});
+    let index = index.to_string().into_bytes();
+    let mut entry = serde_json::json!(model::Descriptor::of(model::OCI_INDEX, &index));
+    entry["annotations"] = serde_json::json!({"io.containerd.image.name": name});
+    all.push(index);
+    layout(&entry, &all)
+}
+
+/// An image: its descriptor, and its manifest, configuration and layers.
+fn image(architecture: &str, layers: &[Vec<u8>], user: &str) -> (serde_json::Value, Vec<Vec<u8>>) {
     let diff_ids: Vec<Digest> = layers.iter().map(|layer| Digest::of(layer)).collect();
-    let packed: Vec<Vec<u8>> = layers.iter().map(|layer| gzip(layer)).collect();
-    let machine = platform::host();
+    let mut blobs: Vec<Vec<u8>> = layers.iter().map(|layer| gzip(layer)).collect();
     let config = serde_json::json!({
-        "architecture": machine.architecture, "os": "linux", "config": {"User": user, "Cmd": ["sh"]},
+        "architecture": architecture, "os": "linux", "config": {"User": user, "Cmd": ["sh"]},
         "rootfs": {"type": "layers", "diff_ids": diff_ids},
     });
     let config = config.to_string().into_bytes();
     let descriptor = |kind: &str, bytes: &[u8]| serde_json::json!(model::Descriptor::of(kind, bytes));
+    let kind = "application/vnd.oci.image.layer.v1.tar+gzip";
     let manifest = serde_json::json!({
         "schemaVersion": 2, "mediaType": model::OCI_MANIFEST, "config": descriptor(model::OCI_CONFIG, &config),
-        "layers": packed.iter().map(|layer| descriptor("application/vnd.oci.image.layer.v1.tar+gzip", layer)).collect::<Vec<_>>(),
+        "layers": blobs.iter().map(|layer| descriptor(kind, layer)).collect::<Vec<_>>(),
     });
     let manifest = manifest.to_string().into_bytes();
-    let mut entry = descriptor(model::OCI_MANIFEST, &manifest);
-    entry["annotations"] = serde_json::json!({"io.containerd.image.name": name});
+    let entry = descriptor(model::OCI_MANIFEST, &manifest);
+    blobs.extend([config, manifest]);
+    (entry, blobs)
+}
+
+fn layout(entry: &serde_json::Value, blobs: &[Vec<u8>]) -> Vec<u8> {
     let index = serde_json::json!({"schemaVersion": 2, "manifests": [entry]}).to_string();
     let mut builder = tar::Builder::new(Vec::new());
     let mut add = |name: &str, bytes: &[u8]| {
@@ -59,7 +89,7 @@ pub(super) fn oci(name: &str, layers: &[Vec<u8>], user: &str) -> Vec<u8> {
     };
     add("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#);
     add("index.json", index.as_bytes());
-    for bytes in packed.iter().chain([&config, &manifest]) {
+    for bytes in blobs {
         add(&format!("blobs/sha256/{}", Digest::of(bytes).hex()), bytes);
     }
     builder.into_inner().expect("in memory")
@@ -315,4 +345,58 @@ async fn archives_that_lie_about_are_imported_once() {
     fs::write(folder.join("a.tar.gz"), oci("x.tld/b:1", &[layer(&[("f", "y")])], "")).expect("writable");
     assert_eq!(store.import_folder(&folder).await.expect("imports"), 1);
     assert_eq!(store.list("").expect("a list")[0].repo_tags(), ["x.tld/b:1"]);
+}
+
+#[tokio::test]
+async fn of_an_archive_for_many_machines_those_that_are_wanted_are_imported() {
+    if !is_root() {
+        return;
+    }
+    let own = platform::host().architecture;
+    let archive = for_many("x.tld/a:1", &[&own, "mips64le", "s390x"]);
+    let names = |wanted: Wanted| {
+        let archive = archive.clone();
+        async move {
+            let dir = tempfile::tempdir().expect("a directory");
+            let path = dir.path().join("archive.tar");
+            fs::write(&path, archive).expect("writable");
+            let (store, choice) = (opened(&dir.path().join("root")).await, Choice { name: None, platforms: wanted });
+            let file = fs::File::open(&path).expect("there").into();
+            let images = store.import_watched(file, choice, Arc::default()).await?;
+            let mut told: Vec<_> = images.iter().map(|i| (i.platform.architecture.clone(), i.repo_tags())).collect();
+            told.sort();
+            assert!(images.iter().all(|image| image.repo_digests().len() == 1), "{images:?}");
+            let all = store.list("").expect("a list").len();
+            assert_eq!(all, told.len());
+            Ok::<_, ImageError>(told)
+        }
+    };
+    let tagged = |architecture: &str| (architecture.to_owned(), vec!["x.tld/a:1".to_owned()]);
+    let other = |architecture: &str| (architecture.to_owned(), vec![]);
+    let only = |text: &str| Wanted::Only(platform::parse(text).expect("a platform"));
+    assert_eq!(names(Wanted::Host).await, Ok(vec![tagged(&own)]));
+    assert_eq!(names(only("s390x")).await, Ok(vec![tagged("s390x")]));
+    let mut all = vec![tagged(&own), other("mips64le"), other("s390x")];
+    all.sort();
+    assert_eq!(names(Wanted::All).await, Ok(all));
+    assert_eq!(names(only("riscv64")).await.expect_err("there is none").kind, Kind::NotFound);
+}
+
+#[tokio::test]
+async fn an_imported_image_mends_itself_of_kept_layers() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let root = dir.path().join("root");
+    let store = ImageStore::open(Settings { keeps_packed: true, ..Settings::new(&root) }).await.expect("opens");
+    let layers = [layer(&[("f", "right")]), layer(&[("g", "")])];
+    let image = imported(&store, dir.path(), &oci("x.tld/a:1", &layers, "")).await.remove(0);
+    store.collect().await.expect("collected");
+    fs::write(root.join("layers/1/d/f"), "wrong").expect("writable");
+    let verified = store.verify(verify::Mending::Yes, Arc::default()).await.expect("verified");
+    assert_eq!(verified.findings[0].mended, Some(Ok(())), "{verified:?}");
+    let mended = store.status("x.tld/a:1").expect("a name").expect("there");
+    assert_eq!((mended.id, mended.source, mended.layers.clone()), (image.id, Origin::Import, vec![3, 2]));
+    assert_eq!(fs::read_to_string(root.join("layers/3/d/f")).expect("there"), "right");
 }

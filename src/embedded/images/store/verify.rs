@@ -15,7 +15,7 @@ use rustix::fs::{FileType, OFlags};
 
 use super::{
     ImageStore, Inner, blocking,
-    pull::{Known, pull_now},
+    pull::{Asked, Known, pull_now},
 };
 use crate::embedded::images::{
     apply::{
@@ -23,12 +23,14 @@ use crate::embedded::images::{
         root::{At, RootDir},
         whiteouts::{Mark, mark},
     },
+    archive::Found,
     digest::{Digest, Hashing},
     error::{Attempt, ImageError, Kind},
-    model::{Descriptor, LONGEST_CONFIG, OCI_LAYER},
+    model::{self, Descriptor, LONGEST_CONFIG, OCI_LAYER, Top},
     names::Name,
+    platform,
     progress::{Progress, Stage, Watched},
-    record::{Origin, Record},
+    record::{Origin, Platform, Record},
     registry::Credentials,
     tar::reader::{Kind as TarKind, Reader},
 };
@@ -69,6 +71,8 @@ pub struct Verified {
 struct Broken {
     layers: BTreeMap<u64, String>,
     blobs: BTreeMap<Digest, String>,
+    /// Packed layers that were kept.
+    packed: BTreeMap<Digest, String>,
 }
 
 impl ImageStore {
@@ -82,13 +86,15 @@ impl ImageStore {
         let used: BTreeSet<u64> = records.iter().flat_map(|record| record.layers.iter().copied()).collect();
         let mut out = Verified { images: records.len(), layers: used.len(), findings: Vec::new() };
         for record in &records {
-            let causes = causes(record, &broken);
+            let packed = self.inner.packed(record).into_iter().map(|layer| layer.digest);
+            let packed: Vec<Digest> = packed.filter(|digest| broken.packed.contains_key(digest)).collect();
+            let causes = causes(record, &broken, &packed);
             if causes.is_empty() {
                 continue;
             }
             let mended = match mending {
                 Mending::No => None,
-                Mending::Yes => Some(self.mend(record, &broken).await.map_err(|error| error.text)),
+                Mending::Yes => Some(self.mend(record, &broken, &packed).await.map_err(|error| error.text)),
             };
             let names = record.repo_tags().into_iter().chain(record.repo_digests());
             let image = names.into_iter().next().unwrap_or_else(|| record.id());
@@ -101,21 +107,30 @@ impl ImageStore {
     }
 
     /// What is broken is nobody's from now on; the image is made again of what is not.
-    async fn mend(&self, record: &Arc<Record>, broken: &Broken) -> Result<(), ImageError> {
+    async fn mend(&self, record: &Arc<Record>, broken: &Broken, packed: &[Digest]) -> Result<(), ImageError> {
         let inner = Arc::clone(&self.inner);
+        // Kept for convenience: without it the image is whole.
+        packed.iter().try_for_each(|digest| inner.content.remove(digest))?;
         record.layers.iter().filter(|number| broken.layers.contains_key(number)).for_each(|n| inner.layers.disown(*n));
         for digest in blobs(record).into_iter().filter(|digest| broken.blobs.contains_key(digest)) {
             inner.content.remove(&digest)?;
+        }
+        if causes(record, broken, &[]).is_empty() {
+            return Ok(());
         }
         match record.source {
             Origin::Pull => {
                 let digests = record.repo_digests().into_iter().filter_map(|name| Name::parse(&name).ok());
                 let nowhere = || ImageError::not_found("nobody knows where it was pulled from");
                 let name = digests.into_iter().next().ok_or_else(nowhere)?;
-                let (nobody, progress) = (Credentials::default(), Arc::default());
-                pull_now(&inner, &name, &nobody, &progress, Known::Fetched).await.map(drop)
+                // Of the index's images this one, whatever machine it is for.
+                let asked = Asked { name, credentials: Credentials::default(), machine: machine(record) };
+                pull_now(&inner, &asked, &Arc::default(), Known::Fetched).await.map(drop)
             }
-            Origin::Import => Err(ImageError::not_found("it was imported: import its archive again")),
+            Origin::Import => {
+                let record = Arc::clone(record);
+                blocking(move || inner.again(&record)).await
+            }
             Origin::Builtin => {
                 let id = record.id();
                 blocking(move || {
@@ -130,15 +145,22 @@ impl ImageStore {
     }
 }
 
+/// What is asked of a registry to get an image again: nothing where it is this machine's, as then too.
+fn machine(record: &Record) -> Option<Platform> {
+    let platform = Some(record.platform.clone()).filter(|platform| !platform.architecture.is_empty());
+    platform.filter(|platform| platform.architecture != platform::host().architecture)
+}
+
 fn blobs(record: &Record) -> BTreeSet<Digest> {
     [record.id, record.manifest.digest, record.target.digest].into()
 }
 
-fn causes(record: &Record, broken: &Broken) -> Vec<String> {
+fn causes(record: &Record, broken: &Broken, packed: &[Digest]) -> Vec<String> {
     let layers =
         record.layers.iter().filter_map(|number| Some(format!("layer {number}: {}", broken.layers.get(number)?)));
     let blobs = blobs(record).into_iter().filter_map(|digest| broken.blobs.get(&digest).cloned());
-    layers.chain(blobs).collect()
+    let packed = packed.iter().filter_map(|digest| broken.packed.get(digest).cloned());
+    layers.chain(blobs).chain(packed).collect()
 }
 
 impl Inner {
@@ -168,7 +190,39 @@ impl Inner {
                 broken.blobs.insert(digest, error.text);
             }
         }
+        let packed = records.iter().flat_map(|record| self.packed(record)).map(|layer| layer.digest);
+        for digest in packed.collect::<BTreeSet<_>>().into_iter().filter(|digest| self.content.has(digest)) {
+            if let Err(error) = self.content.verify(&digest) {
+                broken.packed.insert(digest, error.text);
+            }
+        }
         (records, broken)
+    }
+
+    /// Makes an image again of its packed layers, where they were kept.
+    fn again(&self, record: &Record) -> Result<(), ImageError> {
+        let missing = || ImageError::not_found("it was imported: import its archive again");
+        let read = |digest: &Digest| self.content.read(digest, LONGEST_CONFIG)?.ok_or_else(missing);
+        let manifest_bytes = read(&record.manifest.digest)?;
+        let Top::Manifest(parsed) = model::top(&manifest_bytes, &record.manifest.media_type)? else {
+            return Err(missing());
+        };
+        let found = Found {
+            names: Vec::new(),
+            target: record.target.clone(),
+            target_bytes: read(&record.target.digest)?,
+            manifest: record.manifest.clone(),
+            manifest_bytes,
+            parsed,
+            config: read(&record.id)?,
+            layers: Vec::new(),
+        };
+        let _hold = self.hold_packed(&found.parsed.layers);
+        let open = |at: usize| {
+            let layer = found.parsed.layers.get(at).filter(|layer| self.content.has(&layer.digest));
+            self.content.open_blob(&layer.ok_or_else(missing)?.digest)
+        };
+        self.commit(&found, record.source, &Progress::default(), open).map(drop)
     }
 
     /// The stream has to have its digest, and what it names has to be there.

@@ -146,40 +146,54 @@ impl Registry {
 
     /// Adds an image; the digest of what its tag leads to: an index with an attestation first.
     pub(super) fn image(&mut self, repository: &str, tag: &str, files: &[(&str, &str)]) -> Digest {
-        let plain = layer(files);
-        let packed = gzip(&plain);
-        let machine = platform::host();
+        let mut other = serde_json::json!(Descriptor::of(model::OCI_MANIFEST, b"attestation"));
+        other["platform"] = serde_json::json!({"os": "unknown", "architecture": "unknown"});
+        let own = self.variant(repository, &platform::host().architecture, &[layer(files)]);
+        self.index(repository, tag, &[other, own])
+    }
+
+    /// Adds an image for a machine; its entry of an index.
+    pub(super) fn variant(&mut self, repository: &str, architecture: &str, layers: &[Vec<u8>]) -> serde_json::Value {
+        let packed: Vec<Vec<u8>> = layers.iter().map(|layer| gzip(layer)).collect();
+        let diff_ids: Vec<Digest> = layers.iter().map(|layer| Digest::of(layer)).collect();
         let config = serde_json::json!({
-            "architecture": machine.architecture, "os": "linux", "config": {"Cmd": ["x"]},
-            "rootfs": {"type": "layers", "diff_ids": [Digest::of(&plain)]},
+            "architecture": architecture, "os": "linux", "config": {"Cmd": ["x"]},
+            "rootfs": {"type": "layers", "diff_ids": diff_ids},
         });
         let config = config.to_string().into_bytes();
+        let descriptor = |packed: &Vec<u8>| Descriptor::of("application/vnd.oci.image.layer.v1.tar+gzip", packed);
         let manifest = serde_json::json!({
             "schemaVersion": 2, "mediaType": model::OCI_MANIFEST,
             "config": Descriptor::of(model::OCI_CONFIG, &config),
-            "layers": [Descriptor::of("application/vnd.oci.image.layer.v1.tar+gzip", &packed)],
+            "layers": packed.iter().map(descriptor).collect::<Vec<_>>(),
         });
         let manifest = manifest.to_string().into_bytes();
-        let mut other = serde_json::json!(Descriptor::of(model::OCI_MANIFEST, b"attestation"));
-        other["platform"] = serde_json::json!({"os": "unknown", "architecture": "unknown"});
-        let mut own = serde_json::json!(Descriptor::of(model::OCI_MANIFEST, &manifest));
-        own["platform"] = serde_json::json!({"os": "linux", "architecture": machine.architecture});
-        let index = serde_json::json!({"schemaVersion": 2, "mediaType": model::OCI_INDEX, "manifests": [other, own]});
+        self.put(format!("{repository}/manifests/{}", Digest::of(&manifest)), model::OCI_MANIFEST, &manifest);
+        for blob in packed.iter().chain([&config]) {
+            self.put(format!("{repository}/blobs/{}", Digest::of(blob)), "application/octet-stream", blob);
+        }
+        let mut entry = serde_json::json!(Descriptor::of(model::OCI_MANIFEST, &manifest));
+        entry["platform"] = serde_json::json!({"os": "linux", "architecture": architecture});
+        entry
+    }
+
+    /// Adds an index of these entries; its digest.
+    pub(super) fn index(&mut self, repository: &str, tag: &str, entries: &[serde_json::Value]) -> Digest {
+        let index = serde_json::json!({"schemaVersion": 2, "mediaType": model::OCI_INDEX, "manifests": entries});
         let index = index.to_string().into_bytes();
         let digest = Digest::of(&index);
         self.put(format!("{repository}/manifests/{tag}"), model::OCI_INDEX, &index);
         self.put(format!("{repository}/manifests/{digest}"), model::OCI_INDEX, &index);
-        self.put(format!("{repository}/manifests/{}", Digest::of(&manifest)), model::OCI_MANIFEST, &manifest);
-        for blob in [&config, &packed] {
-            self.put(format!("{repository}/blobs/{}", Digest::of(blob)), "application/octet-stream", blob);
-        }
         digest
     }
 }
 
+pub(super) fn settings(dir: &Path) -> Settings {
+    Settings { registries: vec![dir.join("certs.d")], ..Settings::new(dir.join("root")) }
+}
+
 pub(super) async fn store(dir: &Path) -> ImageStore {
-    let settings = Settings { registries: vec![dir.join("certs.d")], ..Settings::new(dir.join("root")) };
-    ImageStore::open(settings).await.expect("opens")
+    ImageStore::open(settings(dir)).await.expect("opens")
 }
 
 pub(super) fn nobody() -> Credentials {
