@@ -1,6 +1,7 @@
 //! The CRI client against a gRPC server on a unix socket: the wire, deadlines, error mapping,
 //! validation, and the start-up probes (spec 03a §2.1-2.2).
 
+#[macro_use]
 #[path = "../kit/mod.rs"]
 mod kit;
 

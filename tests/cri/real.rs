@@ -1,48 +1,27 @@
-//! The client against a real containerd of its own. Needs root; says so where it cannot run.
+//! The client against real runtimes: a containerd of its own, and the embedded runtime. Needs root; says so where it cannot
+//! run.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use berth::{
-    cri::{CriConfig, ImageService, RuntimeService, connect, probe},
+    cri::{ImageService, RuntimeService, probe},
     metrics::Registry,
     proto::cri,
 };
 use futures::StreamExt;
 
-use crate::kit::{containerd::start_or_skip, image::BUSYBOX};
+use crate::kit::{cri_calls, image::BUSYBOX, runtimes::On};
 
-fn sandbox(log_directory: String) -> cri::PodSandboxConfig {
-    let meta = cri::PodSandboxMetadata { name: "p".into(), uid: "u1".into(), namespace: "d".into(), attempt: 0 };
-    let namespaces = cri::NamespaceOption { network: cri::NamespaceMode::Node.into(), ..Default::default() };
-    let security = cri::LinuxSandboxSecurityContext { namespace_options: Some(namespaces), ..Default::default() };
-    let linux = cri::LinuxPodSandboxConfig { security_context: Some(security), ..Default::default() };
-    cri::PodSandboxConfig { metadata: Some(meta), log_directory, linux: Some(linux), ..Default::default() }
+on_real_runtimes! {
+    the_client_drives_a_real_runtime
 }
 
-fn container() -> cri::ContainerConfig {
-    cri::ContainerConfig {
-        metadata: Some(cri::ContainerMetadata { name: "c".into(), attempt: 0 }),
-        image: Some(cri::ImageSpec { image: BUSYBOX.into(), ..Default::default() }),
-        command: vec!["/bin/sleep".into(), "1000".into()],
-        log_path: "c.log".into(),
-        labels: HashMap::from([("a".to_owned(), "b".to_owned())]),
-        ..Default::default()
-    }
-}
-
-#[tokio::test]
-async fn the_client_drives_a_real_containerd() {
-    let Some(containerd) = start_or_skip("the_client_drives_a_real_containerd") else { return };
-    let config = CriConfig {
-        endpoint: containerd.endpoint(),
-        image_endpoint: String::new(),
-        request_timeout: Duration::from_secs(20),
-        list_streaming: true,
-    };
+async fn the_client_drives_a_real_runtime(on: On) {
+    let Some(below) = on.runtime().await else { return };
     let registry = Registry::new();
-    let connection = connect(&config, &registry).expect("an endpoint");
+    let connection = below.connection(&registry);
     let info = probe(&connection, &registry, Duration::from_secs(20)).await.expect("a runtime for us");
-    assert_eq!(&*info.name, "containerd");
+    assert_eq!(&*info.name, if matches!(on, On::Embedded(_)) { "berth" } else { "containerd" });
     let (runtime, images) = (&connection.runtime, &connection.images);
     runtime.status().await.expect("conditions");
 
@@ -51,20 +30,23 @@ async fn the_client_drives_a_real_containerd() {
     assert!(images.image_status(spec("busybox:1")).await.expect("answers").is_some());
     assert_eq!(images.image_status(spec("r.invalid/x:1")).await, Ok(None));
     let text = images.pull_image(spec("127.0.0.1:1/x:1"), None, None).await.expect_err("nobody there").to_string();
-    assert!(text.starts_with("failed to pull and unpack image"), "{text}");
+    // containerd does not say in a word what was wrong.
+    let word = if matches!(on, On::Embedded(_)) { "RegistryUnavailable: " } else { "" };
+    assert!(text.starts_with(&format!("{word}failed to pull and unpack image")), "{text}");
     assert!(!images.image_fs_info().await.expect("answers").image_filesystems.is_empty());
 
     // containerd 1.6 has no such call; then there is nothing to follow below
     let events = match runtime.container_events().await {
         Ok(events) => Some(events),
         Err(error) => {
-            assert!(error.is_unimplemented(), "{error}");
+            assert!(error.is_unimplemented() && matches!(on, On::Containerd(_)), "{error}");
             None
         }
     };
-    let logs = containerd.dir().join("logs").display().to_string();
-    let id = runtime.run_pod_sandbox(sandbox(logs.clone()), "").await.expect("a sandbox");
-    let made = runtime.create_container(&id, container(), sandbox(logs)).await.expect("a container");
+    let pod = below.pod("p");
+    let id = runtime.run_pod_sandbox(pod.clone(), "").await.expect("a sandbox");
+    let container = cri_calls::container("c", "exec sleep 1000", cri::NamespaceMode::Container);
+    let made = runtime.create_container(&id, container, pod).await.expect("a container");
     runtime.start_container(&made).await.expect("starts");
     assert_eq!(runtime.list_containers(None).await.expect("lists").len(), 1);
     assert_eq!(runtime.list_pod_sandbox(None).await.expect("lists").len(), 1);

@@ -1,5 +1,6 @@
 //! The images room against the scripted CRI under paused time (spec 03b §1-4).
 
+#[macro_use]
 #[path = "../kit/mod.rs"]
 mod kit;
 

@@ -1,5 +1,5 @@
 //! What tests across rooms share: runtimes, scripted and real, their clients, and builders of pods.
-#![allow(dead_code, unused_imports, reason = "each test binary uses a part of the kit")]
+#![allow(dead_code, unused_imports, unused_macros, reason = "each test binary uses a part of the kit")]
 
 pub mod agent;
 pub mod alone;
@@ -20,6 +20,8 @@ pub mod pods;
 pub mod process;
 pub mod prometheus;
 pub mod real;
+#[macro_use]
+pub mod runtimes;
 pub mod scripted;
 pub mod streams;
 pub mod web;

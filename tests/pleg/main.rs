@@ -1,5 +1,6 @@
 //! PLEG over the scripted CRI: looks, lists, events and what becomes of them when things go wrong.
 
+#[macro_use]
 #[path = "../kit/mod.rs"]
 mod kit;
 

@@ -1,4 +1,5 @@
-//! PLEG over a real containerd: its own events, since 1.6 has none on the CRI. Needs root.
+//! PLEG over real runtimes and their events: containerd's own, since 1.6 has none on the CRI, and the embedded runtime's on
+//! the CRI. Needs root.
 
 use std::{
     sync::Arc,
@@ -6,7 +7,7 @@ use std::{
 };
 
 use berth::{
-    cri::{self as room, CriConfig, RuntimeService},
+    cri::RuntimeService,
     engine::ports::{Observation, PodObserver, SystemClock},
     metrics::{PlegMetrics, Registry},
     pleg::{self, ContainerdEvents, CriEvents, EventHints, PlegConfig, PlegDeps},
@@ -17,60 +18,21 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     house::{NoMessages, ended, labels, until, who},
-    kit::containerd,
+    kit::{cri_calls, runtimes::On},
 };
 
-fn sandbox(name: &str) -> cri::PodSandboxConfig {
-    let options = cri::NamespaceOption { network: cri::NamespaceMode::Node as i32, ..Default::default() };
-    let security = cri::LinuxSandboxSecurityContext { namespace_options: Some(options), ..Default::default() };
-    cri::PodSandboxConfig {
-        metadata: Some(cri::PodSandboxMetadata {
-            name: name.into(),
-            namespace: "default".into(),
-            uid: format!("uid-{name}"),
-            attempt: 0,
-        }),
-        labels: labels(name),
-        linux: Some(cri::LinuxPodSandboxConfig { security_context: Some(security), ..Default::default() }),
-        ..Default::default()
-    }
-}
-
-fn container(name: &str, command: &[&str]) -> cri::ContainerConfig {
-    cri::ContainerConfig {
-        metadata: Some(cri::ContainerMetadata { name: "main".into(), attempt: 0 }),
-        image: Some(cri::ImageSpec { image: "docker.io/library/busybox:1".into(), ..Default::default() }),
-        command: command.iter().map(ToString::to_string).collect(),
-        labels: labels(name),
-        linux: Some(cri::LinuxContainerConfig {
-            security_context: Some(cri::LinuxContainerSecurityContext {
-                namespace_options: Some(cri::NamespaceOption {
-                    network: cri::NamespaceMode::Node as i32,
-                    ..Default::default()
-                }),
-                ..Default::default()
-            }),
-            ..Default::default()
-        }),
-        ..Default::default()
-    }
+on_real_runtimes! {
+    an_exit_is_observed_by_the_runtimes_events
 }
 
 fn finished(seen: &Observation) -> Option<jiff::Timestamp> {
     seen.pod.newest("main").filter(|c| c.state == ContainerState::Exited)?.finished_at
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_exit_is_observed_by_containerds_own_events() {
-    let Some(runtime) = containerd::start_or_skip("an_exit_is_observed_by_containerds_own_events") else { return };
-    let config = CriConfig {
-        endpoint: runtime.endpoint(),
-        image_endpoint: String::new(),
-        request_timeout: Duration::from_secs(30),
-        list_streaming: false,
-    };
+async fn an_exit_is_observed_by_the_runtimes_events(on: On) {
+    let Some(runtime) = on.runtime().await else { return };
     let registry = Registry::new();
-    let connection = room::connect(&config, &registry).expect("a socket");
+    let connection = runtime.connection(&registry);
     let cri: Arc<dyn RuntimeService> = connection.runtime.clone();
     let hints: Vec<Arc<dyn EventHints>> =
         vec![Arc::new(CriEvents::new(cri.clone())), Arc::new(ContainerdEvents::new(connection.runtime_channel()))];
@@ -95,16 +57,19 @@ async fn an_exit_is_observed_by_containerds_own_events() {
     for at in 0..5 {
         let name = format!("web-{at}");
         let mut view = pleg.view(&who(&name));
-        let pod = cri.run_pod_sandbox(sandbox(&name), "").await.unwrap_or_else(|e| panic!("{e}\n{}", runtime.log()));
-        let command = ["/bin/sh", "-c", "trap 'exit 3' TERM; sleep 1000 & wait"];
-        let id = cri.create_container(&pod, container(&name, &command), sandbox(&name)).await.expect("a container");
+        let config = cri::PodSandboxConfig { labels: labels(&name), ..runtime.pod(&name) };
+        let pod = cri.run_pod_sandbox(config.clone(), "").await.expect("a sandbox");
+        let script = "trap 'exit 3' TERM; sleep 1000 & wait";
+        let container = cri_calls::container("main", script, cri::NamespaceMode::Container);
+        let container = cri::ContainerConfig { labels: labels(&name), ..container };
+        let id = cri.create_container(&pod, container, config).await.expect("a container");
         cri.start_container(&id).await.expect("started");
         let seen = view.fresh(pleg.acted(&who(&name).uid)).await;
         assert_eq!((seen.error.as_deref(), seen.pod.running().count()), (None, 1), "{seen:?}");
         tokio::time::sleep(Duration::from_millis(700)).await;
 
-        let (ok, out) = runtime.ctr(&["tasks", "kill", "-s", "SIGTERM", &id]);
-        assert!(ok, "{out}");
+        let kill = ["/bin/kill", "-TERM", "1"].map(str::to_owned);
+        let _ = cri.exec_sync(&id, &kill, Duration::from_secs(10)).await; // it ends with the container it ends
         let asked = Instant::now();
         let seen = until(&mut view, "the exit", Duration::from_secs(5), ended).await;
         assert_eq!(seen.pod.newest("main").map(|c| c.exit_code), Some(3));
@@ -115,6 +80,10 @@ async fn an_exit_is_observed_by_containerds_own_events() {
     latencies.sort_unstable();
     // containerd itself takes most of it: it clears up before its CRI part says "exited".
     assert!(latencies[2].0 <= 500, "the median of {latencies:?} is too long");
+    let streams = if matches!(on, On::Embedded(_)) { 1.0 } else { 0.0 };
+    let told = registry.gather().into_iter().find(|f| f.name() == "kubelet_evented_pleg_connection_success_count");
+    let told = told.and_then(|family| Some(family.get_metric().first()?.get_counter().get_value()));
+    assert!(told.unwrap_or_default() >= streams, "the embedded runtime has events on the CRI: {told:?}");
     stop.cancel();
     task.await.expect("ended");
 }
