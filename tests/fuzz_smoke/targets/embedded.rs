@@ -1,0 +1,112 @@
+//! What the embedded runtime reads: layers, profiles, accounts, messages of its shims and what containers print.
+
+use std::io;
+
+use berth::{
+    embedded::{
+        images::{apply::path, compression::Unpacked, tar::reader::Reader},
+        launch::{ImageConfig, users},
+        seccomp::{Conditions, Machine, Profile, compile},
+        shim::{
+            exit_record::ExitRecord,
+            plan,
+            wire::{self, Datagram},
+            worker::record::{Splitter, Tag},
+        },
+    },
+    proto::cri,
+};
+
+use super::first_line;
+
+/// A layer of an image: unpacked, walked, its names taken apart.
+pub fn layer_entries(data: &[u8]) {
+    let Ok(unpacked) = Unpacked::new(data) else { return };
+    let mut reader = Reader::new(io::Read::take(unpacked, 1 << 20));
+    let mut entries = 0;
+    while let Ok(Some(entry)) = reader.next_entry() {
+        entries += 1;
+        assert!(entries <= (1 << 20) / 512, "more entries than headers");
+        if let Ok(parts) = path::parts(&entry.name) {
+            assert!(parts.iter().all(|part| !matches!(*part, b"" | b"." | b"..") && !part.contains(&b'/')));
+        }
+        if let Some(map) = &entry.sparse {
+            assert_eq!(map.pieces.iter().map(|(_, length)| length).sum::<u64>(), entry.size);
+        }
+    }
+}
+
+/// A profile of system calls: what it becomes is a program the kernel takes.
+pub fn filter_profile(data: &[u8]) {
+    let Ok(profile) = Profile::parse(data) else { return };
+    for machine in [Machine::X86_64, Machine::Aarch64, Machine::Riscv64] {
+        let on = Conditions { machine, capabilities: vec!["SYS_ADMIN"], kernel: (6, 1), has_spec_allow: true };
+        let Ok(filter) = compile(&profile, &on) else { continue };
+        let program = &filter.instructions;
+        assert!((1..=4096).contains(&program.len()) && filter.bytes().len() == program.len() * 8);
+        for (at, i) in program.iter().enumerate() {
+            let farthest = match i.code {
+                0x06 => continue, // returns
+                0x05 => i.k as usize,
+                _ => usize::from(i.jump_true.max(i.jump_false)),
+            };
+            assert!(at + 1 + farthest < program.len(), "{i:?} at {at} leaves the program");
+        }
+    }
+}
+
+/// A line with an image's user, and its accounts; the same text serves as both files.
+pub fn image_users(data: &[u8]) {
+    let (user, rest) = first_line(data);
+    let image =
+        ImageConfig { user: user.into_owned(), passwd: rest.to_vec(), group: rest.to_vec(), ..Default::default() };
+    let Ok(who) = users::identity(&cri::LinuxContainerSecurityContext::default(), &image, &[]) else { return };
+    assert!(who.uid <= i32::MAX as u32 && who.groups.iter().all(|gid| *gid <= i32::MAX as u32));
+    assert!(who.groups.is_sorted() && who.groups.contains(&who.gid));
+    assert!(who.groups.windows(2).all(|pair| pair[0] < pair[1]));
+}
+
+/// How a container ended, from a file that another version may have written.
+pub fn shim_exit_record(data: &[u8]) {
+    if let Some(record) = ExitRecord::parse(data) {
+        assert_eq!(ExitRecord::parse(record.text().as_bytes()), Some(record));
+    }
+}
+
+/// A datagram between a daemon and a shim of another version: what is understood is written as it was meant.
+pub fn shim_message(data: &[u8]) {
+    fn body<T: serde::Serialize + serde::de::DeserializeOwned + PartialEq>(read: &Datagram<'_>) {
+        let Ok(value) = read.body::<T>() else { return };
+        // What was short may be long when written in full; it is refused then.
+        let Ok(bytes) = wire::write(read.kind, read.sequence, &value) else { return };
+        let again = Datagram::read(&bytes).expect("ours");
+        assert!((again.kind, again.sequence) == (read.kind, read.sequence));
+        assert!(again.body::<T>().is_ok_and(|again| again == value), "another value");
+    }
+    let Ok(read) = Datagram::read(data) else { return };
+    match read.kind {
+        wire::Kind::Request => body::<plan::Request>(&read),
+        wire::Kind::Reply => body::<plan::Reply>(&read),
+        wire::Kind::Event => body::<plan::Event>(&read),
+    }
+}
+
+/// What a container writes: records do not depend on how it was read, and nothing is lost. First byte: the longest.
+pub fn shim_output(data: &[u8]) {
+    let Some((longest, data)) = data.split_first() else { return };
+    let longest = usize::from(*longest).max(1);
+    let read = |piece: usize| {
+        let (mut splitter, mut records) = (Splitter::new(longest), Vec::new());
+        data.chunks(piece)
+            .for_each(|chunk| splitter.feed(chunk, &mut |tag, record| records.push((tag, record.to_vec()))));
+        splitter.finish(&mut |tag, record| records.push((tag, record.to_vec())));
+        records
+    };
+    let records = read(data.len().max(1));
+    assert!(read(7) == records, "it depends on how it was read");
+    assert!(records.iter().all(|(_, record)| record.len() <= longest));
+    let lines = records.iter().filter(|(tag, _)| *tag == Tag::Full).count();
+    assert_eq!(lines, data.iter().filter(|byte| **byte == b'\n').count());
+    let kept: usize = records.iter().map(|(_, record)| record.len()).sum();
+    assert!(kept + 2 * lines >= data.len(), "only ends of lines are left out");
+}

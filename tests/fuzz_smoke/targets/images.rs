@@ -1,0 +1,87 @@
+//! Names of images, credentials and records of pulls.
+
+use std::collections::BTreeMap;
+
+use berth::images::{
+    credentials::{docker, glob, hash, plugin_answer, plugin_config},
+    record, reference,
+};
+
+use super::{first_line, text};
+
+/// The name of an image.
+pub fn image_reference(data: &[u8]) {
+    let text = text(data);
+    let Ok((tagged, parsed)) = reference::with_default_tag(&text) else { return };
+    let canonical = parsed.canonical();
+    let again = reference::Reference::parse(&canonical).expect("the canonical form is a reference");
+    assert_eq!(again.canonical(), canonical);
+    assert_eq!((&again.repository, &again.digest), (&parsed.repository, &parsed.digest));
+    assert_eq!(reference::Reference::parse(&tagged).map(|r| r.canonical()), Ok(canonical));
+}
+
+/// Docker's configuration, in both forms.
+pub fn docker_config(data: &[u8]) {
+    for logins in [docker::parse_config_json(data), docker::parse_dockercfg(data)].into_iter().flatten() {
+        let mut ring = docker::Keyring::default();
+        ring.add(&logins, &());
+        for image in ["docker.io/library/busybox", "registry.example.com:5000/team/app", "quay.io/x/y"] {
+            assert!(ring.find(image).len() <= logins.len());
+        }
+        for login in logins.values() {
+            assert_eq!(hash::credential_hash(login).len(), 64);
+        }
+        let entry = |login: &docker::Login| serde_json::json!({"username": login.username, "password": login.password, "email": login.email});
+        let entries: BTreeMap<&String, serde_json::Value> = logins.iter().map(|(k, v)| (k, entry(v))).collect();
+        let written = serde_json::to_vec(&serde_json::json!({ "auths": entries })).expect("texts serialise");
+        assert_eq!(docker::parse_config_json(&written), Ok(logins), "written and read");
+    }
+}
+
+/// A pattern of registries, and on the second line an image.
+pub fn image_pattern(data: &[u8]) {
+    let (pattern, image) = first_line(data);
+    let image = text(image);
+    glob::matches(&pattern, &image);
+    if !image.contains(['*', '?', '[', '\\']) {
+        assert!(glob::matches(&image, &image), "a name without wildcards covers itself");
+    }
+}
+
+/// The configuration of credential plugins; files are separated by lines of `%%`.
+pub fn plugins(data: &[u8]) {
+    let files: Vec<String> = text(data).split("\n%%\n").map(str::to_owned).collect();
+    let Ok(providers) = plugin_config::load(&files) else { return };
+    assert!(!providers.is_empty());
+    for provider in providers {
+        assert!(!provider.name.contains('/') && !matches!(provider.name.as_str(), "" | "." | ".."), "a file name");
+        assert!(!provider.match_images.is_empty());
+    }
+}
+
+/// What a credential plugin prints.
+pub fn plugin_response(data: &[u8]) {
+    let version = "credentialprovider.kubelet.k8s.io/v1";
+    match plugin_answer::parse(version, data) {
+        Ok(answer) => drop(answer.logins),
+        Err(error) => assert!(error.to_string().len() < 256, "nothing of an answer is told"),
+    }
+}
+
+/// A file of the image manager's records.
+pub fn pull_record(data: &[u8]) {
+    if let Ok(intent) = record::decode_intent(data) {
+        let again = record::decode_intent(&record::encode_intent(&intent.value)).expect("what we write, we read");
+        assert_eq!((again.value, again.outdated), (intent.value, false));
+    }
+    if let Ok(pulled) = record::decode_pulled(data) {
+        let written = record::encode_pulled(&pulled.value);
+        let again = record::decode_pulled(&written).expect("what we write, we read");
+        assert!(!again.outdated);
+        assert_eq!(record::encode_pulled(&again.value), written);
+        for mut grants in pulled.value.grants.into_values() {
+            grants.add(&record::Proof::Node);
+            assert!(grants.node && grants.secrets.is_empty() && grants.accounts.is_empty());
+        }
+    }
+}

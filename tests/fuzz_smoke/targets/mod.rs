@@ -1,0 +1,99 @@
+//! One target per parser of foreign bytes: what must hold whatever the bytes are.
+//!
+//! The only copy of each target: `fuzz/` runs it under a coverage-guided fuzzer, `main.rs` beside
+//! this folder on a small corpus and seeded mutations. A target panics where something is wrong:
+//! the parser panicked, what it read is not what it writes, or an answer has no bound. Time and
+//! size are watched by who runs it.
+#![allow(dead_code, reason = "each fuzz program uses one target")]
+
+mod config;
+mod embedded;
+mod images;
+mod kernel;
+mod logs;
+mod pods;
+mod runtimes;
+mod server;
+mod sources;
+
+use std::{borrow::Cow, sync::LazyLock};
+
+use berth::pod::Pod;
+
+pub use config::{command_line, go_duration, kubelet_config, kubelet_dropin};
+pub use embedded::{filter_profile, image_users, layer_entries, shim_exit_record, shim_message, shim_output};
+pub use images::{docker_config, image_pattern, image_reference, plugin_response, plugins, pull_record};
+pub use kernel::{cgroup_files, cpu_set, mounts};
+pub use logs::{log_cri, log_docker, log_filter};
+pub use pods::{env_file, expansion, field_path, host_names, quantity, resources_on_disk};
+pub use runtimes::{containerd_event, cri_endpoint, cri_status, resolv_conf};
+pub use server::{log_query, spdy_frames, websocket_tunnel};
+pub use sources::{manifest_file, manifest_http};
+
+/// A target: bytes in, a panic where something is wrong.
+pub type Target = fn(&[u8]);
+
+/// All targets; names are those of the programs in `fuzz/` and of the corpus folders.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("cgroup_files", cgroup_files),
+    ("command_line", command_line),
+    ("containerd_event", containerd_event),
+    ("cpu_set", cpu_set),
+    ("cri_endpoint", cri_endpoint),
+    ("cri_status", cri_status),
+    ("docker_config", docker_config),
+    ("env_file", env_file),
+    ("expansion", expansion),
+    ("field_path", field_path),
+    ("filter_profile", filter_profile),
+    ("go_duration", go_duration),
+    ("host_names", host_names),
+    ("image_pattern", image_pattern),
+    ("image_reference", image_reference),
+    ("image_users", image_users),
+    ("kubelet_config", kubelet_config),
+    ("kubelet_dropin", kubelet_dropin),
+    ("layer_entries", layer_entries),
+    ("log_cri", log_cri),
+    ("log_docker", log_docker),
+    ("log_filter", log_filter),
+    ("log_query", log_query),
+    ("manifest_file", manifest_file),
+    ("manifest_http", manifest_http),
+    ("mount_table", mounts),
+    ("plugin_config", plugins),
+    ("plugin_response", plugin_response),
+    ("pull_record", pull_record),
+    ("quantity", quantity),
+    ("resolv_conf", resolv_conf),
+    ("resource_state", resources_on_disk),
+    ("shim_exit_record", shim_exit_record),
+    ("shim_message", shim_message),
+    ("shim_output", shim_output),
+    ("spdy_frames", spdy_frames),
+    ("websocket_tunnel", websocket_tunnel),
+];
+
+/// Foreign bytes as text.
+fn text(data: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(data)
+}
+
+/// The first line, and the rest.
+fn first_line(data: &[u8]) -> (Cow<'_, str>, &[u8]) {
+    let end = data.iter().position(|b| *b == b'\n').unwrap_or(data.len());
+    let (line, rest) = data.split_at(end);
+    (text(line), rest.get(1..).unwrap_or_default())
+}
+
+/// A pod to ask of.
+static POD: LazyLock<Pod> = LazyLock::new(|| {
+    let pod = serde_json::json!({
+        "metadata": {"name": "web", "namespace": "shop", "uid": "u-1", "labels": {"app": "web", "x": "a\"b"},
+            "annotations": {"example.com/Note": "two\nlines"}},
+        "spec": {"restartPolicy": "Always", "enableServiceLinks": true, "containers": [
+            {"name": "main", "image": "web:1", "resources": {"limits": {"cpu": "1500m", "memory": "64Mi"}}},
+            {"name": "side", "image": "side"}]},
+    });
+    Pod::new(serde_json::from_value(pod).expect("an API object")).expect("a pod")
+});

@@ -1,0 +1,74 @@
+//! What runtimes say, and what is told them of names.
+
+use berth::{
+    cri::socket_path,
+    pleg::{containerd_events, convert},
+    pod::Pod,
+    proto::{containerd_events::Envelope, cri},
+    runtime::request::dns,
+};
+use prost::Message;
+
+use super::{POD, text};
+
+/// The node's resolv.conf.
+pub fn resolv_conf(data: &[u8]) {
+    let Ok(host) = dns::parse(&text(data)) else { return };
+    drop(dns::check_host_file("/etc/resolv.conf", &host, "cluster.local"));
+    bounded_dns(&POD, Some(&host));
+}
+
+/// Names are bounded whatever the node's file says.
+pub fn bounded_dns(pod: &Pod, host: Option<&dns::HostDns>) {
+    let settings = dns::DnsSettings {
+        cluster_dns: vec!["10.0.0.10".to_owned()],
+        cluster_domain: "cluster.local".to_owned(),
+        loopback: Vec::new(),
+    };
+    for settings in [settings, dns::DnsSettings::default()] {
+        let dns = dns::of_pod(pod, &settings, host).config;
+        assert!(dns.servers.len() <= 3 && dns.searches.len() <= 32 && dns.searches.join(" ").len() <= 2048);
+    }
+}
+
+/// An event of containerd: as a whole, and as the body of an event that counts.
+pub fn containerd_event(data: &[u8]) {
+    if let Ok(envelope) = Envelope::decode(data) {
+        drop(containerd_events::hint(&envelope));
+    }
+    for topic in ["/tasks/exit", "/tasks/delete", "/containers/create", "/containers/delete"] {
+        let event = prost_types::Any { type_url: String::new(), value: data.to_vec() };
+        let envelope = Envelope {
+            timestamp: Some(prost_types::Timestamp { seconds: i64::MAX, nanos: i32::MIN }),
+            namespace: "k8s.io".to_owned(),
+            topic: topic.to_owned(),
+            event: Some(event),
+        };
+        if let Some(hint) = containerd_events::hint(&envelope) {
+            assert!(!hint.object.is_empty() && hint.object.len() <= data.len());
+        }
+    }
+}
+
+/// Answers of the runtime about one object.
+pub fn cri_status(data: &[u8]) {
+    let listed = cri::Container::decode(data).unwrap_or_default();
+    drop((convert::listed_container(&listed), convert::pod_of_container(&listed)));
+    if let Ok(status) = cri::ContainerStatus::decode(data) {
+        drop(convert::container(&listed, &status));
+        drop(convert::exit(&status));
+    }
+    if let Ok(sandbox) = cri::PodSandbox::decode(data) {
+        drop((convert::listed_sandbox(&sandbox), convert::pod_of_sandbox(&sandbox)));
+    }
+    if let Ok(status) = cri::PodSandboxStatus::decode(data) {
+        drop(convert::sandbox(&status));
+    }
+}
+
+/// An endpoint of the runtime.
+pub fn cri_endpoint(data: &[u8]) {
+    if let Ok(path) = socket_path(&text(data)) {
+        assert!(!path.as_os_str().is_empty());
+    }
+}
