@@ -1,19 +1,23 @@
 //! `/metrics/cadvisor`: every group as metrics, under the names public dashboards select. Pure.
 //!
-//! A group's labels are written once and copied into each of its lines; extra labels are put where
-//! they belong by name, because consumers read labels sorted. Families: [`families`]. Behaviour:
-//! spec 04b §11, 08 §8.
+//! Families of groups: [`families`]; how their labels are written: [`labels`]; what is told of the machine: [`machine`].
+//! Behaviour: spec 04b §11, 08 §8.
 //!
 //! [`families`]: super::cadvisor_families
+//! [`labels`]: super::cadvisor_labels
+//! [`machine`]: super::cadvisor_machine
 
 use std::{collections::HashMap, sync::Arc};
 
+pub use super::cadvisor_labels::{Behind, Extra};
 use super::{
     cadvisor_families::FAMILIES,
+    cadvisor_labels::{Labels, Names},
+    cadvisor_machine::{machine, scrape_error, version},
     disk::FileSystem,
     host::{DiskCounters, Host},
     network::Network,
-    page::{push_count, push_family, push_integer, push_label_value, push_scaled, push_signed},
+    page::{push_count, push_family, push_integer, push_scaled, push_signed},
     reader::{MachineMemory, Seen},
     reading::{Reading, WallNs},
     snapshot::{PodSeen, Snapshot},
@@ -122,7 +126,7 @@ pub fn write(inputs: &Inputs<'_>) -> Vec<u8> {
         }
         is_partial |= series.count > MAX_SERIES;
     }
-    machine(&mut out, inputs);
+    machine(&mut out, inputs.host, inputs.memory);
     out
 }
 
@@ -142,8 +146,8 @@ fn entries<'a>(inputs: &Inputs<'a>) -> Vec<Entry<'a>> {
     for pod in &snapshot.pods {
         of_pod(inputs, pod, &mut entries);
     }
-    entries.sort_by(|a, b| a.labels.text.cmp(&b.labels.text));
-    entries.dedup_by(|a, b| a.labels.text == b.labels.text);
+    entries.sort_by(|a, b| a.labels.cmp(&b.labels));
+    entries.dedup_by(|a, b| a.labels == b.labels);
     entries
 }
 
@@ -196,65 +200,6 @@ fn entry<'a>(inputs: &Inputs<'a>, seen: &'a Seen, names: Names<'_>) -> Entry<'a>
         ends: [end(seen.reading.at / 1_000_000), end(now.saturating_mul(1000))],
     }
 }
-
-/// What stands between labels and a value.
-const LABELS_END: &[u8] = b"} ";
-
-/// The labels of a group beside its id.
-#[derive(Clone, Copy, Default)]
-struct Names<'a> {
-    container: &'a str,
-    image: &'a str,
-    name: &'a str,
-    namespace: &'a str,
-    pod: &'a str,
-}
-
-/// `{container="…",id="…",image="…",name="…",namespace="…",pod="…"} `, and where others can be put in.
-struct Labels {
-    text: Vec<u8>,
-    cuts: [usize; 4],
-}
-
-impl Labels {
-    fn new(id: &str, names: Names<'_>) -> Self {
-        let mut text = Vec::with_capacity(128 + id.len());
-        let mut push = |key: &str, value: &str| {
-            text.extend_from_slice(key.as_bytes());
-            push_label_value(&mut text, value);
-            text.push(b'"');
-            text.len()
-        };
-        let behind_container = push("{container=\"", names.container);
-        push(",id=\"", id);
-        let behind_image = push(",image=\"", names.image);
-        push(",name=\"", names.name);
-        let behind_namespace = push(",namespace=\"", names.namespace);
-        let behind_pod = push(",pod=\"", names.pod);
-        text.extend_from_slice(LABELS_END);
-        Self { text, cuts: [behind_container, behind_image, behind_namespace, behind_pod] }
-    }
-
-    fn part(&self, from: usize, to: usize) -> &[u8] {
-        self.text.get(from..to).unwrap_or_default()
-    }
-}
-
-/// Where an extra label stands among those that all have.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Behind {
-    /// `container`
-    Container,
-    /// `image`
-    Image,
-    /// `namespace`
-    Namespace,
-    /// `pod`
-    Pod,
-}
-
-/// An extra label.
-pub type Extra<'a> = (Behind, &'a str, &'a str);
 
 /// A value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -322,7 +267,7 @@ impl Series<'_, '_> {
             push_family(self.out, name, help, kind);
         }
         self.out.extend_from_slice(name.as_bytes());
-        self.labels(&entry.labels, extra);
+        entry.labels.write(self.out, extra);
         match value {
             Value::Count(number) => push_count(self.out, number),
             Value::Signed(number) => push_signed(self.out, number),
@@ -337,100 +282,6 @@ impl Series<'_, '_> {
             Stamp::None => b"\n",
         });
     }
-
-    fn labels(&mut self, labels: &Labels, extra: &[Extra<'_>]) {
-        if extra.is_empty() {
-            return self.out.extend_from_slice(&labels.text);
-        }
-        let [container, image, namespace, pod] = labels.cuts;
-        let parts = [
-            (Behind::Container, 0, container),
-            (Behind::Image, container, image),
-            (Behind::Namespace, image, namespace),
-            (Behind::Pod, namespace, pod),
-        ];
-        for (behind, from, to) in parts {
-            self.out.extend_from_slice(labels.part(from, to));
-            for (_, key, value) in extra.iter().filter(|(at, ..)| *at == behind) {
-                self.out.push(b',');
-                self.out.extend_from_slice(key.as_bytes());
-                self.out.extend_from_slice(b"=\"");
-                push_label_value(self.out, value);
-                self.out.push(b'"');
-            }
-        }
-        self.out.extend_from_slice(LABELS_END);
-    }
-}
-
-fn version(out: &mut Vec<u8>, host: &Host) {
-    let help = "A metric with a constant '1' value labeled by kernel version, OS version, docker version, cadvisor \
-                version & cadvisor revision.";
-    push_family(out, "cadvisor_version_info", help, "gauge");
-    out.extend_from_slice(
-        b"cadvisor_version_info{cadvisorRevision=\"\",cadvisorVersion=\"\",dockerVersion=\"\",kernelVersion=\"",
-    );
-    push_label_value(out, &host.kernel);
-    out.extend_from_slice(b"\",osVersion=\"");
-    push_label_value(out, &host.os);
-    out.extend_from_slice(b"\"} 1\n");
-}
-
-fn scrape_error(out: &mut Vec<u8>, what: &str, failed: bool) {
-    let name = format!("{what}_scrape_error");
-    // The reference ends one of the two with a full stop.
-    let end = if what == "machine" { "." } else { "" };
-    let help = format!("1 if there was an error while getting {what} metrics, 0 otherwise{end}");
-    push_family(out, &name, &help, "gauge");
-    out.extend_from_slice(name.as_bytes());
-    out.extend_from_slice(if failed { b" 1\n" } else { b" 0\n" });
-}
-
-/// Facts of the machine; modules of memory are not told of.
-fn machine(out: &mut Vec<u8>, inputs: &Inputs<'_>) {
-    let host = inputs.host;
-    let gauges: [(&str, &str, &[&str], u64); 9] = [
-        ("machine_cpu_books", "Number of CPU books.", &[""], 0),
-        ("machine_cpu_cores", "Number of logical CPU cores.", &[""], host.cpus),
-        ("machine_cpu_drawers", "Number of CPU drawers.", &[""], 0),
-        ("machine_cpu_physical_cores", "Number of physical CPU cores.", &[""], host.cores),
-        ("machine_cpu_sockets", "Number of CPU sockets.", &[""], host.sockets),
-        ("machine_memory_bytes", "Amount of memory installed on the machine.", &[""], inputs.memory.total),
-        ("machine_nvm_avg_power_budget_watts", "NVM power budget.", &[""], 0),
-        (
-            "machine_nvm_capacity",
-            "NVM capacity value labeled by NVM mode (memory mode or app direct mode).",
-            &["app_direct_mode", "memory_mode"],
-            0,
-        ),
-        ("machine_swap_bytes", "Amount of swap memory available on the machine.", &[""], inputs.memory.swap_total),
-    ];
-    for (name, help, modes, value) in gauges {
-        if name == "machine_swap_bytes" {
-            scrape_error(out, "machine", false);
-        }
-        push_family(out, name, help, "gauge");
-        for mode in modes {
-            machine_line(out, host, name, mode, value);
-        }
-    }
-}
-
-fn machine_line(out: &mut Vec<u8>, host: &Host, name: &str, mode: &str, value: u64) {
-    out.extend_from_slice(name.as_bytes());
-    out.extend_from_slice(b"{boot_id=\"");
-    push_label_value(out, &host.boot_id);
-    out.extend_from_slice(b"\",machine_id=\"");
-    push_label_value(out, &host.machine_id);
-    if !mode.is_empty() {
-        out.extend_from_slice(b"\",mode=\"");
-        push_label_value(out, mode);
-    }
-    out.extend_from_slice(b"\",system_uuid=\"");
-    push_label_value(out, &host.system_uuid);
-    out.extend_from_slice(b"\"} ");
-    push_count(out, value);
-    out.push(b'\n');
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@
 //! runtime, a disk that may hang) has a deadline and costs fields, not the page. Behaviour: spec 04b §7-11.
 
 pub mod cadvisor_families;
+mod cadvisor_labels;
+mod cadvisor_machine;
 pub mod cadvisor_page;
 pub mod cgroup_files;
 mod config;
