@@ -34,3 +34,5 @@ pub mod step;
 pub mod sub_path;
 #[allow(unsafe_code, reason = "watching a descriptor has no safe interface")]
 pub mod watched;
+#[allow(unsafe_code, reason = "beginning to write has no safe interface")]
+pub mod write_back;

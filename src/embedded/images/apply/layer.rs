@@ -29,12 +29,15 @@ use super::{
     root::{self, At, RootDir},
     whiteouts::{Mark, mark},
 };
-use crate::embedded::images::{
-    compression::Unpacked,
-    digest::{Digest, Hashing},
-    error::{Attempt, ImageError, Kind as ErrorKind},
-    recipe::Noting,
-    tar::reader::{Entry, Kind, Reader},
+use crate::{
+    embedded::images::{
+        compression::Unpacked,
+        digest::{Digest, Hashing},
+        error::{Attempt, ImageError, Kind as ErrorKind},
+        recipe::Noting,
+        tar::reader::{Entry, Kind, Reader},
+    },
+    sys::write_back,
 };
 
 /// Highest id of a user or group.
@@ -43,6 +46,8 @@ const HIGHEST_ID: u64 = i32::MAX as u64;
 const LOOK_EVERY: u64 = 64 << 20;
 /// Buffer for the content of files, bytes.
 const BUFFER: usize = 256 << 10;
+/// What a disk is told to write while we unpack on, bytes: the layer is synced before it counts, and need not wait then.
+const EARLY: u64 = 256 << 10;
 
 /// What came out of a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -294,6 +299,9 @@ impl<'a, R: Read> Layer<'a, R> {
             file.write_all(window.get(..count).unwrap_or_default()).attempt("write")?;
             left = left.saturating_sub(count as u64);
             self.look_at_disk(count as u64)?;
+        }
+        if length >= EARLY {
+            write_back::begin(file);
         }
         Ok(())
     }
