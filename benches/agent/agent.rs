@@ -40,6 +40,8 @@ pub struct Agent {
     pub ready_after: Duration,
 }
 
+/// How the control groups of agents begin.
+const GROUP: &str = "bench-";
 /// Patience with a start.
 const START: Duration = Duration::from_secs(60);
 
@@ -82,7 +84,7 @@ impl Agent {
         }
         let [healthz, read_only, secure] = free_ports()?;
         let cgroup =
-            dir.file_name().map(|n| format!("bench-{}", n.to_string_lossy())).context("a folder has a name")?;
+            dir.file_name().map(|n| format!("{GROUP}{}", n.to_string_lossy())).context("a folder has a name")?;
         cgroups(&cgroup, fs::create_dir);
         let mut config = configuration(&dir, &cgroup, [healthz, read_only, secure]);
         for (key, value) in fields.as_object().into_iter().flatten() {
@@ -279,6 +281,22 @@ fn find(below: &Path, name: &str) -> Option<PathBuf> {
     match own {
         Some(at) => Some(folders.swap_remove(at)),
         None => folders.iter().find_map(|folder| find(folder, name)),
+    }
+}
+
+/// Removes the groups of agents that are gone: those in which containers outlived their agent are empty only now. Every
+/// group of the machine is on an agent's pages, so what is left of one measurement would weigh on the next.
+pub fn sweep() {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let hierarchies =
+        mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).filter_map(|f| match f.as_slice() {
+            [_, target, "cgroup" | "cgroup2", ..] => Some(PathBuf::from(target)),
+            _ => None,
+        });
+    for entry in hierarchies.flat_map(|root| fs::read_dir(root).into_iter().flatten().flatten()) {
+        if entry.file_name().to_string_lossy().starts_with(GROUP) {
+            let _ = remove_tree(entry.path()); // who is still in one keeps it
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use futures::future::LocalBoxFuture;
 
 use crate::{
-    agent::Target,
+    agent::{self, Target},
     bytes, churn, containerd_cost, containerd_pods, embedded_image, embedded_pods,
     figures::{Figure, Samples},
     followers, handshakes,
@@ -162,6 +162,7 @@ async fn measure(ground: &Ground<'_>, m: &Measurement, agent: &Target, other: Op
         }
         for (target, all) in turns {
             gather(all, (m.agent)(ground, target).await, m.name, target.label);
+            agent::sweep();
         }
     }
     measured
