@@ -13,6 +13,8 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::Path,
+    thread,
+    time::{Duration, Instant},
 };
 
 use nix::fcntl::{Flock, FlockArg};
@@ -28,6 +30,12 @@ use super::{
     ids,
 };
 use crate::sys::{atomic_file, step};
+
+/// How long a lock may be held on behalf of a daemon that is dead: what it was starting has its files until it executes
+/// something else.
+const LAST_HOLD: Duration = Duration::from_secs(2);
+/// Pause between two tries to take it.
+const TRY: Duration = Duration::from_millis(5);
 
 /// The lock everything is done under; whoever has it is the only one.
 #[derive(Debug)]
@@ -80,18 +88,30 @@ fn lock(path: &Path) -> RuntimeResult<Lock> {
     let mut holder = String::new();
     // Only for the text of the refusal.
     let _ = (&mut file).take(20).read_to_string(&mut holder);
-    let mut lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| {
-        RuntimeError::new(
-            ErrorKind::Unavailable,
-            format!("embedded runtime is already running (pid {})", holder.trim()),
-        )
-    })?;
+    let mut lock = take(file, holder.trim())?;
     let written = lock.set_len(0).and_then(|()| {
         io::Seek::rewind(&mut *lock)?;
         writeln!(lock, "{}", std::process::id())
     });
     written.map_err(|e| RuntimeError::file("write", path, &e))?;
     Ok(Lock(lock))
+}
+
+/// Takes the lock from nobody, or from whom the dead have left it to.
+fn take(mut file: File, holder: &str) -> RuntimeResult<Flock<File>> {
+    let begun = Instant::now();
+    loop {
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((file, _)) => file,
+        };
+        let is_dead = !holder.is_empty() && !Path::new("/proc").join(holder).exists();
+        if !is_dead || begun.elapsed() > LAST_HOLD {
+            let text = format!("embedded runtime is already running (pid {holder})");
+            return Err(RuntimeError::new(ErrorKind::Unavailable, text));
+        }
+        thread::sleep(TRY);
+    }
 }
 
 fn check_version(path: &Path) -> RuntimeResult<()> {
@@ -257,6 +277,23 @@ mod tests {
         drop(first);
         fs::write(layout.root.join("version"), "2\n").expect("writable");
         assert!(open(&layout).expect_err("later").to_string().ends_with("written by a later release"));
+    }
+
+    #[test]
+    fn what_the_dead_were_starting_holds_nobody_up() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let layout = layout(dir.path());
+        drop(open(&layout).expect("free"));
+        let held = File::options().write(true).open(layout.root.join("lock")).expect("there");
+        let held = Flock::lock(held, FlockArg::LockExclusiveNonblock).expect("free");
+        // Greater than any there can be.
+        fs::write(layout.root.join("lock"), "99999999\n").expect("writable");
+        let executes = thread::spawn(move || {
+            thread::sleep(10 * TRY);
+            drop(held);
+        });
+        open(&layout).expect("a moment later");
+        executes.join().expect("no panic");
     }
 
     #[test]
