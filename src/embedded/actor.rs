@@ -277,7 +277,6 @@ impl Actor {
             .await;
         let sandbox = self.sandbox.clone();
         let Ok(container) = sandbox.container(&id) else { return };
-        self.shell.metrics.log_dropped_lines.inc_by(exit.lost_lines);
         let (shell, group, record) =
             (self.shell.clone(), container.meta.group.clone(), self.shell.exit_record(&sandbox, &id));
         let tidied = spawn_blocking(move || tidy(&*shell.groups, &group, &record));

@@ -228,7 +228,7 @@ impl Container {
                 message: state.message,
             })
         } else if started_ns != 0 {
-            Phase::Running(Started { pid, start_ticks: state.start_ticks, at_ns: started_ns })
+            Phase::Running(Started { pid, start_ticks: state.start_ticks, at_ns: started_ns, ..Started::default() })
         } else {
             Phase::Created
         };
@@ -321,9 +321,9 @@ pub fn merge(old: &cri::LinuxContainerResources, new: &cri::LinuxContainerResour
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::embedded::test_data::container;
+    use crate::embedded::{shim::plan::Took, test_data::container};
 
-    const RUN: Started = Started { pid: 7, start_ticks: 9, at_ns: 100 };
+    const RUN: Started = Started { pid: 7, start_ticks: 9, at_ns: 100, took: Took { root: 0, clone: 0 } };
 
     fn exit(code: i32, is_signal: bool, is_oom: bool) -> Exit {
         Exit { code, is_signal, at_ns: 200, is_oom, oom_kills: u64::from(is_oom), lost_lines: 0 }

@@ -14,6 +14,7 @@ pub mod groups;
 pub mod ids;
 pub mod images;
 pub mod launch;
+pub mod logs;
 pub mod lost_networks;
 mod names;
 pub mod network;

@@ -40,11 +40,11 @@ pub fn after_reboot(container: &mut Container, written_ns: i64, now_ns: i64) {
 mod tests {
     use super::*;
     use crate::embedded::{
-        shim::plan::{Exit, Held, Started},
+        shim::plan::{Exit, Held, Started, Took},
         test_data::{container, sandbox},
     };
 
-    const RUN: Started = Started { pid: 7, start_ticks: 9, at_ns: 100 };
+    const RUN: Started = Started { pid: 7, start_ticks: 9, at_ns: 100, took: Took { root: 0, clone: 0 } };
 
     fn held(id: &str, code: Option<i32>) -> Held {
         let exit =

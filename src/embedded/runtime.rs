@@ -21,10 +21,12 @@ use super::{
     errors::{ErrorKind, RuntimeError, RuntimeResult},
     events::Hub,
     ids,
+    logs::Logs,
     names::Names,
     ports::Ports,
     sandbox::Sandbox,
     shell::Shell,
+    shim::log_tally::LogTally,
     stats::{Meter, layers::Layers},
     store::{self, Layout},
     streams::Places,
@@ -123,6 +125,7 @@ impl Runtime {
             layout,
             hub: Hub::default(),
             metrics,
+            logs: Logs::default(),
             groups: ports.groups.clone(),
             shims: ports.shims.clone(),
             tasks,
@@ -220,6 +223,12 @@ impl Runtime {
     /// All sandboxes.
     pub fn pods(&self) -> Vec<Pod> {
         self.index.read().unwrap_or_else(PoisonError::into_inner).pods.values().cloned().collect()
+    }
+
+    /// What containers have written to their logs. Blocking: reads a file in memory for each pod.
+    pub fn written(&self) -> LogTally {
+        let pods: Vec<_> = self.pods().iter().map(Pod::now).collect();
+        self.shell.logs.sum(&self.shell.layout, pods.iter().map(|sandbox| sandbox.id()))
     }
 
     /// Pods and containers by state.

@@ -191,6 +191,7 @@ mod tests {
             pid: 1,
             start_ticks: 1,
             at_ns: 1,
+            ..Default::default()
         });
         assert_eq!(told(&starting, &runs), [c("STARTED")]);
         let mut ended = runs.clone();

@@ -8,6 +8,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     config::EmbeddedConfig,
     events::Hub,
+    logs::Logs,
     ports::{Groups, Shims},
     sandbox::Sandbox,
     store::Layout,
@@ -24,6 +25,8 @@ pub struct Shell {
     pub hub: Hub,
     /// What is counted.
     pub metrics: EmbeddedMetrics,
+    /// What containers have written.
+    pub logs: Logs,
     /// Control groups.
     pub groups: Arc<dyn Groups>,
     /// Finds shims again.

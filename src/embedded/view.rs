@@ -301,7 +301,7 @@ mod tests {
         };
         assert_eq!(times(&c), (50, 0, 0));
         c.begin_start().expect("created");
-        c.started(Started { pid: 1, start_ticks: 1, at_ns: 100 });
+        c.started(Started { pid: 1, start_ticks: 1, at_ns: 100, ..Started::default() });
         assert_eq!(times(&c), (50, 100, 0));
         c.lost(120);
         assert_eq!(times(&c), (50, 100, 120));

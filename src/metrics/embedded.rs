@@ -6,7 +6,7 @@ use std::{
 };
 
 use prometheus::{
-    HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
@@ -22,7 +22,11 @@ pub enum LaunchStep {
     Namespaces,
     /// It is connected.
     Network,
-    /// Its shim starts a container: root, clone and exec are one step to us.
+    /// A container's mounts and root are made.
+    Root,
+    /// Its process is made, in its namespaces.
+    Clone,
+    /// It puts its root in place and executes its program; everything else that starting it took.
     Exec,
 }
 
@@ -32,6 +36,8 @@ impl LaunchStep {
             Self::Spawn => "spawn",
             Self::Namespaces => "netns",
             Self::Network => "network",
+            Self::Root => "rootfs",
+            Self::Clone => "clone",
             Self::Exec => "exec",
         }
     }
@@ -79,6 +85,17 @@ impl Outcome {
     }
 }
 
+/// Counts layers that are unpacked.
+#[derive(Clone, Debug)]
+pub struct Unpacks(Histogram);
+
+impl Unpacks {
+    /// One more, which took so long.
+    pub fn took(&self, took: Duration) {
+        self.0.observe(took.as_secs_f64());
+    }
+}
+
 /// Handles of the families.
 #[derive(Clone, Debug)]
 pub struct EmbeddedMetrics {
@@ -91,8 +108,8 @@ pub struct EmbeddedMetrics {
     pub shims_lost: IntCounter,
     /// Objects whose records could not be read.
     pub broken_objects: IntCounter,
-    /// Lines of logs that could not be written.
-    pub log_dropped_lines: IntCounter,
+    /// Layers that are unpacked.
+    pub unpacks: Unpacks,
 }
 
 impl EmbeddedMetrics {
@@ -132,11 +149,12 @@ impl EmbeddedMetrics {
                 "berth_runtime_broken_objects_total",
                 "Pods and containers whose records could not be read.",
             ),
-            log_dropped_lines: registry.counter(
+            unpacks: Unpacks(registry.histogram(
                 Alpha,
-                "berth_runtime_log_dropped_lines_total",
-                "Lines of containers that could not be written to their logs.",
-            ),
+                "berth_runtime_unpack_seconds",
+                "Duration in seconds of unpacking a layer.",
+                buckets::RUNTIME,
+            )),
         }
     }
 
@@ -181,6 +199,8 @@ pub struct EmbeddedObjects {
     pub pulled_bytes: u64,
     /// What was deleted because nobody used it, by kind.
     pub removed: Vec<(&'static str, u64)>,
+    /// Of containers' logs: bytes that were written, lines that could not be, refusals.
+    pub log: (u64, u64, u64),
 }
 
 /// Registers the families of what the runtime holds, counted when somebody asks.
@@ -194,9 +214,22 @@ pub fn register_embedded_objects(registry: &Registry, held: Arc<dyn Fn() -> Embe
         "[ALPHA] Times the packet filter was put in place again because somebody had removed it.",
     );
     let pulled = IntCounter::new("berth_runtime_pull_bytes_total", "[ALPHA] Bytes of layers that were pulled.");
+    let log = |name: &str, help: &str| IntCounter::new(name, help).expect("constants that the tests check");
+    let logs = [
+        log("berth_runtime_log_bytes_total", "[ALPHA] Bytes that were written to containers' logs."),
+        log(
+            "berth_runtime_log_dropped_lines_total",
+            "[ALPHA] Lines of containers that could not be written to their logs.",
+        ),
+        log(
+            "berth_runtime_log_write_errors_total",
+            "[ALPHA] Writes to containers' logs, and openings, that were refused.",
+        ),
+    ];
     let removed = Opts::new("berth_runtime_gc_removed_total", "[ALPHA] What was deleted because nobody used it.");
     registry.collector(Held {
         held,
+        logs,
         pulled: pulled.expect("constants that the tests check"),
         removed: IntCounterVec::new(removed, &["kind"]).expect("constants that the tests check"),
         pods: gauges("berth_runtime_pods", "[ALPHA] Pods by state.", "state"),
@@ -218,6 +251,7 @@ struct Held {
     reapplied: IntCounter,
     pulled: IntCounter,
     removed: IntCounterVec,
+    logs: [IntCounter; 3],
 }
 
 /// Brings a counter up to what was counted elsewhere.
@@ -226,7 +260,8 @@ fn raise(counter: &IntCounter, to: u64) {
 }
 
 impl Held {
-    fn all(&self) -> [&dyn Collector; 8] {
+    fn all(&self) -> [&dyn Collector; 11] {
+        let [bytes, dropped, errors] = &self.logs;
         [
             &self.pods,
             &self.containers,
@@ -236,6 +271,9 @@ impl Held {
             &self.reapplied,
             &self.pulled,
             &self.removed,
+            bytes,
+            dropped,
+            errors,
         ]
     }
 }
@@ -259,6 +297,8 @@ impl Collector for Held {
         self.leases.with_label_values(&["ipv6"]).set(whole(held.leases.1));
         raise(&self.reapplied, held.filter_reapplied);
         raise(&self.pulled, held.pulled_bytes);
+        let (bytes, dropped, errors) = held.log;
+        self.logs.iter().zip([bytes, dropped, errors]).for_each(|(counter, count)| raise(counter, count));
         for (kind, count) in &held.removed {
             raise(&self.removed.with_label_values(&[kind]), *count);
         }
@@ -280,6 +320,7 @@ mod tests {
             filter_reapplied: 4,
             leases: (2, 1),
             removed: vec![("layer", 5)],
+            log: (6, 7, 8),
             ..EmbeddedObjects::default()
         };
         register_embedded_objects(&registry, Arc::new(held));
@@ -292,9 +333,15 @@ mod tests {
             let families = registry.gather();
             let names: Vec<&str> = families.iter().map(MetricFamily::name).collect();
             assert!(names.iter().all(|name| name.starts_with("berth_runtime_")), "{names:?}");
-            assert_eq!(names.len(), 16, "{names:?}");
-            let reapplied = families.iter().find(|family| family.name() == "berth_runtime_nft_reapplied_total");
-            assert_eq!(reapplied.expect("told").get_metric()[0].get_counter().get_value(), 4.0);
+            assert_eq!(names.len(), 19, "{names:?}");
+            let counted = |name: &str| {
+                let family = families.iter().find(|family| family.name() == name).expect("told");
+                family.get_metric()[0].get_counter().get_value()
+            };
+            assert_eq!(counted("berth_runtime_nft_reapplied_total"), 4.0);
+            assert_eq!(counted("berth_runtime_log_bytes_total"), 6.0);
+            assert_eq!(counted("berth_runtime_log_dropped_lines_total"), 7.0);
+            assert_eq!(counted("berth_runtime_log_write_errors_total"), 8.0);
         }
     }
 }

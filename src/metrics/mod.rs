@@ -37,7 +37,7 @@ pub use build::{
     BuildInfo, register_build_info, register_features, register_node, register_process, start_time_seconds,
 };
 pub use embedded::{
-    EmbeddedMetrics, EmbeddedObjects, LaunchStep, NetworkOperation, Outcome, register_embedded_objects,
+    EmbeddedMetrics, EmbeddedObjects, LaunchStep, NetworkOperation, Outcome, Unpacks, register_embedded_objects,
 };
 pub use engine::{EngineMetrics, WorkingPods, static_label};
 pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};

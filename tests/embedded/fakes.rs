@@ -157,7 +157,7 @@ impl Shim for FakeShim {
                     return Err(RuntimeError::other(text));
                 }
                 state.next_pid += 1;
-                let started = Started { pid: state.next_pid, start_ticks: 1, at_ns: now_ns() };
+                let started = Started { pid: state.next_pid, start_ticks: 1, at_ns: now_ns(), ..Started::default() };
                 let held = Held { id: plan.container.clone(), started, exit: None };
                 state.containers.insert(plan.container.clone(), held);
                 state.plans.push(*plan);
@@ -174,7 +174,7 @@ impl Shim for FakeShim {
                 if process.args[0] != "sleep" {
                     self.tell(&mut state, Target::Exec(container, exec), exit(code));
                 }
-                Reply::Started(Started { pid: 99, start_ticks: 1, at_ns: now_ns() })
+                Reply::Started(Started { pid: 99, start_ticks: 1, at_ns: now_ns(), ..Started::default() })
             }
             Request::Signal { to, signal, scope } => {
                 state.signals.push((to.clone(), signal, scope));

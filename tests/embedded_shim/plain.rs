@@ -12,7 +12,7 @@ use std::{
 };
 
 use berth::embedded::shim::{
-    plan::{ExecPlan, Failure, FailureKind, LaunchPlan, NamespacePlan, Process},
+    plan::{ExecPlan, Failure, FailureKind, LaunchPlan, NamespacePlan, Process, Took},
     worker::launcher::{Around, Inside, Launcher, Launching, Made, Progress, Stdio},
 };
 
@@ -60,7 +60,7 @@ impl Launching for Started {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).expect("it is ours to reap");
         let after = stat.rsplit(')').next().expect("a name");
         let start_ticks = after.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).expect("field 22");
-        Progress::Started { pid: self.pid, start_ticks, terminal: None }
+        Progress::Started { pid: self.pid, start_ticks, terminal: None, took: Took::default() }
     }
 }
 

@@ -330,7 +330,7 @@ pub fn conclude(mut launching: Launching) -> Result<(u32, Option<OwnedFd>), Fail
     loop {
         match launching.advance() {
             Progress::Pending(more) => launching = more,
-            Progress::Started { pid, start_ticks, terminal } => {
+            Progress::Started { pid, start_ticks, terminal, .. } => {
                 assert!(start_ticks > 0);
                 return Ok((pid, terminal));
             }

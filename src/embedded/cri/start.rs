@@ -15,7 +15,7 @@ use crate::{
         ports::Limits,
         runtime::{Runtime, blocking, now_ns},
         sandbox::Sandbox,
-        shim::plan::{LaunchPlan, Reply, Request, Started},
+        shim::plan::{LaunchPlan, Reply, Request, Started, Took},
     },
     metrics::LaunchStep,
     sys::step,
@@ -98,14 +98,27 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<S
     let limit = Duration::from_millis(plan.limit_ms).saturating_add(GRACE);
     let begun = Instant::now();
     let launched = pod.shim()?.ask(Request::Launch(Box::new(plan)), Vec::new(), limit).await;
-    runtime.shell.metrics.launched(LaunchStep::Exec, begun.elapsed());
+    let whole = begun.elapsed();
     match launched? {
         (Reply::Started(started), _) => {
+            count(runtime, whole, started.took);
             step::reached("start.launched");
             Ok(started)
         }
         _ => Err(RuntimeError::other("the shim answered something else than a process")),
     }
+}
+
+/// The steps the shim told of; what is left of the whole is the last one's.
+fn count(runtime: &Runtime, whole: Duration, took: Took) {
+    let micros = |count: u32| Duration::from_micros(count.into());
+    let (root, clone) = (micros(took.root), micros(took.clone));
+    let steps = [
+        (LaunchStep::Root, root),
+        (LaunchStep::Clone, clone),
+        (LaunchStep::Exec, whole.saturating_sub(root).saturating_sub(clone)),
+    ];
+    steps.into_iter().for_each(|(step, took)| runtime.shell.metrics.launched(step, took));
 }
 
 async fn clean_up(runtime: &Arc<Runtime>, pod: &Pod, id: &str) {

@@ -133,6 +133,7 @@ async fn bury(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
         shell.groups.remove(&group)?;
         files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;
         step::reached("bury.freed");
+        shell.logs.leave(&shell.layout, &id);
         store::delete(&shell.layout.shim(&id))?;
         step::reached("bury.shim");
         store::delete(&shell.layout.sandbox(&id))?;

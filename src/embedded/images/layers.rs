@@ -11,6 +11,7 @@ use std::{
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,10 @@ use super::{
     error::{Attempt, ImageError, Kind},
     recipe::Rebuilt,
 };
-use crate::embedded::store::record::{self, Durability};
+use crate::{
+    embedded::store::record::{self, Durability},
+    metrics::Unpacks,
+};
 
 /// How a layer's stream is put together again, in its folder.
 const RECIPE: &str = "recipe";
@@ -68,6 +72,7 @@ struct Table {
 pub struct Layers {
     folder: PathBuf,
     policy: Policy,
+    unpacks: Option<Unpacks>,
     table: Mutex<Table>,
     freed: Condvar,
 }
@@ -115,7 +120,7 @@ impl Layers {
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn open(root: &Path, policy: Policy) -> Result<Arc<Self>, ImageError> {
+    pub fn open(root: &Path, policy: Policy, unpacks: Option<Unpacks>) -> Result<Arc<Self>, ImageError> {
         let folder = root.join("layers");
         fs::DirBuilder::new().recursive(true).mode(0o711).create(&folder).attempt("create layers")?;
         let mut table = Table { next: 1, ..Table::default() };
@@ -134,7 +139,7 @@ impl Layers {
                 _ => delete(&folder, &name),
             }
         }
-        Ok(Arc::new(Self { folder, policy, table: Mutex::new(table), freed: Condvar::new() }))
+        Ok(Arc::new(Self { folder, policy, unpacks, table: Mutex::new(table), freed: Condvar::new() }))
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -255,7 +260,11 @@ impl Layers {
             table.next = number.saturating_add(1);
             number
         };
+        let begun = Instant::now();
         let made = self.unpack(number, parent, packed, diff_id, chain);
+        if let Some(unpacks) = self.unpacks.as_ref().filter(|_| made.is_ok()) {
+            unpacks.took(begun.elapsed());
+        }
         let meta = made.inspect_err(|_| delete(&self.folder, &number.to_string()))?;
         let mut table = self.table();
         table.layers.insert(number, meta);

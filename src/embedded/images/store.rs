@@ -42,10 +42,13 @@ use super::{
     record::{Origin, Record, Reference},
     snapshots::{self, Snapshots, Snapshotter},
 };
-use crate::embedded::{
-    launch::image::ImageConfig,
-    shim::plan::{RootKind, Source},
-    store::record::{self, Durability},
+use crate::{
+    embedded::{
+        launch::image::ImageConfig,
+        shim::plan::{RootKind, Source},
+        store::record::{self, Durability},
+    },
+    metrics::Unpacks,
 };
 
 /// How long removals are gathered before what nobody uses is deleted.
@@ -74,6 +77,8 @@ pub struct Settings {
     pub downloads: usize,
     /// Whether packed layers are kept once they are unpacked.
     pub keeps_packed: bool,
+    /// Who counts layers that are unpacked.
+    pub unpacks: Option<Unpacks>,
     /// The program the built-in images are made of; none: there are none.
     pub program: Option<PathBuf>,
 }
@@ -90,6 +95,7 @@ impl Settings {
             patience: Duration::from_secs(300),
             downloads: 3,
             keeps_packed: false,
+            unpacks: None,
             program: None,
         }
     }
@@ -144,7 +150,7 @@ impl ImageStore {
         let keep_free = KEEP_FREE.max(disk.f_blocks.saturating_mul(disk.f_frsize) / 50);
         let content = Content::open(root)?;
         content.clean(SystemTime::now())?;
-        let layers = Layers::open(root, Policy { bounds: settings.bounds, form, keep_free })?;
+        let layers = Layers::open(root, Policy { bounds: settings.bounds, form, keep_free }, settings.unpacks.clone())?;
         let snapshots = Snapshots::open(root, form)?;
         let catalogue = load_records(&root.join("images"), &layers)?;
         let pinned = settings.pinned.iter().filter_map(|name| Name::parse(name).ok()).map(|name| name.to_string());

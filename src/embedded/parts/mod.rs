@@ -71,7 +71,9 @@ pub async fn open_counted(
     .await?;
     let driver = driver(&config)?;
     let program = around.has_builtin_images.then(|| shims.program().to_owned());
-    let images = ImageStore::open(image_settings(&config, program)?).await?;
+    let metrics = EmbeddedMetrics::new(registry);
+    let images = image_settings(&config, program)?;
+    let images = ImageStore::open(Settings { unpacks: Some(metrics.unpacks.clone()), ..images }).await?;
     let network = network(&config, &around).await?;
     let facts = HostFacts {
         boot_id: boot_id.into(),
@@ -89,7 +91,6 @@ pub async fn open_counted(
         longest_record: config.longest_record(),
         images: images.clone(),
     };
-    let metrics = EmbeddedMetrics::new(registry);
     let ports = Ports {
         shims: Arc::new(shims),
         images: Arc::new(images::Stored(images.clone())),
@@ -138,6 +139,8 @@ pub async fn images_alone(config: &EmbeddedConfig) -> RuntimeResult<(store::Lock
 fn count(registry: &Registry, runtime: &Arc<Runtime>, images: &ImageStore, network: embedded_network::Network) {
     let (runtime, images) = (Arc::downgrade(runtime), images.clone());
     let held = move || {
+        let runtime = runtime.upgrade();
+        let written = runtime.as_ref().map(|runtime| runtime.written()).unwrap_or_default();
         let (layers, image_bytes) = images.layers();
         let (pulled_bytes, removed_layers, removed_blobs) = images.tally();
         EmbeddedObjects {
@@ -147,7 +150,8 @@ fn count(registry: &Registry, runtime: &Arc<Runtime>, images: &ImageStore, netwo
             image_bytes,
             leases: network.leased(),
             filter_reapplied: network.filter_reapplied(),
-            ..runtime.upgrade().map(|runtime| runtime.held()).unwrap_or_default()
+            log: (written.bytes, written.dropped, written.errors),
+            ..runtime.map(|runtime| runtime.held()).unwrap_or_default()
         }
     };
     register_embedded_objects(registry, Arc::new(held));
@@ -212,6 +216,7 @@ fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeR
         patience: config.pull_progress_timeout,
         downloads: config.max_concurrent_downloads,
         keeps_packed: config.keep_compressed_layers,
+        unpacks: None,
         program,
     })
 }

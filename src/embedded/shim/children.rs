@@ -43,7 +43,9 @@ impl Launching for Child {
     fn advance(self: Box<Self>) -> Progress {
         match self.0.advance() {
             child::Progress::Pending(launching) => Progress::Pending(Box::new(Self(launching))),
-            child::Progress::Started { pid, start_ticks, terminal } => Progress::Started { pid, start_ticks, terminal },
+            child::Progress::Started { pid, start_ticks, terminal, took } => {
+                Progress::Started { pid, start_ticks, terminal, took }
+            }
             child::Progress::Failed(failure) => Progress::Failed(failure),
         }
     }

@@ -137,7 +137,7 @@ pub struct Held {
 }
 
 /// A process that was started.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Started {
     /// In the host's numbering.
     pub pid: u32,
@@ -145,6 +145,18 @@ pub struct Started {
     pub start_ticks: u64,
     /// Wall time, nanoseconds since the epoch.
     pub at_ns: i64,
+    /// How long steps of its start took.
+    #[serde(default)]
+    pub took: Took,
+}
+
+/// How long steps of a start took, microseconds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Took {
+    /// Mounts and root.
+    pub root: u32,
+    /// From then until the process was there.
+    pub clone: u32,
 }
 
 /// Why something could not be done.

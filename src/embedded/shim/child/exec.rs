@@ -30,7 +30,7 @@ use super::{
     told::{Step, Told, failure},
 };
 use crate::{
-    embedded::shim::plan::{ExecPlan, IdMap},
+    embedded::shim::plan::{ExecPlan, IdMap, Took},
     sys::spawn::{self, Alone, Kin},
 };
 
@@ -143,7 +143,7 @@ impl Joiner<'_> {
             run().unwrap_or_else(|failure| tell(self.reporter, &failure))
         });
         let pid = spawned.told(|| "make the process")?;
-        announce(self.reporter, host_proc.as_fd(), pid)?;
+        announce(self.reporter, host_proc.as_fd(), pid, Took::default())?;
         let (_, _, release) = waiting.ok_or_else(|| failure("the process went on as its joiner"))?;
         Go::release(release)
     }

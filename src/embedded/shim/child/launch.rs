@@ -4,6 +4,7 @@ use std::{
     io::Read,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
+    time::Instant,
 };
 
 use nix::{
@@ -27,7 +28,7 @@ use super::{
     told::{Step, Told, failure},
 };
 use crate::{
-    embedded::shim::plan::{IdMap, LaunchPlan, Namespace, Source},
+    embedded::shim::plan::{IdMap, LaunchPlan, Namespace, Source, Took},
     sys::{
         in_root::{self, Missing},
         mount_api::{self, Change, Reach},
@@ -59,6 +60,8 @@ struct Parts {
     devices: Option<Vec<OwnedFd>>,
     host_proc: OwnedFd,
     stdio: Stdio,
+    /// When the helper began, and when the root was there.
+    times: [Instant; 2],
 }
 
 struct Helper<'a> {
@@ -72,6 +75,7 @@ struct Helper<'a> {
 impl Helper<'_> {
     /// On the host: everything that needs its paths and its privileges. Then the pod's namespaces.
     fn run(&self, stdio: Stdio, born: Born) -> Step<()> {
+        let begun = Instant::now();
         let (plan, around) = (self.plan, self.around);
         self.close_others(&stdio)?;
         join::settle(self.parent)?;
@@ -96,6 +100,7 @@ impl Helper<'_> {
             }
         }
         let root = root::make(plan, around)?;
+        let times = [begun, Instant::now()];
         step::reached("helper.rooted");
         let devices = users_devices(plan, around)?;
         join::join_pod(around)?;
@@ -105,7 +110,7 @@ impl Helper<'_> {
         unshare(more).told(|| "make the container's namespaces")?;
         join::enter_processes(plan.processes, processes.as_ref())?;
         step::reached("helper.joined");
-        self.start(Parts { root, mounts, devices, host_proc, stdio })
+        self.start(Parts { root, mounts, devices, host_proc, stdio, times })
     }
 
     /// What the shim has open for other containers is nothing to this one.
@@ -122,6 +127,7 @@ impl Helper<'_> {
     fn start(&self, parts: Parts) -> Step<()> {
         let host_proc = rustix::io::fcntl_dupfd_cloexec(&parts.host_proc, 3).told(|| "copy a descriptor")?;
         let Go { wait, release } = Go::new()?;
+        let [begun, rooted] = parts.times;
         let mut waiting = Some((parts, wait, release));
         let spawned = spawn::spawn(self.alone, Kin::Sibling, None, || {
             let Some((parts, wait, release)) = waiting.take() else { return 127 };
@@ -134,7 +140,9 @@ impl Helper<'_> {
         });
         let pid = spawned.told(|| "make the container's process")?;
         step::reached("helper.spawned");
-        announce(self.reporter, host_proc.as_fd(), pid)?;
+        let micros = |from: Instant, to: Instant| u32::try_from((to - from).as_micros()).unwrap_or(u32::MAX);
+        let took = Took { root: micros(begun, rooted), clone: micros(rooted, Instant::now()) };
+        announce(self.reporter, host_proc.as_fd(), pid, took)?;
         step::reached("helper.announced");
         let (_, _, release) = waiting.ok_or_else(|| failure("the process went on as its helper"))?;
         Go::release(release)
@@ -142,9 +150,9 @@ impl Helper<'_> {
 }
 
 /// Tells the shim of the process while that cannot have ended unseen.
-pub(super) fn announce(reporter: &Reporter, host_proc: BorrowedFd<'_>, pid: u32) -> Step<()> {
+pub(super) fn announce(reporter: &Reporter, host_proc: BorrowedFd<'_>, pid: u32, took: Took) -> Step<()> {
     let ticks = spawn::start_ticks(host_proc, pid).told(|| format!("look at process {pid}"))?;
-    reporter.process(pid, ticks)
+    reporter.process(pid, ticks, took)
 }
 
 /// Holds a new process back until the shim knows of it; it ends if its helper dies before.

@@ -12,7 +12,7 @@ use super::{
     report::{Message, Reports},
     told::{Step, failure},
 };
-use crate::embedded::shim::plan::Failure;
+use crate::embedded::shim::plan::{Failure, Took};
 
 /// A process that is being started. Poll its descriptor for input; then [`Launching::advance`].
 #[derive(Debug)]
@@ -30,6 +30,7 @@ pub struct Launching {
 struct Process {
     pid: u32,
     ticks: u64,
+    took: Took,
     /// None where it ended, and was reaped, before it was heard of.
     fd: Option<OwnedFd>,
 }
@@ -47,6 +48,8 @@ pub enum Progress {
         start_ticks: u64,
         /// The master of its terminal.
         terminal: Option<OwnedFd>,
+        /// How long steps of it took.
+        took: Took,
     },
     /// Nothing was executed. What was started ends by itself and is to be reaped.
     Failed(Failure),
@@ -94,7 +97,9 @@ impl Launching {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Process { pid, ticks } => self.process = Some(Process { pid, ticks, fd: join::process(pid).ok() }),
+            Message::Process { pid, ticks, took } => {
+                self.process = Some(Process { pid, ticks, took, fd: join::process(pid).ok() });
+            }
             Message::Terminal(master) => self.terminal = Some(master),
             Message::Executes => self.executes = true,
             Message::Failed(failure) => self.failed = self.failed.take().or(Some(failure)),
@@ -105,8 +110,8 @@ impl Launching {
     fn conclude(self) -> Progress {
         match (self.failed, self.process) {
             (Some(failure), _) => Progress::Failed(failure),
-            (None, Some(Process { pid, ticks, .. })) if self.executes => {
-                Progress::Started { pid, start_ticks: ticks, terminal: self.terminal }
+            (None, Some(Process { pid, ticks, took, .. })) if self.executes => {
+                Progress::Started { pid, start_ticks: ticks, terminal: self.terminal, took }
             }
             (None, Some(_)) => Progress::Failed(failure("the process was killed before its program was executed")),
             (None, None) => Progress::Failed(failure("the helper was killed before the process was there")),

@@ -32,7 +32,7 @@ use super::{
     told::{Step, Told, failure},
 };
 use crate::{
-    embedded::shim::plan::Process,
+    embedded::shim::plan::{Process, Took},
     sys::{
         mount_api::{self, Reach},
         spawn::{self, Alone, Kin},
@@ -60,7 +60,7 @@ pub(super) fn start(alone: Alone, reporter: &Reporter, program: BorrowedFd<'_>) 
         run().map_or_else(|failure| super::finalise::tell(reporter, &failure), |()| 0)
     });
     let pid = spawned.told(|| "make the pod's process 1")?;
-    announce(reporter, host_proc.as_fd(), pid)?;
+    announce(reporter, host_proc.as_fd(), pid, Took::default())?;
     let (_, release) = waiting.ok_or_else(|| failure("process 1 went on as its maker"))?;
     Go::release(release)
 }

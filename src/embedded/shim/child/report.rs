@@ -1,7 +1,7 @@
 //! What a process that is being started tells the shim: one datagram each, over a socket pair that its last
 //! `execve` closes.
 //!
-//! First byte `P`: the container's process is there (number, start ticks). `T`: its terminal, a descriptor. `X`: it
+//! First byte `P`: the container's process is there (number, start ticks, how long that took). `T`: its terminal, a descriptor. `X`: it
 //! executes its program next. `F`: it failed (kind, text). `N`: a namespace, a descriptor. `M`: it waits for id maps.
 //! The end of the stream after `X` means that the program runs.
 
@@ -20,7 +20,7 @@ use rustix::{
 };
 
 use super::told::{Step, Told};
-use crate::embedded::shim::plan::{Failure, FailureKind, Namespace};
+use crate::embedded::shim::plan::{Failure, FailureKind, Namespace, Took};
 
 /// The longest text of a failure, bytes.
 const LONGEST: usize = 4096;
@@ -34,6 +34,8 @@ pub(super) enum Message {
         pid: u32,
         /// When it started.
         ticks: u64,
+        /// How long that took.
+        took: Took,
     },
     /// The master of its terminal.
     Terminal(OwnedFd),
@@ -80,10 +82,12 @@ impl Reporter {
     }
 
     /// Tells of the process.
-    pub(super) fn process(&self, pid: u32, ticks: u64) -> Step<()> {
+    pub(super) fn process(&self, pid: u32, ticks: u64, took: Took) -> Step<()> {
         let mut body = vec![b'P'];
         body.extend(pid.to_le_bytes());
         body.extend(ticks.to_le_bytes());
+        body.extend(took.root.to_le_bytes());
+        body.extend(took.clone.to_le_bytes());
         self.send(&body, None)
     }
 
@@ -209,8 +213,11 @@ fn parse(body: &[u8], fd: Option<OwnedFd>) -> Option<Message> {
     match first {
         b'P' => {
             let (pid, ticks) = rest.split_first_chunk::<4>()?;
-            let (ticks, _) = ticks.split_first_chunk::<8>()?;
-            Some(Message::Process { pid: u32::from_le_bytes(*pid), ticks: u64::from_le_bytes(*ticks) })
+            let (ticks, rest) = ticks.split_first_chunk::<8>()?;
+            let (root, rest) = rest.split_first_chunk::<4>()?;
+            let (clone, _) = rest.split_first_chunk::<4>()?;
+            let took = Took { root: u32::from_le_bytes(*root), clone: u32::from_le_bytes(*clone) };
+            Some(Message::Process { pid: u32::from_le_bytes(*pid), ticks: u64::from_le_bytes(*ticks), took })
         }
         b'T' => Some(Message::Terminal(fd?)),
         b'X' => Some(Message::Executes),
@@ -239,12 +246,13 @@ mod tests {
     fn what_is_told_arrives() {
         let (reports, reporter) = pair().expect("a pair");
         assert_eq!(reports.next().expect_err("nothing yet").kind(), io::ErrorKind::WouldBlock);
-        reporter.process(7, 1 << 40).expect("sent");
+        reporter.process(7, 1 << 40, Took { root: 8, clone: 9 }).expect("sent");
         reporter.namespace(Namespace::Uts, reporter.as_fd()).expect("sent");
         reporter.failed(&Failure { kind: FailureKind::Program, text: "x".repeat(LONGEST + 1) });
         reporter.executes().expect("sent");
         drop(reporter);
-        assert!(matches!(reports.next(), Ok(Some(Message::Process { pid: 7, ticks })) if ticks == 1 << 40));
+        let Ok(Some(Message::Process { pid, ticks, took })) = reports.next() else { panic!("a process") };
+        assert_eq!((pid, ticks, took), (7, 1 << 40, Took { root: 8, clone: 9 }));
         assert!(matches!(reports.next(), Ok(Some(Message::Namespace(Namespace::Uts, _)))));
         let Ok(Some(Message::Failed(failure))) = reports.next() else { panic!("a failure") };
         assert_eq!((failure.kind, failure.text.len()), (FailureKind::Program, LONGEST));

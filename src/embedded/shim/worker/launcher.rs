@@ -9,7 +9,7 @@ use std::{
     path::PathBuf,
 };
 
-use super::super::plan::{ExecPlan, Failure, IdMap, LaunchPlan, Namespace, NamespacePlan};
+use super::super::plan::{ExecPlan, Failure, IdMap, LaunchPlan, Namespace, NamespacePlan, Took};
 
 /// Namespaces that were made.
 #[derive(Debug, Default)]
@@ -61,6 +61,8 @@ pub enum Progress {
         start_ticks: u64,
         /// The terminal's master.
         terminal: Option<OwnedFd>,
+        /// How long steps of it took.
+        took: Took,
     },
     /// It will not run; nothing of it is left but children to reap.
     Failed(Failure),

@@ -15,13 +15,18 @@ use rustix::{
     io::IoSlice,
 };
 
-use super::record::{self, Tag};
+use super::{
+    super::log_tally::LogTally,
+    record::{self, Tag},
+};
 
 /// A container's log; both its streams write to it.
 #[derive(Debug)]
 pub struct Log {
     target: Option<(PathBuf, OwnedFd)>,
     lost: u64,
+    /// What happened since somebody took it.
+    news: LogTally,
     /// Whether the last record was cut off by a full disk: the next begins with a line's end.
     is_torn: bool,
 }
@@ -33,7 +38,7 @@ impl Log {
     /// What the file system says, with the path.
     pub fn open(path: Option<&Path>) -> io::Result<Self> {
         let target = path.map(|path| open(path).map(|file| (path.to_owned(), file))).transpose()?;
-        Ok(Self { target, lost: 0, is_torn: false })
+        Ok(Self { target, lost: 0, news: LogTally::default(), is_torn: false })
     }
 
     /// Opens the path anew; only then the old file is closed.
@@ -42,7 +47,7 @@ impl Log {
     /// What the file system says; the old file is kept then.
     pub fn reopen(&mut self) -> io::Result<()> {
         if let Some((path, file)) = &mut self.target {
-            *file = open(path)?;
+            *file = open(path).inspect_err(|_| self.news.errors = self.news.errors.saturating_add(1))?;
             self.is_torn = false;
         }
         Ok(())
@@ -59,21 +64,30 @@ impl Log {
         let error = match rustix::io::writev(file, &parts) {
             Ok(written) if written == whole => {
                 self.is_torn = false;
+                self.news.bytes = self.news.bytes.saturating_add(written as u64);
                 return None;
             }
             Ok(written) => {
                 self.is_torn = written > 0;
+                self.news.bytes = self.news.bytes.saturating_add(written as u64);
                 io::Error::from(io::ErrorKind::StorageFull)
             }
             Err(e) => e.into(),
         };
         self.lost = self.lost.saturating_add(1);
+        let news = LogTally { bytes: 0, dropped: 1, errors: 1 };
+        self.news = self.news.plus(news);
         (self.lost == 1).then_some(error)
     }
 
     /// Closes it; what is written from now on is dropped.
     pub fn close(&mut self) {
         self.target = None;
+    }
+
+    /// What happened since this was asked last.
+    pub fn news(&mut self) -> LogTally {
+        std::mem::take(&mut self.news)
     }
 
     /// Records that could not be written.
@@ -134,14 +148,17 @@ mod tests {
         log.reopen().expect_err("a link");
         assert!(log.write(b"stdout", Tag::Full, b"still").is_none());
         assert_eq!(lines(&old), ["stdout F still"]);
+        assert_eq!(log.news(), LogTally { bytes: 46, dropped: 0, errors: 1 });
     }
 
     #[test]
     fn what_cannot_be_written_is_counted() {
         let full = rustix::fs::open("/dev/full", OFlags::WRONLY, Mode::empty()).expect("a device");
-        let mut log = Log { target: Some((PathBuf::from("/dev/full"), full)), lost: 0, is_torn: false };
+        let mut log = Log { target: Some((PathBuf::from("/dev/full"), full)), ..Log::open(None).expect("nothing") };
         assert!(log.write(b"stdout", Tag::Full, b"x").is_some());
         assert!(log.write(b"stdout", Tag::Full, b"x").is_none(), "told once");
         assert_eq!(log.lost(), 2);
+        assert_eq!(log.news(), LogTally { bytes: 0, dropped: 2, errors: 2 });
+        assert_eq!(log.news(), LogTally::default());
     }
 }

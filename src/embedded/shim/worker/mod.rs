@@ -50,7 +50,7 @@ use nix::sys::{
 use rustix::fs::{Mode, OFlags};
 
 use super::{
-    exit_record,
+    exit_record, log_tally,
     plan::{IdMap, Namespace},
     socket,
 };
@@ -67,6 +67,8 @@ use crate::sys::step;
 pub const PID_FILE: &str = "shim.pid";
 /// Nothing is asked for that long before code is given back.
 const REST: Duration = Duration::from_secs(2);
+/// How old what is told of logs may be.
+const TELLS_AFTER: Duration = Duration::from_secs(1);
 /// Bytes read at once from a stream.
 const CHUNK: usize = 32 << 10;
 /// The kernel's killer takes it last. Spec 09a §2.2.
@@ -79,6 +81,15 @@ struct Pod {
     namespaces: Vec<(Namespace, OwnedFd)>,
     init: Option<u32>,
     users: Option<(IdMap, IdMap)>,
+}
+
+/// What was written to logs, and what of it the daemon can read.
+#[derive(Debug, Default)]
+struct Tally {
+    sum: log_tally::LogTally,
+    told: log_tally::Told,
+    /// When it is told, where something is new.
+    tells_at: Option<Instant>,
 }
 
 /// The shim.
@@ -102,6 +113,7 @@ struct Worker<'a> {
     idle_since: Option<Instant>,
     alone_since: Option<Instant>,
     leaving: Option<Instant>,
+    tally: Tally,
     /// When code that was needed for what was asked is given back.
     trims_at: Option<Instant>,
 }
@@ -145,6 +157,7 @@ pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Res
         idle_since: Some(now),
         alone_since: Some(now),
         leaving: None,
+        tally: Tally::default(),
         trims_at: Some(now + REST),
     };
     while !worker.is_done() {

@@ -161,8 +161,8 @@ impl Worker<'_> {
                 self.fail_start(key, failure(FailureKind::Deadline, text));
             }
             Progress::Failed(reason) => self.fail_start(key, reason),
-            Progress::Started { pid, start_ticks, terminal } => {
-                let started = Started { pid, start_ticks, at_ns: reap::wall_ns() };
+            Progress::Started { pid, start_ticks, terminal, took } => {
+                let started = Started { pid, start_ticks, at_ns: reap::wall_ns(), took };
                 self.started(key, started, terminal, now);
             }
         }

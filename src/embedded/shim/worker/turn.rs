@@ -13,7 +13,13 @@ use rustix::{
 };
 
 use super::{
-    super::socket, Connection, Worker, container::Container, journal, memory::Memory, starts::Start, starts::kill,
+    super::{log_tally::LogTally, socket},
+    Connection, TELLS_AFTER, Worker,
+    container::Container,
+    journal,
+    memory::Memory,
+    starts::Start,
+    starts::kill,
     verdict,
 };
 use crate::sys::program;
@@ -96,7 +102,7 @@ impl Worker<'_> {
         let containers = self.containers.values().filter_map(Container::deadline);
         let leaves = self.leaving.map(|at| at + FAREWELL);
         let goes = verdict::goes_at(self.idle_since, self.alone_since);
-        let own = [leaves, goes, self.trims_at, self.deaf_until];
+        let own = [leaves, goes, self.trims_at, self.deaf_until, self.tally.tells_at];
         starts.chain(containers).chain(own.into_iter().flatten()).min()
     }
 
@@ -191,6 +197,7 @@ impl Worker<'_> {
         }
         self.conclude(now);
         self.containers.values_mut().for_each(|container| container.sweep(now));
+        self.tally(now);
         let flushed = self.connection.as_mut().map(|connection| connection.flush(&mut self.events));
         if let Some(Err(_)) = flushed {
             self.hang_up(now);
@@ -202,6 +209,23 @@ impl Worker<'_> {
             program::unmap_code();
         }
         self.idle_since = if self.is_empty() { self.idle_since.or(Some(now)) } else { None };
+    }
+
+    /// Tells what was written to logs, now and then: nobody reads it oftener.
+    fn tally(&mut self, now: Instant) {
+        let news = self.containers.values_mut().map(|container| container.log.news());
+        let news = news.fold(LogTally::default(), LogTally::plus);
+        if news != LogTally::default() {
+            self.tally.sum = self.tally.sum.plus(news);
+            self.tally.tells_at.get_or_insert(now + TELLS_AFTER);
+        }
+        let is_over = self.containers.values().all(Container::is_over);
+        if self.tally.tells_at.is_some_and(|at| at <= now || is_over) {
+            self.tally.tells_at = None;
+            if let Err(e) = self.tally.told.tell(&self.folder, self.tally.sum) {
+                journal::say(&format!("what was written to logs is not told: {e}"));
+            }
+        }
     }
 
     /// A key nobody has.

@@ -1,0 +1,107 @@
+//! How much a shim has written to logs, on disk: what the daemon counts without asking every shim.
+//!
+//! `log.tally` in a shim's folder: three numbers of 64 bits, replaced in place at most once a second. It is in memory (the
+//! folder is), and made when something is written for the first time. Behaviour: spec 09 §13.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    path::Path,
+};
+
+/// Its name in a shim's folder.
+const FILE: &str = "log.tally";
+/// Its length, bytes.
+const LENGTH: usize = 24;
+
+/// What happened to logs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LogTally {
+    /// Bytes that were written.
+    pub bytes: u64,
+    /// Records that could not be.
+    pub dropped: u64,
+    /// Refusals: of writing, and of opening a log anew.
+    pub errors: u64,
+}
+
+impl LogTally {
+    /// Both.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            dropped: self.dropped.saturating_add(other.dropped),
+            errors: self.errors.saturating_add(other.errors),
+        }
+    }
+
+    fn encoded(self) -> [u8; LENGTH] {
+        let mut out = [0; LENGTH];
+        for (place, value) in out.chunks_exact_mut(8).zip([self.bytes, self.dropped, self.errors]) {
+            place.copy_from_slice(&value.to_le_bytes());
+        }
+        out
+    }
+
+    fn decoded(bytes: &[u8]) -> Option<Self> {
+        let (numbers, []) = bytes.as_chunks::<8>() else { return None };
+        match *numbers {
+            [bytes, dropped, errors] => Some(Self {
+                bytes: u64::from_le_bytes(bytes),
+                dropped: u64::from_le_bytes(dropped),
+                errors: u64::from_le_bytes(errors),
+            }),
+            _ => None,
+        }
+    }
+
+    /// What the shim of that folder has told last; nothing where it has told nothing.
+    pub fn read(folder: &Path) -> Self {
+        fs::read(folder.join(FILE)).ok().and_then(|bytes| Self::decoded(&bytes)).unwrap_or_default()
+    }
+}
+
+/// The shim's end of it.
+#[derive(Debug, Default)]
+pub struct Told {
+    file: Option<File>,
+}
+
+impl Told {
+    /// Replaces what was told.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn tell(&mut self, folder: &Path, tally: LogTally) -> io::Result<()> {
+        let file = match &self.file {
+            Some(file) => file,
+            None => {
+                let path = folder.join(FILE);
+                let made = fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+                self.file.insert(made)
+            }
+        };
+        file.write_all_at(&tally.encoded(), 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(LogTally::read(folder.path()), LogTally::default());
+        let mut told = Told::default();
+        for bytes in [7, u64::MAX] {
+            let tally = LogTally { bytes, dropped: 1, errors: 2 };
+            told.tell(folder.path(), tally).expect("written");
+            assert_eq!(LogTally::read(folder.path()), tally);
+        }
+        fs::write(folder.path().join(FILE), "short").expect("written");
+        assert_eq!(LogTally::read(folder.path()), LogTally::default());
+    }
+}
