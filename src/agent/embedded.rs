@@ -45,6 +45,7 @@ pub(super) async fn open(
     let around = Surroundings {
         hostname: node.to_owned(),
         has_builtin_images: true,
+        unpacker: Some(parts::OWN_PROGRAM.into()),
         tasks: base.tasks.clone(),
         stop: base.stop.child_token(),
     };
@@ -123,7 +124,9 @@ async fn alone(socket: Option<String>) -> Result<(), BuildError> {
     let streams = listen(&config.stream_address).await?;
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let hostname = nix::unistd::gethostname().map_err(wrong)?.to_string_lossy().into_owned();
-    let around = Surroundings { hostname, has_builtin_images: true, tasks: tasks.clone(), stop: stop.clone() };
+    let unpacker = Some(parts::OWN_PROGRAM.into());
+    let around =
+        Surroundings { hostname, has_builtin_images: true, unpacker, tasks: tasks.clone(), stop: stop.clone() };
     let (runtime, _) = parts::open(config, around).await.map_err(wrong)?;
     parts::start(&runtime);
     let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;

@@ -13,7 +13,10 @@ use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
-use crate::config::{Personality, version};
+use crate::{
+    config::{Personality, version},
+    embedded::images::apply::{apart::VERB as UNPACK, child as unpacker},
+};
 
 /// A node agent: a drop-in for kubelet v1.36.
 #[derive(Parser, Debug)]
@@ -51,6 +54,12 @@ enum Command {
     },
     /// Print the version
     Version,
+    /// What the runtime starts for each layer
+    #[command(name = UNPACK, hide = true)]
+    Unpack {
+        /// What is to be done
+        job: String,
+    },
 }
 
 fn version_line() -> String {
@@ -78,6 +87,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Command::Certs { command } => certs::run(&command),
         Command::Cri(arguments) => cri::run(arguments),
         Command::Images { command } => images::run(command),
+        Command::Unpack { job } => unpacker::main(&job),
         Command::Version => {
             println!("berth {}", version_line());
             ExitCode::SUCCESS

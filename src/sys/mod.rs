@@ -13,6 +13,8 @@ pub mod heap;
 pub mod in_root;
 #[allow(unsafe_code, reason = "interface requests have no safe interface")]
 pub mod interface;
+#[allow(unsafe_code, reason = "Landlock has no safe interface")]
+pub mod landlock;
 pub mod machine;
 #[allow(unsafe_code, reason = "mount_setattr has no safe interface")]
 pub mod mount_api;
@@ -22,6 +24,7 @@ pub mod names;
 pub mod net_namespace;
 #[allow(unsafe_code, reason = "the runtime polls descriptors by an unsafe interface only")]
 pub mod netlink;
+pub mod privileges;
 #[allow(unsafe_code, reason = "unmapping has no safe interface")]
 pub mod program;
 #[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]

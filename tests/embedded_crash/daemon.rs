@@ -49,6 +49,7 @@ async fn serve(place: &Path) {
     let around = Surroundings {
         hostname: "node".to_owned(),
         has_builtin_images: false,
+        unpacker: None,
         tasks: TaskTracker::new(),
         stop: stop.clone(),
     };

@@ -3,6 +3,7 @@
 //!
 //! Each test needs root and that package, and says by name where it is skipped.
 
+mod apart;
 mod registry;
 
 use std::{
@@ -13,6 +14,7 @@ use std::{
 
 use berth::embedded::images::{
     Credentials, ImageStore, Kind, Settings,
+    layers::Helpers,
     orders::{self, Order, Told},
     platform,
     record::Record,
@@ -31,8 +33,9 @@ fn skips(test: &str) -> bool {
 }
 
 async fn store(place: &Path) -> ImageStore {
-    let settings = Settings { registries: vec![place.join("certs.d")], ..Settings::new(place.join("root")) };
-    ImageStore::open(settings).await.expect("opens")
+    let helpers = Helpers { unpacker: Some(env!("CARGO_BIN_EXE_berth").into()), unpacks: None };
+    let registries = vec![place.join("certs.d")];
+    ImageStore::open(Settings { registries, helpers, ..Settings::new(place.join("root")) }).await.expect("opens")
 }
 
 fn hosts(place: &Path, host: &str, text: &str) {

@@ -205,6 +205,24 @@ pub fn layer(name: &str, content: &[u8]) -> Vec<u8> {
     builder.into_inner().expect("in memory")
 }
 
+/// An archive as `docker save` writes it, of one image without a name.
+pub fn saved(layers: &[Vec<u8>]) -> Vec<u8> {
+    let diff_ids: Vec<Digest> = layers.iter().map(|layer| Digest::of(layer)).collect();
+    let config = json!({"architecture": "any", "os": "linux", "rootfs": {"type": "layers", "diff_ids": diff_ids}});
+    let names: Vec<String> = (0..layers.len()).map(|at| format!("{at}/layer.tar")).collect();
+    let manifest = json!([{"Config": "config.json", "RepoTags": null, "Layers": names}]);
+    let texts = [("config.json", config.to_string()), ("manifest.json", manifest.to_string())];
+    let mut builder = tar::Builder::new(Vec::new());
+    let texts = texts.iter().map(|(name, text)| (*name, text.as_bytes()));
+    for (name, bytes) in texts.chain(names.iter().map(String::as_str).zip(layers.iter().map(Vec::as_slice))) {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, name, bytes).expect("in memory");
+    }
+    builder.into_inner().expect("in memory")
+}
+
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(bytes).expect("in memory");

@@ -21,7 +21,7 @@ use rustix::{
 };
 
 use super::{
-    apply::root::{At, RootDir, create_file, make_folder, names},
+    apply::root::{At, RootDir, Way, create_file, make_folder, names},
     error::{Attempt, ImageError},
 };
 
@@ -134,7 +134,7 @@ fn attributes(from: At<'_>, to: At<'_>) -> io::Result<()> {
     for name in listed.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let mut value = vec![0u8; ATTRIBUTES];
         let length = rustix::fs::lgetxattr(path, OsStr::from_bytes(name), value.as_mut_slice())?;
-        to.set_attribute(name, value.get(..length).unwrap_or_default())?;
+        to.set_attribute(Way::Proc, name, value.get(..length).unwrap_or_default())?;
     }
     Ok(())
 }

@@ -6,9 +6,10 @@
 use std::{fmt, io};
 
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 /// Kinds of failures, as CRI tells them apart.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// No such image, tag, layer.
     NotFound,
@@ -31,7 +32,7 @@ pub enum Kind {
 }
 
 /// A failure.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
 #[error("{text}")]
 pub struct ImageError {
     /// What kind of failure.

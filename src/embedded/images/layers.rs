@@ -18,7 +18,11 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::{
-    apply::{self, Form, Policy, root::RootDir},
+    apply::{
+        self, Form, Policy,
+        apart::{self, Job},
+        root::RootDir,
+    },
     digest::Digest,
     error::{Attempt, ImageError, Kind},
     recipe::Rebuilt,
@@ -68,11 +72,20 @@ struct Table {
     next: u64,
 }
 
+/// Who helps with unpacking.
+#[derive(Clone, Debug, Default)]
+pub struct Helpers {
+    /// The program that does it in a process of its own (`berth`); none: we do it ourselves.
+    pub unpacker: Option<PathBuf>,
+    /// Who counts.
+    pub unpacks: Option<Unpacks>,
+}
+
 /// The layers.
 pub struct Layers {
     folder: PathBuf,
     policy: Policy,
-    unpacks: Option<Unpacks>,
+    helpers: Helpers,
     table: Mutex<Table>,
     freed: Condvar,
 }
@@ -120,7 +133,7 @@ impl Layers {
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn open(root: &Path, policy: Policy, unpacks: Option<Unpacks>) -> Result<Arc<Self>, ImageError> {
+    pub fn open(root: &Path, policy: Policy, helpers: Helpers) -> Result<Arc<Self>, ImageError> {
         let folder = root.join("layers");
         fs::DirBuilder::new().recursive(true).mode(0o711).create(&folder).attempt("create layers")?;
         let mut table = Table { next: 1, ..Table::default() };
@@ -139,7 +152,7 @@ impl Layers {
                 _ => delete(&folder, &name),
             }
         }
-        Ok(Arc::new(Self { folder, policy, unpacks, table: Mutex::new(table), freed: Condvar::new() }))
+        Ok(Arc::new(Self { folder, policy, helpers, table: Mutex::new(table), freed: Condvar::new() }))
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -262,7 +275,7 @@ impl Layers {
         };
         let begun = Instant::now();
         let made = self.unpack(number, parent, packed, diff_id, chain);
-        if let Some(unpacks) = self.unpacks.as_ref().filter(|_| made.is_ok()) {
+        if let Some(unpacks) = self.helpers.unpacks.as_ref().filter(|_| made.is_ok()) {
             unpacks.took(begun.elapsed());
         }
         let meta = made.inspect_err(|_| delete(&self.folder, &number.to_string()))?;
@@ -308,8 +321,17 @@ impl Layers {
         if let Some(parent) = parent.filter(|_| is_merged) {
             super::copy::tree(&self.path(parent), &target)?;
         }
-        let recipe = File::create_new(folder.join(RECIPE)).attempt("create layer")?;
-        let applied = apply::apply_noting(packed, &target, &self.policy, Some(recipe))?;
+        let recipe = folder.join(RECIPE);
+        let applied = match &self.helpers.unpacker {
+            Some(program) => {
+                let job = Job { into: target, recipe, policy: self.policy, parent: std::process::id() };
+                apart::apply(packed, program, &job)?
+            }
+            None => {
+                let recipe = File::create_new(recipe).attempt("create layer")?;
+                apply::apply_noting(packed, &target, &self.policy, Some(recipe))?
+            }
+        };
         if applied.diff_id != diff_id {
             let text = format!("layer digest mismatch: {} instead of {diff_id}", applied.diff_id);
             return Err(ImageError::new(Kind::DataLoss, text));

@@ -33,7 +33,7 @@ use super::{
     content::Content,
     digest::{Digest, chain_ids},
     error::{Attempt, ImageError},
-    layers::{LayerMeta, Layers, Lease},
+    layers::{Helpers, LayerMeta, Layers, Lease},
     merged::Merged,
     model,
     names::Name,
@@ -42,13 +42,10 @@ use super::{
     record::{Origin, Record, Reference},
     snapshots::{self, Snapshots, Snapshotter},
 };
-use crate::{
-    embedded::{
-        launch::image::ImageConfig,
-        shim::plan::{RootKind, Source},
-        store::record::{self, Durability},
-    },
-    metrics::Unpacks,
+use crate::embedded::{
+    launch::image::ImageConfig,
+    shim::plan::{RootKind, Source},
+    store::record::{self, Durability},
 };
 
 /// How long removals are gathered before what nobody uses is deleted.
@@ -77,8 +74,8 @@ pub struct Settings {
     pub downloads: usize,
     /// Whether packed layers are kept once they are unpacked.
     pub keeps_packed: bool,
-    /// Who counts layers that are unpacked.
-    pub unpacks: Option<Unpacks>,
+    /// Who helps with unpacking.
+    pub helpers: Helpers,
     /// The program the built-in images are made of; none: there are none.
     pub program: Option<PathBuf>,
 }
@@ -95,7 +92,7 @@ impl Settings {
             patience: Duration::from_secs(300),
             downloads: 3,
             keeps_packed: false,
-            unpacks: None,
+            helpers: Helpers::default(),
             program: None,
         }
     }
@@ -150,7 +147,7 @@ impl ImageStore {
         let keep_free = KEEP_FREE.max(disk.f_blocks.saturating_mul(disk.f_frsize) / 50);
         let content = Content::open(root)?;
         content.clean(SystemTime::now())?;
-        let layers = Layers::open(root, Policy { bounds: settings.bounds, form, keep_free }, settings.unpacks.clone())?;
+        let layers = Layers::open(root, Policy { bounds: settings.bounds, form, keep_free }, settings.helpers.clone())?;
         let snapshots = Snapshots::open(root, form)?;
         let catalogue = load_records(&root.join("images"), &layers)?;
         let pinned = settings.pinned.iter().filter_map(|name| Name::parse(name).ok()).map(|name| name.to_string());

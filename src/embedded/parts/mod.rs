@@ -14,7 +14,7 @@ use super::{
     config::EmbeddedConfig,
     errors::{RuntimeError, RuntimeResult},
     groups::KernelGroups,
-    images::{ImageStore, Settings, apply::Bounds, counter, snapshots::Snapshotter},
+    images::{ImageStore, Settings, apply::Bounds, counter, layers::Helpers, snapshots::Snapshotter},
     launch::host,
     lost_networks, network as embedded_network,
     ports::Ports,
@@ -28,12 +28,17 @@ use crate::{
     sys::cgroup::Hierarchy,
 };
 
+/// The program that runs, also once its file was replaced.
+pub const OWN_PROGRAM: &str = "/proc/self/exe";
+
 /// What the runtime lives in.
 pub struct Surroundings {
     /// The node's name.
     pub hostname: String,
     /// Whether the built-in images are made; they are of the shim's program.
     pub has_builtin_images: bool,
+    /// The program that unpacks layers, which is ours ([`OWN_PROGRAM`]); none: they are unpacked in this process.
+    pub unpacker: Option<PathBuf>,
     /// Every task there is.
     pub tasks: TaskTracker,
     /// Cancelled when we are to end; pods go on.
@@ -73,7 +78,8 @@ pub async fn open_counted(
     let program = around.has_builtin_images.then(|| shims.program().to_owned());
     let metrics = EmbeddedMetrics::new(registry);
     let images = image_settings(&config, program)?;
-    let images = ImageStore::open(Settings { unpacks: Some(metrics.unpacks.clone()), ..images }).await?;
+    let helpers = Helpers { unpacker: around.unpacker.clone(), unpacks: Some(metrics.unpacks.clone()) };
+    let images = ImageStore::open(Settings { helpers, ..images }).await?;
     let network = network(&config, &around).await?;
     let facts = HostFacts {
         boot_id: boot_id.into(),
@@ -125,14 +131,15 @@ fn keep_images(runtime: &Arc<Runtime>, images: &ImageStore, stop: CancellationTo
     shell.spawn(counter::serve(images.clone(), folder, shell.tasks.clone(), stop));
 }
 
-/// The images alone, where no runtime runs; nobody else has them while the lock is held.
+/// The images alone, where no runtime runs; nobody else has them while the lock is held. Only for `berth` itself.
 ///
 /// # Errors
 /// A runtime runs, or the store cannot be opened.
 pub async fn images_alone(config: &EmbeddedConfig) -> RuntimeResult<(store::Lock, ImageStore)> {
     let layout = Layout { root: config.root.clone(), state: config.state.clone() };
     let lock = blocking(move || store::open(&layout)).await?;
-    Ok((lock, ImageStore::open(image_settings(config, None)?).await?))
+    let helpers = Helpers { unpacker: Some(OWN_PROGRAM.into()), unpacks: None };
+    Ok((lock, ImageStore::open(Settings { helpers, ..image_settings(config, None)? }).await?))
 }
 
 /// Counts what the runtime holds whenever somebody asks, as long as it is there.
@@ -216,7 +223,7 @@ fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeR
         patience: config.pull_progress_timeout,
         downloads: config.max_concurrent_downloads,
         keeps_packed: config.keep_compressed_layers,
-        unpacks: None,
+        helpers: Helpers::default(),
         program,
     })
 }

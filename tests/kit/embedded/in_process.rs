@@ -68,6 +68,7 @@ pub async fn daemon_with(place: &Path, builtin: Builtin) -> Daemon {
     let around = Surroundings {
         hostname: "node".to_owned(),
         has_builtin_images: builtin == Builtin::Made,
+        unpacker: None,
         tasks: TaskTracker::new(),
         stop: stop.clone(),
     };

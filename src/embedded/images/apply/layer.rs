@@ -20,13 +20,14 @@ use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags},
     io::Errno,
 };
+use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use self::deletions::{is_at_or_below, is_whiteout};
 use super::{
     limits::{Form, Policy, Totals},
     path,
-    root::{self, At, RootDir},
+    root::{self, At, RootDir, Way},
     whiteouts::{Mark, mark},
 };
 use crate::{
@@ -50,7 +51,7 @@ const BUFFER: usize = 256 << 10;
 const EARLY: u64 = 256 << 10;
 
 /// What came out of a layer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Applied {
     /// Digest of the unpacked stream.
     pub diff_id: Digest,
@@ -101,8 +102,21 @@ pub fn apply_noting<R: Read>(
     recipe: Option<File>,
 ) -> Result<Applied, ImageError> {
     let root = RootDir::open(into).attempt("open layer directory")?;
+    apply_in(packed, (root, Way::Proc), policy, recipe)
+}
+
+/// Likewise, into an open directory; also how its names are told to the kernel.
+///
+/// # Errors
+/// Likewise.
+pub fn apply_in<R: Read>(
+    packed: R,
+    into: (RootDir, Way),
+    policy: &Policy,
+    recipe: Option<File>,
+) -> Result<Applied, ImageError> {
     let stream = Hashing::new(Unpacked::new(Counting { inner: packed, count: 0 })?);
-    let mut layer = Layer::new(root, policy, Reader::new(Noting::new(stream, recipe)?));
+    let mut layer = Layer::new(into, policy, Reader::new(Noting::new(stream, recipe)?));
     layer.run()?;
     layer.finish_folders()?;
     let totals = layer.totals;
@@ -114,6 +128,7 @@ pub fn apply_noting<R: Read>(
 
 struct Layer<'a, R: Read> {
     root: RootDir,
+    way: Way,
     policy: &'a Policy,
     tar: Stream<R>,
     totals: Totals,
@@ -126,9 +141,10 @@ struct Layer<'a, R: Read> {
 }
 
 impl<'a, R: Read> Layer<'a, R> {
-    fn new(root: RootDir, policy: &'a Policy, tar: Stream<R>) -> Self {
+    fn new((root, way): (RootDir, Way), policy: &'a Policy, tar: Stream<R>) -> Self {
         Self {
             root,
+            way,
             policy,
             tar,
             totals: Totals::default(),
@@ -365,7 +381,7 @@ impl<'a, R: Read> Layer<'a, R> {
                 continue;
             }
             let shown = String::from_utf8_lossy(name).into_owned();
-            match at.set_attribute(name, value) {
+            match at.set_attribute(self.way, name, value) {
                 Ok(()) => {}
                 Err(error) if name == b"security.capability" => {
                     return Err(ImageError::io(format!("set attribute {shown}"), &error.into()));

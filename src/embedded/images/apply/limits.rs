@@ -1,12 +1,14 @@
 //! How much one layer may unpack to, so that a small download cannot fill a disk. Pure.
 
+use serde::{Deserialize, Serialize};
+
 use crate::embedded::images::error::{ImageError, Kind};
 
 /// Below this many bytes of input the ratio says nothing.
 const RATIO_FROM: u64 = 64 << 20;
 
 /// The largest layer that is unpacked (spec 09 §5).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Bounds {
     /// Unpacked bytes.
     pub bytes: u64,
@@ -23,7 +25,7 @@ impl Default for Bounds {
 }
 
 /// How a layer's directory is used, which decides what deletions look like.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Form {
     /// As a layer of an overlay: deletions are devices and attributes.
     Overlay {
@@ -35,7 +37,7 @@ pub enum Form {
 }
 
 /// Under which rules a layer is unpacked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Policy {
     /// Largest layer.
     pub bounds: Bounds,

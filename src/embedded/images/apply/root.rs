@@ -22,6 +22,8 @@ use rustix::{
     io::Errno,
 };
 
+use crate::sys::spawn::Alone;
+
 const IN_ROOT: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 /// Deepest tree that is deleted; deeper ones cannot be made by us.
@@ -31,6 +33,15 @@ const DEEPEST: usize = 4096;
 #[derive(Debug)]
 pub struct RootDir {
     fd: OwnedFd,
+}
+
+/// How a name in a directory is told to a call that takes only paths.
+#[derive(Clone, Copy, Debug)]
+pub enum Way {
+    /// By the directory's descriptor in `/proc`.
+    Proc,
+    /// By going there: for a process of one thread, which may have no `/proc`.
+    Here(Alone),
 }
 
 /// One component below an open directory.
@@ -137,9 +148,15 @@ impl At<'_> {
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn set_attribute(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
-        let (path, name) = (self.path(), OsStr::from_bytes(name));
-        rustix::fs::lsetxattr(OsStr::from_bytes(&path), name, value, XattrFlags::empty())
+    pub fn set_attribute(&self, way: Way, name: &[u8], value: &[u8]) -> Result<(), Errno> {
+        let name = OsStr::from_bytes(name);
+        match way {
+            Way::Proc => rustix::fs::lsetxattr(OsStr::from_bytes(&self.path()), name, value, XattrFlags::empty()),
+            Way::Here(_) => {
+                rustix::process::fchdir(self.parent)?;
+                rustix::fs::lsetxattr(self.name, name, value, XattrFlags::empty())
+            }
+        }
     }
 
     /// Sets the owner.
@@ -197,28 +214,36 @@ pub fn remove_tree(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     if unlink(parent, name, AtFlags::empty())? {
         return Ok(());
     }
-    // A stack of directories instead of recursion: depth is the archive's choice.
-    let Some(top) = open_or_gone(parent, name)? else { return Ok(()) };
-    let mut stack = vec![(top, name.to_owned())];
-    while let Some((folder, own)) = stack.last() {
-        match first_folder(folder)? {
-            Some(next) => {
-                if stack.len() >= DEEPEST {
-                    return Err(io::Error::other("directories are nested too deeply"));
-                }
-                if let Some(opened) = open_or_gone(folder.as_fd(), &next)? {
-                    stack.push((opened, next));
-                }
+    // One directory is open at a time, whatever the archive's depth is: names lead down, `..` leads up again.
+    let Some(mut folder) = open_or_gone(parent, name)? else { return Ok(()) };
+    let mut own = name.to_owned();
+    let mut above: Vec<(std::ffi::OsString, (u64, u64))> = Vec::new();
+    loop {
+        if let Some(next) = first_folder(&folder)? {
+            if above.len() >= DEEPEST {
+                return Err(io::Error::other("directories are nested too deeply"));
             }
-            None => {
-                let own = own.clone();
-                stack.pop();
-                let above = stack.last().map_or(parent, |(folder, _)| folder.as_fd());
-                unlink(above, &own, AtFlags::REMOVEDIR)?;
+            if let Some(opened) = open_or_gone(folder.as_fd(), &next)? {
+                above.push((std::mem::replace(&mut own, next), identity(&folder)?));
+                folder = opened;
             }
+            continue;
         }
+        let Some((name, expected)) = above.pop() else {
+            return unlink(parent, &own, AtFlags::REMOVEDIR).map(drop);
+        };
+        let up = rustix::fs::openat(&folder, "..", FOLDER | OFlags::NOFOLLOW, Mode::empty())?;
+        if identity(&up)? != expected {
+            return Err(io::Error::other("a directory was moved while it was deleted"));
+        }
+        unlink(up.as_fd(), &own, AtFlags::REMOVEDIR)?;
+        (folder, own) = (up, name);
     }
-    Ok(())
+}
+
+fn identity(folder: &OwnedFd) -> io::Result<(u64, u64)> {
+    let stat = rustix::fs::fstat(folder)?;
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 fn open_or_gone(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<OwnedFd>> {

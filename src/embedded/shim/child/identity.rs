@@ -1,16 +1,15 @@
 //! Who a process is: limits, groups, user, capabilities (spec 09a §6.4, §6.5, §7.1).
 
-use nix::libc;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, Gid, Uid, capabilities, clear_ambient_capability_set,
-    configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities, set_keep_capabilities,
-    set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    configure_capability_in_ambient_set, set_capabilities, set_keep_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
 };
 
 use super::told::{Step, Told};
 use crate::{
     embedded::shim::plan::{Capabilities, Process},
-    sys::spawn,
+    sys::{privileges, spawn},
 };
 
 /// Number of capabilities there can be.
@@ -40,7 +39,7 @@ pub(super) fn set_limits(process: &Process) {
 /// ambient and, for user 0, bounding.
 pub(super) fn become_user(process: &Process, keeps_admin: bool) -> Step<()> {
     let wanted = process.capabilities;
-    drop_bounding(wanted.bounding)?;
+    privileges::drop_bounding(wanted.bounding).told(|| "limit capabilities")?;
     set_keep_capabilities(true).told(|| "keep capabilities")?;
     let groups: Vec<Gid> = process.groups.iter().copied().map(Gid::from_raw).collect();
     set_thread_groups(&groups).told(|| format!("set groups {:?}", process.groups))?;
@@ -62,17 +61,6 @@ fn sets(wanted: Capabilities, had: CapabilitySet, keeps_admin: bool) -> Capabili
         permitted,
         inheritable: set(wanted.inheritable),
     }
-}
-
-fn drop_bounding(keep: u64) -> Step<()> {
-    for number in (0..CAPABILITIES).filter(|number| keep >> number & 1 == 0) {
-        match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
-            // The first number the kernel does not know: nor does it know those that follow.
-            Err(error) if error.raw_os_error() == libc::EINVAL => break,
-            done => done.told(|| format!("drop capability {number}"))?,
-        }
-    }
-    Ok(())
 }
 
 fn set_ambient(wanted: CapabilitySet) -> Step<()> {

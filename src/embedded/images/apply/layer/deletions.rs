@@ -106,7 +106,7 @@ impl<R: Read> Layer<'_, R> {
             Form::Merged => Ok(()),
             Form::Overlay { userxattr } => {
                 let name: &[u8] = if userxattr { b"user.overlay.opaque" } else { b"trusted.overlay.opaque" };
-                at.set_attribute(name, b"y").attempt("mark directory opaque")
+                at.set_attribute(self.way, name, b"y").attempt("mark directory opaque")
             }
         }
     }
