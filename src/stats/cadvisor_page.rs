@@ -17,6 +17,7 @@ use super::{
     disk::FileSystem,
     host::{DiskCounters, Host},
     network::Network,
+    open_files::OpenFiles,
     page::{push_count, push_family, push_integer, push_scaled, push_signed},
     reader::{MachineMemory, Seen},
     reading::{Reading, WallNs},
@@ -25,17 +26,6 @@ use super::{
 
 /// Series of one family, at most; a page that would have more says so (spec 08 §16).
 const MAX_SERIES: usize = 20_000;
-
-/// Open files of a group's processes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct OpenFiles {
-    /// Descriptors.
-    pub descriptors: u64,
-    /// Those that are sockets.
-    pub sockets: u64,
-    /// Soft limit of the first process, -1 for none; `None` where it is not known.
-    pub soft_limit: Option<i64>,
-}
 
 /// Open files of a group, as of some time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -15,7 +15,6 @@ pub mod cadvisor_families;
 mod cadvisor_labels;
 mod cadvisor_machine;
 pub mod cadvisor_page;
-pub mod cgroup_files;
 mod config;
 pub mod disk;
 mod disk_usages;
@@ -46,6 +45,7 @@ mod system_groups;
 #[cfg(test)]
 mod testing;
 
+pub use crate::sys::cgroup::files as cgroup_files;
 pub use config::{PodDirectories, StatsConfig, StatsDeps};
 pub use disk_usages::LOGS_AGE;
 pub use encoded::{Compressed, compressed};

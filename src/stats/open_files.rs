@@ -3,21 +3,21 @@
 //! Behaviour: spec 04b §11.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use super::{
-    cadvisor_page::{Counted, Counts, OpenFiles},
+    cadvisor_page::{Counted, Counts},
     cgroup_files,
     mounts::{Mounts, Tree},
     reader::Seen,
     snapshot::Snapshot,
 };
+use crate::sys::open_files;
+pub use crate::sys::open_files::OpenFiles;
 
-/// Descriptors of one group that are told apart; the others count as no sockets.
-const MAX_PER_GROUP: u64 = 20_000;
 /// Processes of one group that are looked at.
 const MAX_PROCESSES: usize = 4096;
 
@@ -71,37 +71,11 @@ fn of_group(mounts: &Mounts, proc: &Path, group: &Members) -> Option<OpenFiles> 
     let directories = [Tree::Pids, Tree::Cpu, Tree::Memory].into_iter();
     let mut directories = directories.filter_map(|tree| mounts.directory(&group.path, tree));
     let members = directories.find_map(|directory: PathBuf| fs::read(directory.join("cgroup.procs")).ok())?;
-    let mut files = OpenFiles::default();
-    for (place, pid) in cgroup_files::processes(&members).take(MAX_PROCESSES).enumerate() {
-        let process = proc.join(pid.to_string());
-        if place == 0 && group.of == Of::Container {
-            files.soft_limit = fs::read_to_string(process.join("limits")).ok().and_then(|limits| soft_limit(&limits));
-        }
-        let _ = of_process(&process, &mut files); // it may have ended meanwhile
+    let mut files = open_files::of(proc, cgroup_files::processes(&members).take(MAX_PROCESSES));
+    if group.of != Of::Container {
+        files.soft_limit = None;
     }
     Some(files)
-}
-
-fn of_process(process: &Path, files: &mut OpenFiles) -> io::Result<()> {
-    for entry in fs::read_dir(process.join("fd"))? {
-        files.descriptors = files.descriptors.saturating_add(1);
-        if files.descriptors <= MAX_PER_GROUP
-            && fs::read_link(entry?.path())
-                .is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"socket:"))
-        {
-            files.sockets = files.sockets.saturating_add(1);
-        }
-    }
-    Ok(())
-}
-
-/// The soft limit of open files in `/proc/<pid>/limits`; -1 for none.
-fn soft_limit(limits: &str) -> Option<i64> {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    match line.split_whitespace().next()? {
-        "unlimited" => Some(-1),
-        number => number.parse().ok(),
-    }
 }
 
 #[cfg(test)]
@@ -109,16 +83,6 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-
-    #[test]
-    fn limits_are_read() {
-        let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
-                      Max processes             7                    7                    processes\n\
-                      Max open files            1024                 524288               files\n";
-        assert_eq!(soft_limit(limits), Some(1024));
-        assert_eq!(soft_limit("Max open files  unlimited  unlimited files\n"), Some(-1));
-        assert_eq!(soft_limit("Max processes 7 7 processes\n"), None);
-    }
 
     #[test]
     fn our_own_files_are_counted() {

@@ -21,6 +21,9 @@ use crate::{
     proto::cri,
 };
 
+/// Processes of a container whose open files are counted.
+const MOST_PROCESSES: usize = 1024;
+
 /// `ListMetricDescriptors`.
 pub fn descriptors(runtime: &Runtime) -> Vec<cri::MetricDescriptor> {
     metrics::descriptors(runtime.ports.groups.tells_pressure())
@@ -80,10 +83,10 @@ fn subject(
     let reading = runtime.ports.groups.read(&container.meta.group, Depth::Metrics);
     Subject {
         started_ns: container.running().map(|started| started.at_ns).unwrap_or_default(),
-        open: open_files::of(Path::new("/proc"), &reading.processes),
+        open: open_files::of(Path::new("/proc"), reading.processes.iter().copied().take(MOST_PROCESSES)),
         volume: volume.cloned(),
         written: written.map(|used| used.bytes),
-        devices: reading.devices.iter().map(|io| volume::device_name(io.major, io.minor)).collect(),
+        devices: reading.devices.iter().map(|io| volume::device_name(io.device.0, io.device.1)).collect(),
         reading,
     }
 }

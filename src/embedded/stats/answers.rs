@@ -1,9 +1,6 @@
 //! From readings to the messages of the CRI. Pure. Behaviour: spec 09a §5.
 
-use super::{
-    layers::Used,
-    reading::{Pressure, Reading, Stalls},
-};
+use super::{Pressure, Stalls, layers::Used, reading::Reading};
 use crate::proto::cri;
 
 /// The link that speaks for a pod.
@@ -100,7 +97,7 @@ pub fn network(at_ns: i64, links: &[Link]) -> cri::NetworkUsage {
 
 fn stalls(told: Stalls) -> cri::PsiStats {
     let data = |pressure: Pressure| cri::PsiData {
-        total: pressure.total_us,
+        total: pressure.total,
         avg10: pressure.avg10,
         avg60: pressure.avg60,
         avg300: pressure.avg300,
@@ -126,7 +123,7 @@ mod tests {
     #[test]
     fn a_container_is_told_as_the_kernel_counts_it() {
         let memory = Memory { usage: 100, inactive_file: 30, anon: 50, limit: 200, faults: 7, ..Memory::default() };
-        let some = Pressure { total_us: 5, avg10: 0.5, ..Pressure::default() };
+        let some = Pressure { total: 5, avg10: 0.5, ..Pressure::default() };
         let reading = Reading {
             at_ns: 9,
             cpu: Some(Cpu { usage_ns: 1_000, ..Cpu::default() }),

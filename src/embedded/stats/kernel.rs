@@ -1,8 +1,8 @@
 //! Reads a control group's files. Blocking. Behaviour: spec 04b §7.2.
 
 use super::{
-    group_files::{self, number, value},
-    reading::{Cpu, Depth, Memory, Reading, Share, UNLIMITED},
+    group_files::{self, UNLIMITED, number},
+    reading::{Cpu, Depth, Memory, Reading, Share},
 };
 use crate::{
     embedded::runtime::now_ns,
@@ -32,8 +32,8 @@ struct Files<'a> {
 }
 
 impl Files<'_> {
-    fn text(&self, controller: Controller, file: &str) -> Option<String> {
-        self.hierarchy.read(self.group, controller, file).ok()
+    fn text(&self, controller: Controller, file: &str) -> Option<Vec<u8>> {
+        self.hierarchy.read(self.group, controller, file).ok().map(String::into_bytes)
     }
 
     fn number(&self, controller: Controller, file: &str) -> Option<u64> {
@@ -42,11 +42,15 @@ impl Files<'_> {
 
     fn unified(&self, reading: &mut Reading) {
         if let Some(text) = self.text(Controller::Cpu, "cpu.stat") {
-            let times = group_files::cpu_times(&text);
-            let held = group_files::held(&text);
-            reading.cpu = times.map(|(usage_ns, user_ns, system_ns)| Cpu { usage_ns, user_ns, system_ns, held });
+            let of = |times: group_files::CpuTimes, held| Cpu {
+                usage_ns: times.usage_ns,
+                user_ns: times.user_ns,
+                system_ns: times.system_ns,
+                held,
+            };
+            reading.cpu = group_files::cpu_stat(&text).map(|(times, held)| of(times, held));
         }
-        let stalls = |file: &str| group_files::stalls(&self.text(Controller::Cpu, file)?);
+        let stalls = |file: &str| group_files::pressure(&self.text(Controller::Cpu, file)?);
         reading.cpu_stalls = stalls("cpu.pressure");
         reading.memory_stalls = stalls("memory.pressure");
         reading.io_stalls = stalls("io.pressure");
@@ -73,8 +77,8 @@ impl Files<'_> {
     fn old(&self, reading: &mut Reading) {
         if let Some(usage_ns) = self.number(Controller::Cpuacct, "cpuacct.usage") {
             let text = self.text(Controller::Cpuacct, "cpuacct.stat").unwrap_or_default();
-            let (user_ns, system_ns) = group_files::ticks(&text);
-            let held = group_files::held(&self.text(Controller::Cpu, "cpu.stat").unwrap_or_default());
+            let (user_ns, system_ns) = group_files::cpuacct_stat(&text);
+            let held = group_files::cpu_stat_v1(&self.text(Controller::Cpu, "cpu.stat").unwrap_or_default());
             reading.cpu = Some(Cpu { usage_ns, user_ns, system_ns, held });
         }
         let memory = |file: &str| self.number(Controller::Memory, file);
@@ -106,12 +110,12 @@ impl Files<'_> {
         reading.tasks_limit = limit.unwrap_or_default();
         reading.share = if is_unified { self.unified_share() } else { self.old_share() };
         reading.devices = match is_unified {
-            true => self.text(Controller::Cpu, "io.stat").map(|text| group_files::devices(&text)).unwrap_or_default(),
+            true => self.text(Controller::Cpu, "io.stat").map(|text| group_files::io_stat(&text)).unwrap_or_default(),
             false => Vec::new(),
         };
         let members = [Controller::Pids, Controller::Cpu, Controller::Memory];
         let members = members.into_iter().find_map(|controller| self.text(controller, "cgroup.procs"));
-        reading.processes = group_files::processes(&members.unwrap_or_default());
+        reading.processes = group_files::processes(&members.unwrap_or_default()).collect();
         let Some(memory) = &mut reading.memory else { return };
         let more = |file: &str| self.number(Controller::Memory, file).unwrap_or_default();
         let kills = |file: &str| value(&self.text(Controller::Memory, file).unwrap_or_default(), "oom_kill");
@@ -140,4 +144,9 @@ impl Files<'_> {
         let quota = self.number(Controller::Cpu, "cpu.cfs_quota_us");
         Some(Share { shares: self.number(Controller::Cpu, "cpu.shares").unwrap_or_default(), quota, period })
     }
+}
+
+/// The value behind a key, as in `memory.stat`; 0 where there is none.
+fn value(text: &[u8], key: &str) -> u64 {
+    group_files::value(text, key.as_bytes()).unwrap_or_default()
 }

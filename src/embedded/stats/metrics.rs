@@ -4,8 +4,9 @@
 //! 09 §11.3, 04b §11.
 
 use super::{
-    open_files::OpenFiles,
-    reading::{Memory, Reading, Stalls},
+    DeviceIo, OpenFiles, Stalls, Throttling,
+    group_files::UNLIMITED,
+    reading::{Memory, Reading},
     volume::Volume,
 };
 use crate::{
@@ -83,7 +84,7 @@ const FAMILIES: &[Family] = &[
         &["device", "major", "minor", "operation"],
         counter("container_blkio_device_usage_total", "Blkio Device bytes usage", |s, put| {
             for (io, name) in s.reading.devices.iter().zip(&s.devices) {
-                let (major, minor) = (io.major.to_string(), io.minor.to_string());
+                let (major, minor) = (io.device.0.to_string(), io.device.1.to_string());
                 put(&[name, &major, &minor, "Read"], io.read_bytes);
                 put(&[name, &major, &minor, "Write"], io.written_bytes);
             }
@@ -248,32 +249,32 @@ const PRESSURE: &[Family] = &[
     counter(
         "container_pressure_cpu_stalled_seconds_total",
         "Total time duration no tasks in the container could make progress due to CPU congestion.",
-        |s, put| stalled(put, s.reading.cpu_stalls, |stalls| stalls.full.total_us),
+        |s, put| stalled(put, s.reading.cpu_stalls, |stalls| stalls.full.total),
     ),
     counter(
         "container_pressure_cpu_waiting_seconds_total",
         "Total time duration tasks in the container have waited due to CPU congestion.",
-        |s, put| stalled(put, s.reading.cpu_stalls, |stalls| stalls.some.total_us),
+        |s, put| stalled(put, s.reading.cpu_stalls, |stalls| stalls.some.total),
     ),
     counter(
         "container_pressure_io_stalled_seconds_total",
         "Total time duration no tasks in the container could make progress due to IO congestion.",
-        |s, put| stalled(put, s.reading.io_stalls, |stalls| stalls.full.total_us),
+        |s, put| stalled(put, s.reading.io_stalls, |stalls| stalls.full.total),
     ),
     counter(
         "container_pressure_io_waiting_seconds_total",
         "Total time duration tasks in the container have waited due to IO congestion.",
-        |s, put| stalled(put, s.reading.io_stalls, |stalls| stalls.some.total_us),
+        |s, put| stalled(put, s.reading.io_stalls, |stalls| stalls.some.total),
     ),
     counter(
         "container_pressure_memory_stalled_seconds_total",
         "Total time duration no tasks in the container could make progress due to memory congestion.",
-        |s, put| stalled(put, s.reading.memory_stalls, |stalls| stalls.full.total_us),
+        |s, put| stalled(put, s.reading.memory_stalls, |stalls| stalls.full.total),
     ),
     counter(
         "container_pressure_memory_waiting_seconds_total",
         "Total time duration tasks in the container have waited due to memory congestion.",
-        |s, put| stalled(put, s.reading.memory_stalls, |stalls| stalls.some.total_us),
+        |s, put| stalled(put, s.reading.memory_stalls, |stalls| stalls.some.total),
     ),
 ];
 
@@ -284,47 +285,31 @@ struct LinkFamily {
     value: fn(&LinkCounters) -> u64,
 }
 
+const fn link(name: &'static str, help: &'static str, value: fn(&LinkCounters) -> u64) -> LinkFamily {
+    LinkFamily { name, help, value }
+}
+
 const LINKS: &[LinkFamily] = &[
-    LinkFamily {
-        name: "container_network_receive_bytes_total",
-        help: "Cumulative count of bytes received",
-        value: |link| link.received.bytes,
-    },
-    LinkFamily {
-        name: "container_network_receive_errors_total",
-        help: "Cumulative count of errors encountered while receiving",
-        value: |link| link.received.errors,
-    },
-    LinkFamily {
-        name: "container_network_receive_packets_dropped_total",
-        help: "Cumulative count of packets dropped while receiving",
-        value: |link| link.received.dropped,
-    },
-    LinkFamily {
-        name: "container_network_receive_packets_total",
-        help: "Cumulative count of packets received",
-        value: |link| link.received.packets,
-    },
-    LinkFamily {
-        name: "container_network_transmit_bytes_total",
-        help: "Cumulative count of bytes transmitted",
-        value: |link| link.sent.bytes,
-    },
-    LinkFamily {
-        name: "container_network_transmit_errors_total",
-        help: "Cumulative count of errors encountered while transmitting",
-        value: |link| link.sent.errors,
-    },
-    LinkFamily {
-        name: "container_network_transmit_packets_dropped_total",
-        help: "Cumulative count of packets dropped while transmitting",
-        value: |link| link.sent.dropped,
-    },
-    LinkFamily {
-        name: "container_network_transmit_packets_total",
-        help: "Cumulative count of packets transmitted",
-        value: |link| link.sent.packets,
-    },
+    link("container_network_receive_bytes_total", "Cumulative count of bytes received", |l| l.received.bytes),
+    link("container_network_receive_errors_total", "Cumulative count of errors encountered while receiving", |l| {
+        l.received.errors
+    }),
+    link(
+        "container_network_receive_packets_dropped_total",
+        "Cumulative count of packets dropped while receiving",
+        |l| l.received.dropped,
+    ),
+    link("container_network_receive_packets_total", "Cumulative count of packets received", |l| l.received.packets),
+    link("container_network_transmit_bytes_total", "Cumulative count of bytes transmitted", |l| l.sent.bytes),
+    link("container_network_transmit_errors_total", "Cumulative count of errors encountered while transmitting", |l| {
+        l.sent.errors
+    }),
+    link(
+        "container_network_transmit_packets_dropped_total",
+        "Cumulative count of packets dropped while transmitting",
+        |l| l.sent.dropped,
+    ),
+    link("container_network_transmit_packets_total", "Cumulative count of packets transmitted", |l| l.sent.packets),
 ];
 
 /// All families there are values of; of pressure only where the kernel `tells_pressure`.
@@ -388,7 +373,7 @@ fn cpu(subject: &Subject, put: Put<'_>, ns: fn(&super::Cpu) -> u64) {
 }
 
 /// Only where there is a quota.
-fn held(subject: &Subject, put: Put<'_>, value: fn(&super::Held) -> u64) {
+fn held(subject: &Subject, put: Put<'_>, value: fn(&Throttling) -> u64) {
     let has_quota = subject.reading.share.is_some_and(|share| share.quota.is_some());
     if let Some(cpu) = subject.reading.cpu.as_ref().filter(|_| has_quota) {
         put(&[], value(&cpu.held));
@@ -413,7 +398,7 @@ fn volume(subject: &Subject, put: Put<'_>, value: impl Fn(&Volume) -> u64) {
     }
 }
 
-fn devices(subject: &Subject, put: Put<'_>, value: fn(&super::Device) -> u64) {
+fn devices(subject: &Subject, put: Put<'_>, value: fn(&DeviceIo) -> u64) {
     for (io, name) in subject.reading.devices.iter().zip(&subject.devices) {
         put(&[name], value(io));
     }
@@ -427,7 +412,7 @@ fn stalled(put: Put<'_>, stalls: Option<Stalls>, us: fn(&Stalls) -> u64) {
 
 /// A limit as metrics show it: 0 for none.
 fn limit(limit: u64) -> u64 {
-    if limit > super::reading::UNLIMITED { 0 } else { limit }
+    if limit > UNLIMITED { 0 } else { limit }
 }
 
 fn seconds(ns: i64) -> u64 {
@@ -440,7 +425,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        embedded::stats::{Cpu, Device, Held, Share},
+        embedded::stats::{Cpu, Share},
         sys::netlink::counters::Direction,
     };
 
@@ -497,10 +482,14 @@ mod tests {
         let stalls = Some(Stalls::default());
         let reading = Reading {
             at_ns: 5_900_000_000,
-            cpu: Some(Cpu { usage_ns: 2_999_999_999, held: Held { periods: 3, ..Held::default() }, ..Cpu::default() }),
+            cpu: Some(Cpu {
+                usage_ns: 2_999_999_999,
+                held: Throttling { periods: 3, ..Throttling::default() },
+                ..Cpu::default()
+            }),
             share: Some(Share { shares: 1024, quota: Some(20_000), period: 100_000 }),
             memory: Some(Memory { limit: u64::MAX, swap_limit: Some(7), ..Memory::default() }),
-            devices: vec![Device { major: 8, minor: 1, read_bytes: 9, ..Device::default() }],
+            devices: vec![DeviceIo { device: (8, 1), read_bytes: 9, ..DeviceIo::default() }],
             processes: vec![1, 2],
             cpu_stalls: stalls,
             memory_stalls: stalls,

@@ -1,7 +1,7 @@
 //! What pods and containers use, told when somebody asks.
 //!
 //! ```text
-//!  control groups ─► kernel ─► group_files ─► Reading ─┐
+//!  control groups ─► kernel (sys::cgroup) ─► Reading ──┐
 //!  links (netlink) ────────────────────────────────────┼─► answers ─► ContainerStats, PodSandboxStats
 //!  writable layers ─► layers (a walk in the background)┤
 //!  open files ─────────────────────────────────────────┴─► metrics ─► ListPodSandboxMetrics
@@ -11,16 +11,18 @@
 //! §7.2, §11.
 
 pub mod answers;
-mod group_files;
 mod kernel;
 pub mod layers;
 pub mod links;
 mod meter;
 pub mod metrics;
-pub mod open_files;
 mod reading;
 pub mod volume;
 
+pub use crate::sys::{
+    cgroup::files::{self as group_files, DeviceIo, Pressure, Stalls, Throttling},
+    open_files::{self, OpenFiles},
+};
 pub use kernel::read;
 pub use meter::Meter;
-pub use reading::{Cpu, Depth, Device, Held, Memory, Pressure, Reading, Share, Stalls};
+pub use reading::{Cpu, Depth, Memory, Reading, Share};

@@ -1,7 +1,6 @@
 //! One look at a control group, whatever the hierarchy. Pure. Behaviour: spec 04b §7.2.
 
-/// A limit above this is none: the kernel writes `max`, or a number close to 2^63.
-pub const UNLIMITED: u64 = 1 << 62;
+use super::{DeviceIo, Stalls, Throttling, group_files::UNLIMITED};
 
 /// How much is read of a group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -22,18 +21,7 @@ pub struct Cpu {
     /// In the kernel.
     pub system_ns: u64,
     /// How the group was held back by its quota.
-    pub held: Held,
-}
-
-/// How often and how long a group was held back by its quota.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Held {
-    /// Periods that have passed.
-    pub periods: u64,
-    /// Those in which it was held back.
-    pub throttled_periods: u64,
-    /// For how long, nanoseconds.
-    pub throttled_ns: u64,
+    pub held: Throttling,
 }
 
 /// How the processor is shared out.
@@ -105,45 +93,6 @@ impl Memory {
     }
 }
 
-/// A line of a pressure file.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Pressure {
-    /// Time lost, microseconds.
-    pub total_us: u64,
-    /// Share of the last 10 s, percent.
-    pub avg10: f64,
-    /// Of the last minute.
-    pub avg60: f64,
-    /// Of the last five minutes.
-    pub avg300: f64,
-}
-
-/// A pressure file.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Stalls {
-    /// While some waited.
-    pub some: Pressure,
-    /// While all did.
-    pub full: Pressure,
-}
-
-/// What went to and from a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Device {
-    /// Its major number.
-    pub major: u32,
-    /// Its minor number.
-    pub minor: u32,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Bytes written.
-    pub written_bytes: u64,
-    /// Reads.
-    pub reads: u64,
-    /// Writes.
-    pub writes: u64,
-}
-
 /// One look at a group. What the kernel does not tell is absent.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Reading {
@@ -166,7 +115,7 @@ pub struct Reading {
     /// The most there may be; 0: no limit; only for metrics.
     pub tasks_limit: u64,
     /// Devices; only for metrics.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceIo>,
     /// Processes of the group; only for metrics.
     pub processes: Vec<u32>,
 }
@@ -181,7 +130,7 @@ impl Reading {
                 usage_ns: sum(a.usage_ns, b.usage_ns),
                 user_ns: sum(a.user_ns, b.user_ns),
                 system_ns: sum(a.system_ns, b.system_ns),
-                held: Held::default(),
+                held: Throttling::default(),
             }),
             (a, b) => a.or(b),
         };

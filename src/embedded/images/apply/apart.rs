@@ -162,7 +162,7 @@ mod tests {
             ("kill -SEGV $$".to_owned(), Err("it was killed by signal 11")),
             ("exit 3".to_owned(), Err("it ended with code 3")),
             ("echo nonsense".to_owned(), Err("it ended with code 0")),
-            ("head -c 1000000 /dev/zero | tr '\\0' x".to_owned(), Err("did not say what came of it")),
+            ("exec 0<&-; head -c 1000000 /dev/zero | tr '\\0' x".to_owned(), Err("did not say what came of it")),
         ] {
             let program = program(dir.path(), &script);
             let stream = io::repeat(7).take(3 << 20);

@@ -44,8 +44,9 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::MKNOD)
     .union(CapabilitySet::SETFCAP)
     .union(CapabilitySet::SYS_ADMIN);
-/// Resource and limit. A decoder's window is 128 MiB at most; names and times of directories take the rest.
-const LIMITS: [(u32, u64); 3] = [(libc::RLIMIT_NOFILE, 256), (libc::RLIMIT_CORE, 0), (libc::RLIMIT_DATA, 1 << 30)];
+/// Resource, by its number, and limit: open files, core dumps, memory. A decoder's window is 128 MiB at most; names and times
+/// of directories take the rest.
+const LIMITS: [(u32, u64); 3] = [(7, 256), (4, 0), (2, 1 << 30)];
 /// Bytes of warnings that are told: they must fit into a pipe nobody reads yet.
 const WARNINGS: usize = 16 << 10;
 
@@ -73,7 +74,9 @@ fn unpack(job: &Job) -> Result<Applied, ImageError> {
     let root = RootDir::open(&job.into).attempt("open layer directory")?;
     let recipe = File::create_new(&job.recipe).attempt("create layer")?;
     confine(&root)?;
-    apply_in(io::stdin().lock(), (root, Way::Here(alone)), &job.policy, Some(recipe))
+    // Past the small buffer of standard input.
+    let stream = File::from(io::stdin().as_fd().try_clone_to_owned().attempt("open the stream")?);
+    apply_in(stream, (root, Way::Here(alone)), &job.policy, Some(recipe))
 }
 
 fn confine(root: &RootDir) -> Result<(), ImageError> {
@@ -88,7 +91,7 @@ fn confine(root: &RootDir) -> Result<(), ImageError> {
     }
     rustix::process::fchdir(root.fd()).attempt("go to the layer's directory")?;
     rustix::process::chroot(".").attempt("make the layer's directory the root")?;
-    match landlock::change_only_beneath(root.fd().as_fd()) {
+    match landlock::change_only_beneath(root.fd()) {
         // The layer's directory is all that can be named.
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
         restricted => restricted.attempt("forbid changes elsewhere")?,

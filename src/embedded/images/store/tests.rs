@@ -99,6 +99,13 @@ pub(super) async fn opened(root: &Path) -> ImageStore {
     ImageStore::open(Settings::new(root)).await.expect("opens")
 }
 
+/// Settings of a store whose built-in images are made of some program.
+pub(super) fn with_program(dir: &Path) -> Settings {
+    let program = dir.join("program");
+    fs::write(&program, "#!not really\n").expect("writable");
+    Settings { program: Some(program), ..Settings::new(dir.join("root")) }
+}
+
 pub(super) async fn imported(store: &ImageStore, folder: &Path, bytes: &[u8]) -> Vec<Arc<Record>> {
     let path = folder.join("archive.tar");
     fs::write(&path, bytes).expect("writable");
@@ -279,9 +286,7 @@ async fn built_in_images_are_made_once_and_come_back() {
     }
     let dir = tempfile::tempdir().expect("a directory");
     let root = dir.path().join("root");
-    let program = dir.path().join("program");
-    fs::write(&program, "#!not really\n").expect("writable");
-    let settings = Settings { program: Some(program.clone()), ..Settings::new(&root) };
+    let (settings, program) = (with_program(dir.path()), dir.path().join("program"));
     let store = ImageStore::open(settings.clone()).await.expect("opens");
     let demo = store.pull("berth.local/demo", &Credentials::default()).await.expect("built in");
     assert_eq!(demo.id, store.pull("builtin.local/demo:latest", &Credentials::default()).await.expect("built in").id);

@@ -292,7 +292,7 @@ mod tests {
     use super::{
         super::{
             Settings,
-            tests::{imported, is_root, layer, oci, opened},
+            tests::{imported, is_root, layer, oci, opened, with_program},
         },
         *,
     };
@@ -356,10 +356,7 @@ mod tests {
         }
         let dir = tempfile::tempdir().expect("a directory");
         let root = dir.path().join("root");
-        let program = dir.path().join("program");
-        fs::write(&program, "#!not really\n").expect("writable");
-        let settings = Settings { program: Some(program), ..Settings::new(&root) };
-        let store = ImageStore::open(settings).await.expect("opens");
+        let store = ImageStore::open(with_program(dir.path())).await.expect("opens");
         fs::write(root.join("layers/1/d/bin/berth"), "#!another!!!\n").expect("writable");
         let causes = found(&store, Mending::Yes).await;
         assert_eq!(causes.len(), 2, "{causes:?}");

@@ -185,7 +185,12 @@ pub fn memory_stat_v1(text: &[u8]) -> MemoryStat {
 
 /// `oom_kill` of `memory.events` or `memory.oom_control`.
 pub fn oom_kills(text: &[u8]) -> Option<u64> {
-    pairs(text).find_map(|(key, value)| (key == b"oom_kill").then_some(value))
+    value(text, b"oom_kill")
+}
+
+/// The value behind a key, as in `memory.stat`; `None` where there is none.
+pub fn value(text: &[u8], wanted: &[u8]) -> Option<u64> {
+    pairs(text).find_map(|(key, value)| (key == wanted).then_some(value))
 }
 
 /// Quota and period of `cpu.max` in microseconds; no quota where it says `max`.

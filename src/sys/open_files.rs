@@ -1,0 +1,75 @@
+//! Open files of processes, and how many one may open. Blocking, and dear where there are many. Behaviour: spec 04b §11.
+
+use std::{fs, io, path::Path};
+
+/// Descriptors that are told apart; the others count as no sockets.
+const MAX_TOLD: u64 = 20_000;
+
+/// Open files of some processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OpenFiles {
+    /// Descriptors.
+    pub descriptors: u64,
+    /// Those that are sockets.
+    pub sockets: u64,
+    /// Soft limit of the first process, -1 for none; `None` where it is not known.
+    pub soft_limit: Option<i64>,
+}
+
+/// Counts what these processes, by their numbers in `proc`, have open. Those that end meanwhile have nothing.
+pub fn of(proc: &Path, processes: impl Iterator<Item = u32>) -> OpenFiles {
+    let mut open = OpenFiles::default();
+    for (place, pid) in processes.enumerate() {
+        let process = proc.join(pid.to_string());
+        if place == 0 {
+            open.soft_limit = fs::read_to_string(process.join("limits")).ok().and_then(|limits| soft_limit(&limits));
+        }
+        let _ = of_process(&process, &mut open); // it may have ended meanwhile
+    }
+    open
+}
+
+fn of_process(process: &Path, open: &mut OpenFiles) -> io::Result<()> {
+    for entry in fs::read_dir(process.join("fd"))? {
+        open.descriptors = open.descriptors.saturating_add(1);
+        if open.descriptors <= MAX_TOLD
+            && fs::read_link(entry?.path())
+                .is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"socket:"))
+        {
+            open.sockets = open.sockets.saturating_add(1);
+        }
+    }
+    Ok(())
+}
+
+/// The soft limit of open files in `/proc/<pid>/limits`; -1 for none.
+fn soft_limit(limits: &str) -> Option<i64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(-1),
+        number => number.parse().ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read() {
+        let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
+                      Max processes             7                    7                    processes\n\
+                      Max open files            1024                 524288               files\n";
+        assert_eq!(soft_limit(limits), Some(1024));
+        assert_eq!(soft_limit("Max open files  unlimited  unlimited files\n"), Some(-1));
+        assert_eq!(soft_limit("Max processes 7 7 processes\n"), None);
+        assert_eq!(soft_limit("Max open files"), None);
+    }
+
+    #[test]
+    fn our_own_files_are_open() {
+        let _socket = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
+        let open = of(Path::new("/proc"), [std::process::id(), u32::MAX].into_iter());
+        assert!(open.descriptors > 3 && open.sockets > 0 && open.soft_limit.is_some(), "{open:?}");
+    }
+}
