@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 pub use self::{
-    bring::WatchedPull,
+    bring::{Choice, WatchedPull},
     keep::{FsInfo, FsUsage},
 };
 use self::{
@@ -27,7 +27,7 @@ use self::{
 };
 use super::{
     apply::{Bounds, Form, Policy},
-    archive::{Archive, Found},
+    archive::Found,
     builtin,
     catalogue::{Catalogue, references},
     content::Content,
@@ -37,7 +37,6 @@ use super::{
     merged::Merged,
     model,
     names::Name,
-    platform::Wanted,
     progress::{Progress, Stage, Watched},
     record::{Origin, Record, Reference},
     snapshots::{self, Snapshots, Snapshotter},
@@ -96,15 +95,6 @@ impl Settings {
             program: None,
         }
     }
-}
-
-/// Which images of an archive are imported, and what they are called.
-#[derive(Clone, Debug, Default)]
-pub struct Choice {
-    /// What an image is called, whatever the archive says.
-    pub name: Option<Name>,
-    /// Images of which machines.
-    pub platforms: Wanted,
 }
 
 struct Inner {
@@ -398,29 +388,6 @@ impl Inner {
         info!(image = %record.id, "Image removed");
         self.garbage.notify_one();
         Ok(())
-    }
-
-    fn import(&self, path: &Path, choice: &Choice, progress: &Progress) -> Result<Vec<Arc<Record>>, ImageError> {
-        let archive = Archive::open(path, &self.content)?;
-        let found = archive.images(&choice.platforms, choice.name.as_ref())?;
-        progress.begin(found.iter().flat_map(|image| &image.parsed.layers));
-        let mut out = Vec::new();
-        for image in &found {
-            let _hold = self.settings.keeps_packed.then(|| self.hold_packed(&image.parsed.layers));
-            out.push(self.commit(image, Origin::Import, progress, |at| -> Result<Box<dyn Read>, ImageError> {
-                let name = image.layers.get(at).map(String::as_str).unwrap_or_default();
-                let missing = || ImageError::not_found(format!("layer {name:?} is not in the archive: not found"));
-                let file = archive.file(name)?.ok_or_else(missing)?;
-                match image.parsed.layers.get(at).filter(|_| self.settings.keeps_packed) {
-                    None => Ok(Box::new(file)),
-                    Some(layer) => {
-                        self.content.keep(file, layer)?;
-                        Ok(Box::new(self.content.open_blob(&layer.digest)?))
-                    }
-                }
-            })?);
-        }
-        Ok(out)
     }
 
     fn make_builtin(&self, program: &Path) -> Result<(), ImageError> {

@@ -1,6 +1,7 @@
 //! Images come in: from archives, and from registries. Behaviour: spec 09b §4, §7.
 
 use std::{
+    io::Read,
     os::fd::{AsRawFd, OwnedFd},
     path::Path,
     sync::Arc,
@@ -9,20 +10,31 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 
 use super::{
-    Choice, ImageStore, blocking,
+    ImageStore, Inner, blocking,
     pull::{Asked, Pulls},
 };
 use crate::embedded::images::{
+    archive::Archive,
     builtin,
     error::ImageError,
     names::Name,
+    platform::Wanted,
     progress::Progress,
-    record::{Platform, Record},
+    record::{Origin, Platform, Record},
     registry::Credentials,
 };
 
 /// A pull that goes on as long as somebody waits for it, and how far it is.
 pub type WatchedPull = (BoxFuture<'static, Result<Arc<Record>, ImageError>>, Arc<Progress>);
+
+/// Which images of an archive are imported, and what they are called.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// What an image is called, whatever the archive says.
+    pub name: Option<Name>,
+    /// Images of which machines.
+    pub platforms: Wanted,
+}
 
 impl ImageStore {
     /// Imports the images of an archive that are for this machine; `reference` names one that has no name.
@@ -85,5 +97,35 @@ impl ImageStore {
         let asked = Asked { name: Name::parse(reference)?, credentials: credentials.clone(), machine };
         let (pull, progress) = Pulls::join(&self.inner, asked);
         Ok((pull.boxed(), progress))
+    }
+}
+
+impl Inner {
+    pub(super) fn import(
+        &self,
+        path: &Path,
+        choice: &Choice,
+        progress: &Progress,
+    ) -> Result<Vec<Arc<Record>>, ImageError> {
+        let archive = Archive::open(path, &self.content)?;
+        let found = archive.images(&choice.platforms, choice.name.as_ref())?;
+        progress.begin(found.iter().flat_map(|image| &image.parsed.layers));
+        let mut out = Vec::new();
+        for image in &found {
+            let _hold = self.settings.keeps_packed.then(|| self.hold_packed(&image.parsed.layers));
+            out.push(self.commit(image, Origin::Import, progress, |at| -> Result<Box<dyn Read>, ImageError> {
+                let name = image.layers.get(at).map(String::as_str).unwrap_or_default();
+                let missing = || ImageError::not_found(format!("layer {name:?} is not in the archive: not found"));
+                let file = archive.file(name)?.ok_or_else(missing)?;
+                match image.parsed.layers.get(at).filter(|_| self.settings.keeps_packed) {
+                    None => Ok(Box::new(file)),
+                    Some(layer) => {
+                        self.content.keep(file, layer)?;
+                        Ok(Box::new(self.content.open_blob(&layer.digest)?))
+                    }
+                }
+            })?);
+        }
+        Ok(out)
     }
 }

@@ -3,7 +3,11 @@
 use std::{fs, io::Write as _};
 
 use super::*;
-use crate::embedded::images::{error::Kind, platform, registry::Credentials};
+use crate::embedded::images::{
+    error::Kind,
+    platform::{self, Wanted},
+    registry::Credentials,
+};
 
 pub(super) fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();

@@ -290,10 +290,7 @@ mod tests {
     use std::fs;
 
     use super::{
-        super::{
-            Settings,
-            tests::{imported, is_root, layer, oci, opened, with_program},
-        },
+        super::tests::{imported, is_root, layer, oci, opened, with_program},
         *,
     };
 
