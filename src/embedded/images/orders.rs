@@ -224,7 +224,10 @@ fn pieces(text: &str) -> Vec<Told> {
     let mut out = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        let (piece, more) = rest.split_at(rest.floor_char_boundary(LONGEST_PIECE));
+        // A character is four bytes at most.
+        let most = rest.len().min(LONGEST_PIECE);
+        let end = (most.saturating_sub(3)..=most).rev().find(|end| rest.is_char_boundary(*end)).unwrap_or(rest.len());
+        let (piece, more) = rest.split_at(end);
         out.push(Told::Piece(piece.to_owned()));
         rest = more;
     }
