@@ -20,7 +20,10 @@ use rustix::{
 };
 
 use super::told::{Step, Told};
-use crate::embedded::shim::plan::{Failure, FailureKind, Namespace, Took};
+use crate::embedded::shim::{
+    plan::{Failure, FailureKind, Namespace, Took},
+    socket::past_false_end,
+};
 
 /// The longest text of a failure, bytes.
 const LONGEST: usize = 4096;
@@ -163,6 +166,10 @@ impl AsFd for Reports {
 impl Reports {
     /// The next message; none at the end of the stream. `WouldBlock` where nothing was told yet.
     pub(super) fn next(&self) -> io::Result<Option<Message>> {
+        past_false_end(|| self.look())
+    }
+
+    fn look(&self) -> io::Result<Option<Message>> {
         let mut body = [0_u8; LONGEST + 16];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
