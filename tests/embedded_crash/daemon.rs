@@ -3,11 +3,13 @@
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
 };
 
 use berth::embedded::{
     config::{EmbeddedConfig, NetworkConfig},
     cri as services,
+    images::store::verify::Mending,
     parts::{self, Surroundings},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -54,10 +56,16 @@ async fn serve(place: &Path) {
         stop: stop.clone(),
     };
     let (runtime, images) = parts::open(config, around).await.expect("opened");
+    if std::env::var_os(VERIFIES).is_some() {
+        let verified = images.verify(Mending::No, Arc::default()).await.expect("looked through");
+        assert_eq!(verified.findings, [], "of {} images", verified.images);
+    }
     has_busybox(&images, place).await;
     parts::start(&runtime);
     services::over_socket(&runtime, socket(place), "", stop).await.expect("served");
 }
 
+/// The variable that says whether all images are looked through first.
+pub const VERIFIES: &str = "CRASH_VERIFIES";
 /// The variable that names the snapshotter.
 pub const SNAPSHOTTER: &str = "CRASH_SNAPSHOTTER";

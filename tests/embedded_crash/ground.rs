@@ -35,10 +35,22 @@ pub fn obstacle() -> Option<&'static str> {
     if !Path::new("/bin/busybox").exists() {
         return Some("needs busybox-static");
     }
-    let beside = std::env::current_exe().ok().map(|own| own.with_file_name("berth-shim"));
-    let above = beside.as_ref().and_then(|path| Some(path.parent()?.parent()?.join("berth-shim")));
-    let has_shim = [beside, above].into_iter().flatten().any(|path| path.is_file());
-    if has_shim { None } else { Some("needs berth-shim beside the test") }
+    if shim().is_some() { None } else { Some("needs berth-shim beside the test") }
+}
+
+/// The shim that is used.
+pub fn shim() -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?;
+    let folders = own.ancestors().skip(1).take(2);
+    folders.map(|folder| folder.join("berth-shim")).find(|path| path.is_file())
+}
+
+/// Copies a program without what debuggers read, which is most of it; as it is where nothing takes that out.
+pub fn copy_stripped(from: &Path, to: &Path) {
+    let stripped = Command::new("strip").arg("-o").arg(to).arg(from).status();
+    if !stripped.is_ok_and(|status| status.success()) {
+        fs::copy(from, to).expect("a program");
+    }
 }
 
 /// Runs tests on a machine of their own; whether all passed.
@@ -182,6 +194,24 @@ fn packet_filter() -> Vec<String> {
 pub fn end_processes() {
     for pid in others() {
         let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
+/// Ends all processes but the test and process 1, and takes away what a reboot does: what lives in memory below a
+/// directory, and pods' network namespaces.
+pub async fn go_down(state: &Path) {
+    while others().next().is_some() {
+        end_processes();
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    let all = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+    let gone: Vec<&Path> = all.filter(|at| at.starts_with(state) || at.starts_with("/run/netns/")).collect();
+    for at in gone.iter().rev() {
+        nix::mount::umount2(*at, nix::mount::MntFlags::MNT_DETACH).expect("unmounted");
+    }
+    for folder in [state, Path::new("/run/netns")] {
+        let _ = fs::remove_dir_all(folder);
     }
 }
 

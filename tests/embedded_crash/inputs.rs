@@ -10,7 +10,7 @@ use nix::mount::{MsFlags, mount};
 
 use crate::{
     ground,
-    rig::{Pids, Rig, container, pod},
+    rig::{Manner, Pids, Rig, container, pod},
     tests,
 };
 
@@ -129,7 +129,7 @@ async fn whatever_is_mounted_inside_stays_inside(mut rig: Rig) {
 
 async fn containers_run_on_copies_where_there_are_no_overlays(rig: Rig) {
     drop(rig);
-    let mut rig = Rig::with("copy").await;
+    let mut rig = Rig::with(|_| Manner { snapshotter: "copy", ..Manner::default() }).await;
     rig.look_around();
     let sandbox = rig.run(&pod(&rig, "c", Pids::Container)).await.expect("runs");
     for name in ["a", "b"] {

@@ -14,10 +14,13 @@ mod kit;
 mod daemon;
 mod ground;
 mod inputs;
+mod power;
+mod registry;
 mod rig;
 mod shims;
 mod steps;
 mod unified;
+mod upgrade;
 mod v2;
 
 use std::{panic::catch_unwind, path::Path, process::ExitCode, time::Duration};
@@ -58,7 +61,7 @@ fn main() -> ExitCode {
 
 /// All that run on the machine that is made of namespaces.
 fn all() -> impl Iterator<Item = &'static Test> {
-    steps::ALL.iter().chain(shims::ALL).chain(inputs::ALL)
+    steps::ALL.iter().chain(shims::ALL).chain(upgrade::ALL).chain(power::ALL).chain(inputs::ALL)
 }
 
 fn outside(arguments: &[String]) -> ExitCode {

@@ -27,12 +27,24 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long what was told to go may take to have gone.
 const LEFT_LIMIT: Duration = Duration::from_secs(3);
 
+/// How daemons are started.
+#[derive(Clone, Default)]
+pub struct Manner {
+    /// How roots are made; empty: as is best.
+    pub snapshotter: &'static str,
+    /// This program, where another place has another shim beside it.
+    pub program: Option<PathBuf>,
+    /// Whether they look through all images first.
+    pub verifies: bool,
+}
+
 /// A daemon, and its place.
 pub struct Rig {
     pub place: PathBuf,
     daemon: Child,
     calls: Calls,
-    snapshotter: &'static str,
+    /// How daemons are started.
+    pub manner: Manner,
     /// What was on the machine.
     before: BTreeSet<String>,
     leaks: Vec<String>,
@@ -68,19 +80,20 @@ impl Drop for Rig {
 impl Rig {
     /// A daemon in a place of its own.
     pub async fn start() -> Self {
-        Self::with("").await
+        Self::with(|_| Manner::default()).await
     }
 
-    /// Likewise, with that snapshotter.
-    pub async fn with(snapshotter: &'static str) -> Self {
+    /// Likewise, in that manner; its place can be made ready.
+    pub async fn with(ready: impl FnOnce(&Path) -> Manner) -> Self {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         // A slow machine imports its image once.
         let place = Path::new(ground::PLACE).join(if ground::is_virtual() { 0 } else { number }.to_string());
         fs::create_dir_all(&place).expect("a place");
-        let daemon = spawn(&place, snapshotter);
+        let manner = ready(&place);
+        let daemon = spawn(&place, &manner);
         let calls = connect(&place).await;
-        Self { place, daemon, calls, snapshotter, before: BTreeSet::new(), leaks: Vec::new() }
+        Self { place, daemon, calls, manner, before: BTreeSet::new(), leaks: Vec::new() }
     }
 
     /// Whoever comes to that step does so.
@@ -118,7 +131,7 @@ impl Rig {
     /// Another daemon takes over; returns when it has found again what was there.
     pub async fn again(&mut self) {
         self.kill();
-        self.daemon = spawn(&self.place, self.snapshotter);
+        self.daemon = spawn(&self.place, &self.manner);
         self.calls = connect(&self.place).await;
     }
 
@@ -186,10 +199,15 @@ impl Rig {
     }
 }
 
-fn spawn(place: &Path, snapshotter: &str) -> Child {
+fn spawn(place: &Path, manner: &Manner) -> Child {
     let log = fs::OpenOptions::new().create(true).append(true).open(place.join("daemon.log")).expect("a log");
-    let mut daemon = Command::new(std::env::current_exe().expect("this program"));
-    daemon.arg("daemon").arg(place).env(step::VARIABLE, place.join("steps")).env(daemon::SNAPSHOTTER, snapshotter);
+    let own = std::env::current_exe().expect("this program");
+    let mut daemon = Command::new(manner.program.as_ref().unwrap_or(&own));
+    daemon.arg("daemon").arg(place).env(step::VARIABLE, place.join("steps"));
+    daemon.env(daemon::SNAPSHOTTER, manner.snapshotter);
+    if manner.verifies {
+        daemon.env(daemon::VERIFIES, "1");
+    }
     daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("started")
 }
 

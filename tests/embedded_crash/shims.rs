@@ -181,7 +181,7 @@ async fn a_daemon_killed_while_a_container_starts_leaves_it_made_or_running(mut 
 }
 
 /// Waits until a process is halted.
-async fn halted() -> i32 {
+pub async fn halted() -> i32 {
     for _ in 0..4000 {
         let pids = fs::read_dir("/proc").expect("processes").flatten();
         for pid in pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {

@@ -218,7 +218,7 @@ async fn every_step_is_killed_at(_rig: Rig) {
     let mut found = BTreeSet::new();
     steps_in(&sources, &mut found);
     let daemon = STEPS.iter().flat_map(|(_, steps)| *steps).map(|step| (*step).to_owned());
-    let known: BTreeSet<String> = daemon.chain(crate::shims::steps()).collect();
+    let known: BTreeSet<String> = daemon.chain(crate::shims::steps()).chain(crate::power::steps()).collect();
     if found.is_empty() {
         println!("skipped every_step_is_killed_at: needs the sources");
         return;

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::v2;
+use crate::{ground, v2};
 
 /// Its name.
 pub const NAME: &str = "the_runtime_on_a_machine_of_the_unified_hierarchy";
@@ -53,16 +53,9 @@ pub fn run() -> bool {
     };
     let place = tempfile::tempdir().expect("a directory");
     let image = file_system(place.path(), &kernel);
-    // Under emulation it was seen once that a child was killed by nobody known: what was said then is shown, and a second
-    // machine decides.
-    attempt(&kernel, &image) || attempt(&kernel, &image)
-}
-
-/// Whether everything passes on a machine.
-fn attempt(kernel: &Kernel, image: &Path) -> bool {
     let mut machine = Command::new("qemu-system-x86_64");
     machine.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1280", "-nographic", "-no-reboot"]);
-    machine.args(["-nodefaults", "-serial", "stdio", "-kernel"]).arg(&kernel.image).arg("-initrd").arg(image);
+    machine.args(["-nodefaults", "-serial", "stdio", "-kernel"]).arg(&kernel.image).arg("-initrd").arg(&image);
     machine.args(["-append", "console=ttyS0 quiet panic=-1 cgroup_no_v1=all"]);
     let machine = machine.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
     judge(watch(machine.expect("a machine")))
@@ -109,15 +102,10 @@ fn file_system(place: &Path, kernel: &Kernel) -> PathBuf {
         symlink("busybox", root.join("bin").join(applet)).expect("an applet");
     }
     let own = std::env::current_exe().expect("this program");
-    let shim = [own.with_file_name("berth-shim"), own.ancestors().nth(2).expect("two up").join("berth-shim")];
-    let shim = shim.into_iter().find(|path| path.is_file()).expect("a shim");
+    let shim = ground::shim().expect("a shim");
     for (from, name) in [(&own, "test"), (&shim, "berth-shim")] {
         let to = root.join("t").join(name);
-        // Most of them is what debuggers read; without the program they are only larger.
-        let stripped = Command::new("strip").arg("-o").arg(&to).arg(from).status();
-        if !stripped.is_ok_and(|status| status.success()) {
-            fs::copy(from, &to).expect("a program");
-        }
+        ground::copy_stripped(from, &to);
         for library in libraries(from) {
             let to = root.join(library.strip_prefix("/").expect("a whole path"));
             fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");

@@ -1,6 +1,6 @@
 //! What a kubelet asks of a runtime, in short words; whatever carries it, whoever answers.
 
-use berth::proto::cri::{self, runtime_service_client::RuntimeServiceClient};
+use berth::proto::cri::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
 use tonic::{Status, transport::Channel};
 
 use super::image::BUSYBOX;
@@ -13,12 +13,14 @@ const EXEC_LIMIT: i64 = 20;
 pub struct Calls {
     /// Their client, for what has no short word.
     pub rpc: RuntimeServiceClient<Channel>,
+    /// The client of its images.
+    pub images: ImageServiceClient<Channel>,
 }
 
 impl Calls {
     /// Over a channel, connected or not.
     pub fn over(channel: Channel) -> Self {
-        Self { rpc: RuntimeServiceClient::new(channel) }
+        Self { rpc: RuntimeServiceClient::new(channel.clone()), images: ImageServiceClient::new(channel) }
     }
 
     /// Runs a sandbox; its id.

@@ -16,6 +16,7 @@ use super::{
     error::{Attempt, ImageError, Kind},
     model::Descriptor,
 };
+use crate::sys::step;
 
 /// How long unfinished downloads are kept.
 const KEEP_PARTS: Duration = Duration::from_secs(24 * 3600);
@@ -190,8 +191,11 @@ impl Content {
     }
 
     fn install(&self, file: &File, from: &Path, digest: &Digest) -> Result<(), ImageError> {
+        step::reached("blob.written");
         file.sync_data().attempt("sync blob")?;
+        step::reached("blob.synced");
         fs::rename(from, self.path(digest)).attempt("rename blob")?;
+        step::reached("blob.renamed");
         File::open(&self.blobs).and_then(|folder| folder.sync_all()).attempt("sync blobs")
     }
 

@@ -30,6 +30,7 @@ use super::{
 use crate::{
     embedded::store::record::{self, Durability},
     metrics::Unpacks,
+    sys::step,
 };
 
 /// How a layer's stream is put together again, in its folder.
@@ -393,8 +394,11 @@ fn load(folder: &Path) -> Option<LayerMeta> {
 /// Files first, then what says that they are whole, then that it is there.
 fn commit(all: &Path, folder: &Path, meta: &LayerMeta) -> Result<(), ImageError> {
     let handle = File::open(folder).attempt("open layer")?;
+    step::reached("layer.unpacked");
     rustix::fs::syncfs(&handle).attempt("sync layer")?;
+    step::reached("layer.synced");
     record::write(&folder.join("layer.json"), meta, Durability::Synced).attempt("write layer.json")?;
+    step::reached("layer.written");
     File::open(all).and_then(|folder| folder.sync_all()).attempt("sync layers")
 }
 
@@ -402,6 +406,7 @@ fn commit(all: &Path, folder: &Path, meta: &LayerMeta) -> Result<(), ImageError>
 pub fn delete(folder: &Path, name: &str) {
     let hidden = if name.starts_with(".del-") { name.to_owned() } else { format!(".del-{name}") };
     let renamed = hidden == name || fs::rename(folder.join(name), folder.join(&hidden)).is_ok();
+    step::reached("layer.hidden");
     let removed = RootDir::open(folder).and_then(|folder| {
         let name = if renamed { &hidden } else { name };
         apply::root::remove_tree(folder.fd(), name.as_ref())

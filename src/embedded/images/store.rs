@@ -41,10 +41,13 @@ use super::{
     record::{Origin, Record, Reference},
     snapshots::{self, Snapshots, Snapshotter},
 };
-use crate::embedded::{
-    launch::image::ImageConfig,
-    shim::plan::{RootKind, Source},
-    store::record::{self, Durability},
+use crate::{
+    embedded::{
+        launch::image::ImageConfig,
+        shim::plan::{RootKind, Source},
+        store::record::{self, Durability},
+    },
+    sys::step,
 };
 
 /// How long removals are gathered before what nobody uses is deleted.
@@ -385,6 +388,7 @@ impl Inner {
             }
             _ => {}
         }
+        step::reached("image.removed");
         info!(image = %record.id, "Image removed");
         self.garbage.notify_one();
         Ok(())
@@ -453,6 +457,7 @@ impl Inner {
         for bytes in [&image.config, &image.manifest_bytes, &image.target_bytes] {
             self.content.put(bytes)?;
         }
+        step::reached("image.content");
         let id = record.id;
         // Tried on a copy: what cannot be written down is not shown either.
         let mut changed = self.catalogue().clone();
@@ -460,6 +465,7 @@ impl Inner {
             record::write(&self.record_path(&written.id), &*written, Durability::Synced)
                 .attempt("write image record")?;
         }
+        step::reached("image.written");
         *self.catalogue() = changed;
         info!(image = %id, source = ?source, "Image is here");
         self.catalogue().get(&id).ok_or_else(|| ImageError::not_found("image vanished"))

@@ -8,7 +8,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::{task::spawn_blocking, time::timeout};
+use tokio::{
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::embedded::{
@@ -25,6 +28,10 @@ use crate::embedded::{
 
 /// How long a shim that was started has to take a connection.
 const CONNECT: Duration = Duration::from_secs(5);
+/// How often a former program is tried to be removed when a shim has ended.
+const ATTEMPTS: u32 = 10;
+/// Pause between two of them: it is on its way out, as is its pod's process 1.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Starts and finds shims.
 #[derive(Debug)]
@@ -55,15 +62,32 @@ impl Processes {
 
     async fn connect(&self, folder: &Path) -> RuntimeResult<(Connected, Hello)> {
         let (shim, events, connection) = client::connect(folder, CONNECT).await.map_err(told)?;
-        let stop = self.stop.clone();
+        let (stop, state, program) = (self.stop.clone(), self.layout.state.clone(), self.program.clone());
+        let running = async move {
+            let cause = connection.run().await;
+            tracing::debug!(err = %cause, "The connection to a shim has ended");
+            remove_former(state, program).await;
+        };
         self.tasks.spawn(async move {
             tokio::select! {
-                cause = connection.run() => tracing::debug!(err = %cause, "The connection to a shim has ended"),
+                () = running => {}
                 () = stop.cancelled() => {}
             }
         });
         let (hello, _) = shim.hello().await.map_err(told)?;
         Ok((Connected { shim: Arc::new(Process(shim)), events: events.into() }, hello))
+    }
+}
+
+/// A shim has ended: it may have been the last one of an agent before this one. Spec 09 §8.
+async fn remove_former(state: PathBuf, program: PathBuf) {
+    for _ in 0..ATTEMPTS {
+        let (state, program) = (state.clone(), program.clone());
+        let left = spawn_blocking(move || spawn::remove_others(&state, &program)).await;
+        if left.is_ok_and(|left| left == 0) {
+            return;
+        }
+        sleep(PAUSE).await;
     }
 }
 

@@ -154,12 +154,12 @@ fn is_read_only(folder: &Path) -> bool {
     flags.is_ok_and(|flags| flags.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
-/// Removes programs of other versions that no shim runs any more; what cannot be removed stays. Returns how many went.
+/// Removes programs of other versions that no shim runs any more. Returns how many cannot be removed yet.
 pub fn remove_others(state: &Path, program: &Path) -> usize {
     let own = program.parent().and_then(Path::file_name);
     let entries = fs::read_dir(state.join(EXE)).into_iter().flatten().flatten();
     let others = entries.filter(|entry| Some(&*entry.file_name()) != own);
-    others.filter(|entry| remove(&entry.path()).is_ok()).count()
+    others.filter(|entry| remove(&entry.path()).is_err()).count()
 }
 
 fn remove(folder: &Path) -> io::Result<()> {
@@ -231,10 +231,10 @@ mod tests {
         let (new, _) = unpack_bytes(state.0.path(), b"new").expect("unpacked");
         let used = fs::File::open(&old).expect("open");
         if protection == Protection::Sealed {
-            assert_eq!(remove_others(state.0.path(), &new), 0, "somebody runs it");
+            assert_eq!(remove_others(state.0.path(), &new), 1, "somebody runs it");
         }
         drop(used);
-        assert_eq!(remove_others(state.0.path(), &new), usize::from(old.exists()).max(1));
+        assert_eq!(remove_others(state.0.path(), &new), 0);
         assert!(!old.exists());
         assert_eq!(fs::read(&new).expect("there"), b"new");
     }
