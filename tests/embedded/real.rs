@@ -17,7 +17,10 @@ use crate::kit::embedded::{
 };
 
 mod changes;
+mod confinement;
+mod filesystems;
 mod full_disk;
+mod lifecycle;
 mod network;
 mod stats;
 

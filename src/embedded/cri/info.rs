@@ -31,6 +31,8 @@ pub async fn status(runtime: &Runtime, verbose: bool) -> cri::StatusResponse {
         recursive_read_only_mounts: runtime.host.has_recursive_read_only,
         user_namespaces: runtime.host.has_user_namespaces,
     };
+    // With the host's network the host's /sys is shown, which has to be read-only with all below it (spec 09a §8.1).
+    let user_namespaces_host_network = features.user_namespaces && features.recursive_read_only_mounts;
     let handler = |name: &str| cri::RuntimeHandler { name: name.to_owned(), features: Some(features) };
     let trouble = runtime.ports.network.trouble().await;
     let warning = if trouble.is_none() { runtime.ports.network.warning().await } else { None };
@@ -39,7 +41,7 @@ pub async fn status(runtime: &Runtime, verbose: bool) -> cri::StatusResponse {
         status: Some(cri::RuntimeStatus { conditions }),
         info: if verbose { info(runtime) } else { HashMap::new() },
         runtime_handlers: vec![handler(""), handler(NAME)],
-        features: Some(cri::RuntimeFeatures { supplemental_groups_policy: true, user_namespaces_host_network: false }),
+        features: Some(cri::RuntimeFeatures { supplemental_groups_policy: true, user_namespaces_host_network }),
     }
 }
 
