@@ -15,7 +15,7 @@ use super::{
     logging, settings,
 };
 use crate::{
-    config::{Loaded, fields::LoggingConfiguration},
+    config::{EMBEDDED_RUNTIME, Loaded, fields::LoggingConfiguration},
     cri::{self, Connection},
     embedded::{
         cri as services,
@@ -40,6 +40,7 @@ pub(super) async fn open(
     base: &Base,
     node: &str,
 ) -> Result<(Connection, Arc<dyn Targets>), BuildError> {
+    check_image_endpoint(&loaded.config.image_service_endpoint)?;
     let config = runtime_settings::read().map_err(BuildError)?;
     let (socket, streams) = (config.serve_socket.clone(), config.stream_address.clone());
     let around = Surroundings {
@@ -68,6 +69,17 @@ pub(super) async fn open(
     info!(root = %runtime.shell.layout.root.display(), "Pods run on the embedded runtime");
     let connection = cri::connect_over(dial, &settings::cri(loaded), &base.registry);
     Ok((connection, Arc::new(RuntimeTargets(runtime))))
+}
+
+/// Images of another service would lie where our own runtime does not look for them.
+fn check_image_endpoint(endpoint: &str) -> Result<(), BuildError> {
+    if endpoint.is_empty() || endpoint == EMBEDDED_RUNTIME {
+        return Ok(());
+    }
+    Err(BuildError(format!(
+        "imageServiceEndpoint: {endpoint:?} cannot be used with the embedded runtime, which has images of its own: leave it \
+         out, or set containerRuntimeEndpoint too"
+    )))
 }
 
 async fn listen(address: &str) -> Result<Listening, BuildError> {
@@ -144,4 +156,20 @@ async fn alone(socket: Option<String>) -> Result<(), BuildError> {
         warn!(limit = ?LAST_WORDS, "Not everything of the embedded runtime has ended");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_the_runtimes_own() {
+        for (endpoint, is_fine) in [("", true), ("embedded", true), ("unix:///run/containerd/containerd.sock", false)] {
+            let checked = check_image_endpoint(endpoint);
+            assert_eq!(checked.is_ok(), is_fine, "{endpoint}");
+            let names_both =
+                |error: BuildError| error.0.contains(endpoint) && error.0.contains("containerRuntimeEndpoint");
+            assert!(checked.err().is_none_or(names_both), "{endpoint}");
+        }
+    }
 }

@@ -43,7 +43,7 @@ pub use fields::KubeletConfiguration;
 pub use flags::KubeletFlags;
 pub use gates::FeatureGates;
 pub use host::HostFacts;
-pub use load::{Loaded, Loading, Personality, Request, check, help, load, read_main};
+pub use load::{EMBEDDED_RUNTIME, Loaded, Loading, Personality, Request, check, help, load, read_main};
 pub use notice::Notice;
 pub use validate::start::{NodeIps, Reservations, node_ips, reservations};
 pub use watchdog::{WatchdogEnvironment, watchdog_timeout};
