@@ -17,7 +17,7 @@ use berth::{
     pod::{PodRef, PodUid, observed::NetworkMode},
     stats::{
         Compressed, Form, Host, PodGroups,
-        cadvisor_page::{self, Counted, Counts, OpenFiles},
+        cadvisor_page::{self, Counted, Counts},
         compressed, host,
         mounts::Mounts,
         pods::{ShownContainer, ShownPod},
@@ -27,7 +27,7 @@ use berth::{
         snapshot::{Sampler, Snapshot},
         summarise, summary_json,
     },
-    sys::mount_table,
+    sys::{mount_table, open_files::OpenFiles},
 };
 use bytes::Bytes;
 use jiff::Timestamp;
