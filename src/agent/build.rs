@@ -54,7 +54,13 @@ use crate::{
     server::ports::{Health, targets::Targets},
     sources::{self, SourcesDeps},
     status::StatusManager,
-    sys::{self, cgroup::Hierarchy},
+    sys::{
+        self,
+        cgroup::{
+            Hierarchy,
+            systemd::{Bus, Units},
+        },
+    },
     volumes::{self, VolumesConfig, VolumesDeps},
 };
 
@@ -375,6 +381,12 @@ fn cgroup_driver(loaded: &Loaded, info: &RuntimeInfo) -> resources::Driver {
     }
 }
 
+/// systemd, where it makes control groups and is there; who needs it says where it is not.
+fn units(driver: resources::Driver) -> Option<Arc<dyn Units>> {
+    let bus = (driver == resources::Driver::Systemd).then(Bus::of_this_machine)?;
+    bus.ok().map(|bus| Arc::new(bus) as Arc<dyn Units>)
+}
+
 /// Kernel settings, pod cgroups and host ids.
 async fn open_resources(
     loaded: &Loaded,
@@ -395,7 +407,7 @@ async fn open_resources(
     let manager = resources::Manager::new(
         settings::resources(loaded, machine, driver)?,
         hierarchy,
-        ManagerDeps { events: base.events.clone(), metrics, ids: ids.clone() },
+        ManagerDeps { events: base.events.clone(), metrics, ids: ids.clone(), units: units(driver) },
     )
     .map_err(wrong)?;
     let on_difference = settings::kernel_flags(loaded, sys::machine::in_user_namespace());

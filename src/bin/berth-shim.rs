@@ -1,14 +1,14 @@
 //! The shim: the small process that holds one pod. All it does is in `berth::embedded::shim`.
 //!
 //! `berth-shim FOLDER` runs the loop of that folder's pod, with the control socket as its standard input. With another
-//! first argument it is the pod's process 1, which the loop itself starts. Called by the name of an applet it is that one:
+//! first argument it is the pod's process 1, which the loop itself starts, or one that keeps a new scope. Called by the name of an applet it is that one:
 //! the built-in images are made of it.
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use berth::embedded::{
     applets,
-    shim::{child, children::Children, worker},
+    shim::{child, children::Children, keeper, worker},
 };
 
 fn main() -> ExitCode {
@@ -19,6 +19,7 @@ fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match arguments.as_slice() {
         [first, number] if first == child::POD_INIT => child::pod_init(&number.to_string_lossy()),
+        [first] if first == keeper::KEEPER => keeper::run(),
         [folder] if Path::new(folder).is_absolute() => match worker::run_on_stdin(Path::new(folder), &Children) {
             Ok(()) => ExitCode::SUCCESS,
             Err(e) => {

@@ -1,4 +1,5 @@
-//! Control groups of sandboxes and containers, on this machine's hierarchies. Behaviour: spec 09a §9.
+//! Control groups of sandboxes and containers, on this machine's hierarchies; `scopes.rs` has systemd make them. Behaviour:
+//! spec 09a §9.
 
 use std::{
     os::fd::AsFd,
@@ -59,6 +60,35 @@ impl KernelGroups {
         Some(root.join(group.to_string().trim_start_matches('/')))
     }
 
+    /// Where the groups lie.
+    pub fn hierarchy(&self) -> &Hierarchy {
+        &self.hierarchy
+    }
+
+    /// What limits say, file by file.
+    ///
+    /// # Errors
+    /// They do not fit this machine.
+    pub fn said(&self, limits: &Limits) -> RuntimeResult<Vec<(String, String)>> {
+        let files = self.files(limits)?.into_iter();
+        Ok(files.filter(|file| self.is_ours(file)).map(|file| (file.file, file.value)).collect())
+    }
+
+    /// What stands now in the files that these limits would be written to.
+    ///
+    /// # Errors
+    /// They do not fit this machine.
+    pub fn standing(&self, group: &GroupPath, limits: &Limits) -> RuntimeResult<Vec<(String, String)>> {
+        let files = self.files(limits)?;
+        let files = files.iter().filter(|file| self.is_ours(file)).filter_map(|file| self.old(group, file));
+        Ok(files.map(|file| (file.file, file.value)).collect())
+    }
+
+    /// Whether there is a controller for it.
+    fn is_ours(&self, file: &Write) -> bool {
+        file.controller.is_none_or(|controller| self.hierarchy.has(controller))
+    }
+
     fn files(&self, limits: &Limits) -> RuntimeResult<Vec<Write>> {
         let smallest;
         let resources = match limits {
@@ -73,11 +103,11 @@ impl KernelGroups {
     }
 
     fn write(&self, group: &GroupPath, file: &Write) -> Result<(), CgroupError> {
-        // On the unified hierarchy all files of a group lie in one directory.
-        let controller = file.controller.unwrap_or(Controller::Cpu);
-        if !self.hierarchy.has(controller) && file.controller.is_some() {
+        if !self.is_ours(file) {
             return Ok(());
         }
+        // On the unified hierarchy all files of a group lie in one directory.
+        let controller = file.controller.unwrap_or(Controller::Cpu);
         match self.hierarchy.write(group, controller, &file.file, &file.value) {
             Err(error) if (file.is_optional || file.file == SWAP) && error.is_missing() => Ok(()),
             other => other,
@@ -105,11 +135,12 @@ fn has_swap(hierarchy: &Hierarchy) -> bool {
     hierarchy.version() == 2 || root.is_some_and(is_there)
 }
 
-fn parse(group: &str) -> RuntimeResult<GroupPath> {
+/// A group by its path.
+pub(super) fn parse(group: &str) -> RuntimeResult<GroupPath> {
     GroupPath::parse(group).ok_or_else(|| RuntimeError::invalid(format!("{group:?} is no control group")))
 }
 
-fn failed(error: &CgroupError) -> RuntimeError {
+pub(super) fn failed(error: &CgroupError) -> RuntimeError {
     RuntimeError::other(error.to_string())
 }
 

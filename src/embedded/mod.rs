@@ -24,6 +24,7 @@ mod reconcile;
 pub mod recover;
 pub mod runtime;
 pub mod sandbox;
+pub mod scopes;
 pub mod seccomp;
 pub mod settings;
 pub mod shell;

@@ -270,6 +270,9 @@ pub trait Groups: Send + Sync {
     /// It cannot be made, or a limit cannot be set; nothing is left then.
     fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>>;
 
+    /// What the group was made for runs in it, or never will: nothing is needed any more to keep it.
+    fn settle(&self, _group: &str) {}
+
     /// Decides what processes of the group may do with devices.
     ///
     /// # Errors

@@ -1,6 +1,9 @@
 //! The manager: pod cgroups for the workers, QoS groups and node allocatable for the node.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use tokio::time::MissedTickBehavior;
@@ -11,6 +14,7 @@ use super::{
     budget::{self, Enforcement, Reservation},
     names::{Driver, PodTree},
     shares::BurstableShares,
+    slices::Slices,
     tree::{Ensured, Tree},
     userns::IdRanges,
     values::{self, Amounts, Limits, PodRules},
@@ -21,7 +25,13 @@ use crate::{
     },
     metrics::CgroupMetrics,
     pod::{ContainerId, ContainerKind, Pod, PodRef, PodUid, qos::Qos},
-    sys::cgroup::{Hierarchy, Presence},
+    sys::cgroup::{
+        Hierarchy, Presence,
+        systemd::{
+            self, Units,
+            watch::{Writes, Written},
+        },
+    },
 };
 
 /// Longest wait for a cgroup operation. Killing what is left may take seconds.
@@ -56,6 +66,8 @@ pub struct ManagerDeps {
     pub metrics: CgroupMetrics,
     /// Host ids: given back when a pod's group is removed.
     pub ids: Arc<IdRanges>,
+    /// systemd, where it is the driver.
+    pub units: Option<Arc<dyn Units>>,
 }
 
 /// Owns the cgroups of pods. [`Manager::start`] comes before the first pod, [`Manager::run`] goes
@@ -67,6 +79,8 @@ pub struct Manager {
     names: PodTree,
     /// `None` where there are no groups per pod.
     groups: Option<Arc<Groups>>,
+    /// Heard of slices of ours, until [`Manager::run`] takes it.
+    writes: Mutex<Option<Writes>>,
 }
 
 /// What the blocking pool works with.
@@ -78,12 +92,12 @@ struct Groups {
 }
 
 impl Manager {
-    /// Puts it together; touches no group yet. `hierarchy` is not needed where there are no groups
+    /// Puts it together; touches no group yet. Must be called within a runtime. `hierarchy` is not needed where there are no groups
     /// per pod.
     ///
     /// # Errors
-    /// For a root that is no name, a driver that is not supported, or reservations beyond what
-    /// the node has.
+    /// For a root that is no name, systemd as a driver where it does not run, or reservations
+    /// beyond what the node has.
     pub fn new(
         config: ManagerConfig,
         hierarchy: Option<Hierarchy>,
@@ -93,27 +107,32 @@ impl Manager {
         if let Some(complaint) = budget::complaint(&config.capacity, &config.reservations) {
             return Err(ResourceError(complaint));
         }
+        let mut writes = None;
         let groups = if config.cgroups_per_qos {
-            if config.rules.driver == Driver::Systemd {
-                return Err(ResourceError(
-                    "cgroupDriver \"systemd\" is not supported by this release: set cgroupDriver \"cgroupfs\" here and \
-                     in the runtime (containerd: SystemdCgroup = false), or cgroupsPerQOS false"
-                        .to_owned(),
-                ));
-            }
             let hierarchy = hierarchy.ok_or_else(|| ResourceError("no control groups are mounted".to_owned()))?;
             let mut kubepods = values::of_amounts(
                 &budget::for_pods(&config.capacity, &config.reservations, config.enforce_pods),
                 &config.rules.hugepage_sizes,
             );
             kubepods.cpuset_cpus.clone_from(&config.online_cpus);
-            let tree = Tree::new(hierarchy, names.clone(), deps.metrics);
+            let slices = match config.rules.driver {
+                Driver::Cgroupfs => None,
+                Driver::Systemd => {
+                    let units = deps.units.ok_or_else(|| ResourceError(systemd::NOT_RUNNING.to_owned()))?;
+                    let heard = systemd::watch::watch();
+                    let heard = heard.map_err(|error| warn!(err = %error, "Slices are not watched")).ok();
+                    let (watch, heard) = heard.unzip();
+                    writes = heard;
+                    Some(Slices::new(systemd::Driver::new(units), watch))
+                }
+            };
+            let tree = Tree::new(hierarchy, names.clone(), deps.metrics, slices);
             let rules = config.rules.clone();
             Some(Arc::new(Groups { tree, shares: BurstableShares::default(), rules, kubepods }))
         } else {
             None
         };
-        Ok(Arc::new(Self { config, events: deps.events, ids: deps.ids, names, groups }))
+        Ok(Arc::new(Self { config, events: deps.events, ids: deps.ids, names, groups, writes: Mutex::new(writes) }))
     }
 
     /// Makes kubepods and the QoS groups, takes stock of pods that are there already, and holds
@@ -156,16 +175,21 @@ impl Manager {
         done
     }
 
-    /// Holds pods to their share of the node, trying each minute until it succeeds, and verifies
-    /// the QoS groups, until stopped.
+    /// Holds pods to their share of the node, trying each minute until it succeeds, verifies the QoS
+    /// groups, and writes again what others change in slices of ours, until stopped.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(VERIFY_PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut enforced = false;
+        let mut writes = self.writes.lock().unwrap_or_else(PoisonError::into_inner).take();
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
+                written = heard(&mut writes) => {
+                    self.repair(written).await;
+                    continue;
+                }
                 _ = ticks.tick() => {}
             }
             self.ids.prune().await;
@@ -176,6 +200,17 @@ impl Manager {
             if let Err(e) = blocking("QoS cgroups", move || groups.verify()).await {
                 warn!(err = %e, "QoS cgroups could not be verified");
             }
+        }
+    }
+
+    async fn repair(&self, written: Written) {
+        let Some(groups) = self.groups.clone() else { return };
+        let repaired = blocking("slices", move || {
+            groups.tree.repair(&written);
+            Ok(())
+        });
+        if let Err(e) = repaired.await {
+            warn!(err = %e, "What was changed in slices could not be written again");
         }
     }
 
@@ -297,7 +332,7 @@ impl Groups {
     }
 
     fn hold_to(&self, cgroup: &str, limits: &Limits) -> Result<(), ResourceError> {
-        let group = Tree::foreign(cgroup)?;
+        let group = self.tree.foreign(cgroup)?;
         match self.tree.presence_of(&group)? {
             Presence::Complete => self.tree.update_group(&group, limits),
             Presence::Absent => Err(ResourceError(format!("{cgroup:?} cgroup does not exist"))),
@@ -412,6 +447,14 @@ impl ResourceManager for Manager {
         let name = self.names.pod(Qos::of(pod), pod.uid())?;
         let container = container.cloned();
         blocking("pod cgroup", move || groups.tree.memory_usage(&name, container.as_ref())).await
+    }
+}
+
+/// The next writes to slices; for ever where nothing is heard.
+async fn heard(writes: &mut Option<Writes>) -> Written {
+    match writes {
+        Some(writes) => writes.next().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -1,8 +1,8 @@
 //! Shares of the machine: the cgroups of pods, and the host ids of their user namespaces.
 //!
 //! ```text
-//!  pod ─► values (pure) ─┐
-//!                        ├─► Tree (blocking file work) ─► sys::cgroup
+//!  pod ─► values (pure) ─┐                              ┌─► sys::cgroup
+//!                        ├─► Tree (blocking file work) ─┴─► Slices, where systemd makes the groups
 //!  uid ─► names  (pure) ─┘          ▲
 //!  pod workers, housekeeping ─► Manager ─► burstable's weight, node allocatable
 //! ```
@@ -20,6 +20,7 @@ pub mod kernel_flags;
 pub mod manager;
 pub mod names;
 mod shares;
+mod slices;
 mod tree;
 pub mod userns;
 pub mod values;

@@ -5,14 +5,18 @@ use prometheus::Histogram;
 use tracing::debug;
 
 use super::{
-    names::{CLASSES, CgroupName, NameError, PodTree},
+    names::{CLASSES, CgroupName, Driver, NameError, PodTree},
+    slices::Slices,
     values::{self, Limits, Owner, Version, Write},
 };
 use crate::{
     engine::ports::{PodCgroupValues, ResourceError},
     metrics::CgroupMetrics,
     pod::{ContainerId, PodUid, cpu, qos::Qos},
-    sys::cgroup::{CgroupError, Controller, GroupPath, Hierarchy, Presence},
+    sys::cgroup::{
+        CgroupError, CgroupResult, Controller, GroupPath, Hierarchy, Presence,
+        systemd::{names::path_of, watch::Written},
+    },
 };
 
 const EINVAL: i32 = 22;
@@ -35,12 +39,14 @@ pub(super) struct Tree {
     hierarchy: Hierarchy,
     pub names: PodTree,
     metrics: CgroupMetrics,
+    /// Where systemd makes the groups.
+    slices: Option<Slices>,
 }
 
 impl Tree {
-    pub(super) fn new(hierarchy: Hierarchy, names: PodTree, metrics: CgroupMetrics) -> Self {
+    pub(super) fn new(hierarchy: Hierarchy, names: PodTree, metrics: CgroupMetrics, slices: Option<Slices>) -> Self {
         metrics.set_version(hierarchy.version());
-        Self { hierarchy, names, metrics }
+        Self { hierarchy, names, metrics, slices }
     }
 
     pub(super) fn version(&self) -> Version {
@@ -60,11 +66,17 @@ impl Tree {
         let group = self.group(name)?;
         let before = self.hierarchy.presence(&group).map_err(text_of)?;
         if before == Presence::Complete {
+            if let Some(slices) = &self.slices {
+                slices.adopt(&self.hierarchy, &group, &self.writes(limits));
+            }
             return Ok(Ensured::default());
         }
         timed(&self.metrics.create, || {
-            let made = self.hierarchy.create(&group).map_err(text_of)?;
+            let made = self.make(&group, limits).map_err(text_of)?;
             let complaints = self.apply(&group, limits).into_iter().map(|e| e.to_string()).collect();
+            if let Some(slices) = &self.slices {
+                slices.keep(&self.hierarchy, &group, &self.writes(limits));
+            }
             Ok(Ensured { created: before == Presence::Absent, made_above: !made.is_empty(), complaints })
         })
     }
@@ -77,12 +89,25 @@ impl Tree {
     /// Like [`Self::update`], for a group that is not ours.
     pub(super) fn update_group(&self, group: &GroupPath, limits: &Limits) -> Result<(), ResourceError> {
         timed(&self.metrics.update, || {
-            let failures = self.apply(group, limits);
+            let write = || self.apply(group, limits);
+            let failures = match &self.slices {
+                None => write(),
+                Some(slices) => slices.change(&self.hierarchy, group, &self.writes(limits), write),
+            };
             if failures.is_empty() {
                 return Ok(());
             }
             Err(ResourceError(failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")))
         })
+    }
+
+    /// Writes again what systemd or somebody else has changed in slices of ours.
+    pub(super) fn repair(&self, written: &Written) {
+        if let Some(slices) = &self.slices {
+            slices.repair(&self.hierarchy, written, |group, writes| {
+                writes.iter().filter_map(|write| self.apply_one(group, write, writes).err()).collect()
+            });
+        }
     }
 
     /// Kills what is left in the groups of a pod, of whatever class, and removes them.
@@ -92,7 +117,7 @@ impl Tree {
             if self.hierarchy.presence(&group).map_err(text_of)? == Presence::Absent {
                 continue;
             }
-            timed(&self.metrics.destroy, || self.hierarchy.remove(&group))
+            timed(&self.metrics.destroy, || self.remove(&group))
                 .map_err(|e| ResourceError(format!("failed to delete cgroup paths for {group} : {e}")))?;
         }
         Ok(())
@@ -159,8 +184,16 @@ impl Tree {
         Ok(self.number(&group, Controller::Memory, file)?.max(0).unsigned_abs())
     }
 
-    /// The path of a group that is named by the configuration.
-    pub(super) fn foreign(path: &str) -> Result<GroupPath, ResourceError> {
+    /// The path of a group that is named by the configuration; a slice lies where its name says.
+    pub(super) fn foreign(&self, path: &str) -> Result<GroupPath, ResourceError> {
+        let slice = path.rsplit('/').next().filter(|_| self.names.driver() == Driver::Systemd);
+        match slice.and_then(|slice| path_of(slice).ok()) {
+            Some(group) => Ok(group),
+            None => Self::parse(path),
+        }
+    }
+
+    fn parse(path: &str) -> Result<GroupPath, ResourceError> {
         GroupPath::parse(path).ok_or_else(|| ResourceError(format!("{path:?} is no path of a cgroup")))
     }
 
@@ -169,7 +202,7 @@ impl Tree {
     }
 
     fn group(&self, name: &CgroupName) -> Result<GroupPath, ResourceError> {
-        Self::foreign(&self.names.path(name))
+        Self::parse(&self.names.path(name))
     }
 
     fn shares(&self, group: &GroupPath) -> Result<u64, ResourceError> {
@@ -182,11 +215,32 @@ impl Tree {
         }
     }
 
+    /// Makes the group and those above it that are missing; returns those.
+    fn make(&self, group: &GroupPath, limits: &Limits) -> CgroupResult<Vec<GroupPath>> {
+        match &self.slices {
+            None => self.hierarchy.create(group),
+            Some(slices) => slices.make(&self.hierarchy, group, &self.writes(limits)),
+        }
+    }
+
+    fn remove(&self, group: &GroupPath) -> CgroupResult<()> {
+        match &self.slices {
+            None => self.hierarchy.remove(group),
+            Some(slices) => slices.remove(&self.hierarchy, group),
+        }
+    }
+
+    /// The files that limits become, of the controllers that are there.
+    fn writes(&self, limits: &Limits) -> Vec<Write> {
+        let mut writes = values::writes(limits, self.version());
+        writes.retain(|write| self.hierarchy.has(controller(write.owner)));
+        writes
+    }
+
     /// Writes what there is a controller for; goes on after a failure.
     fn apply(&self, group: &GroupPath, limits: &Limits) -> Vec<CgroupError> {
-        let writes = values::writes(limits, self.version());
-        let present = writes.iter().filter(|w| self.hierarchy.has(controller(w.owner)));
-        present.filter_map(|write| self.apply_one(group, write, &writes).err()).collect()
+        let writes = self.writes(limits);
+        writes.iter().filter_map(|write| self.apply_one(group, write, &writes).err()).collect()
     }
 
     fn apply_one(&self, group: &GroupPath, write: &Write, all: &[Write]) -> Result<(), CgroupError> {
@@ -238,7 +292,8 @@ impl From<NameError> for ResourceError {
     }
 }
 
-fn controller(owner: Owner) -> Controller {
+/// Whose controller it is, as the kernel's interfaces name it.
+pub(super) fn controller(owner: Owner) -> Controller {
     match owner {
         Owner::Cpu => Controller::Cpu,
         Owner::Cpuset => Controller::Cpuset,

@@ -6,17 +6,18 @@
 use std::collections::BTreeMap;
 
 pub use super::names::Driver;
-use crate::pod::{
-    Pod, api, cpu,
-    qos::Qos,
-    quantity::Amount,
-    resources::{self, CPU, MEMORY, Overhead},
+use crate::{
+    pod::{
+        Pod, api, cpu,
+        qos::Qos,
+        quantity::Amount,
+        resources::{self, CPU, MEMORY, Overhead},
+    },
+    sys::cgroup::systemd::rounded_quota,
 };
 
 /// A huge page limit that limits nothing (burstable and besteffort).
 const UNBOUNDED: u64 = 1 << 62;
-/// systemd keeps CPU quotas in multiples of this, in microseconds per second.
-const SYSTEMD_STEP_US: i64 = 10_000;
 
 /// What a group gets; what is absent is not written.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -153,19 +154,7 @@ fn is_limited(pod: &Pod, resource: &str) -> bool {
 
 fn quota(milli: i64, rules: &PodRules) -> i64 {
     let quota = cpu::quota(milli, rules.cpu_period_us);
-    if rules.driver == Driver::Systemd { rounded_for_systemd(quota, rules.cpu_period_us) } else { quota }
-}
-
-/// The quota that systemd makes of one: rounded up to 10 ms per second (spec 06a §7).
-pub fn rounded_for_systemd(quota: i64, period_us: u64) -> i64 {
-    if quota <= 0 || period_us == 0 {
-        return quota;
-    }
-    let period = i128::from(period_us);
-    let per_second = i128::from(quota) * 1_000_000 / period;
-    let step = i128::from(SYSTEMD_STEP_US);
-    let rounded = (per_second + step - 1) / step * step;
-    i64::try_from(rounded * period / 1_000_000).unwrap_or(i64::MAX)
+    if rules.driver == Driver::Systemd { rounded_quota(quota, rules.cpu_period_us) } else { quota }
 }
 
 /// Huge pages come from requests; sizes that are not requested are limited to nothing.

@@ -43,6 +43,7 @@ async fn serve(place: &Path) {
         root: place.join("root"),
         state: place.join("state"),
         import_dir: place.join("archives"),
+        cgroup_driver: "cgroupfs".to_owned(),
         snapshotter: std::env::var(SNAPSHOTTER).unwrap_or_default(),
         network,
         ..EmbeddedConfig::default()

@@ -13,6 +13,7 @@ pub mod embedded;
 pub mod image;
 pub mod kube_front;
 pub mod leash;
+pub mod machine;
 pub mod main_port;
 pub mod plans;
 pub mod players;

@@ -103,7 +103,7 @@ impl Bench {
         let space = IdSpace::whole(65_536);
         let ids = Arc::new(IdRanges::open(self.files.path(), space).await.expect("nothing there"));
         let metrics = CgroupMetrics::new(&Registry::new());
-        let deps = ManagerDeps { events: self.events.clone(), metrics, ids };
+        let deps = ManagerDeps { events: self.events.clone(), metrics, ids, units: None };
         Manager::new(config, Some(self.hierarchy.clone()), deps).expect("a manager")
     }
 
@@ -349,12 +349,12 @@ async fn what_cannot_work_is_refused_at_the_start() {
     let ids = Arc::new(IdRanges::open(bench.files.path(), IdSpace::whole(65_536)).await.expect("nothing there"));
     let refused = |config: ManagerConfig| {
         let metrics = CgroupMetrics::new(&Registry::new());
-        let deps = ManagerDeps { events: bench.events.clone(), metrics, ids: ids.clone() };
+        let deps = ManagerDeps { events: bench.events.clone(), metrics, ids: ids.clone(), units: None };
         Manager::new(config, Some(bench.hierarchy.clone()), deps).map(|_| ()).expect_err("refused").0
     };
     let mut systemd = bench.config();
     systemd.rules.driver = Driver::Systemd;
-    assert!(refused(systemd).contains("cgroupDriver"));
+    assert_eq!(refused(systemd), "systemd not running on this host, cannot use systemd cgroups manager");
     let bad_root = ManagerConfig { cgroup_root: "/a/../b".into(), ..bench.config() };
     assert!(refused(bad_root).contains("cannot be part of a cgroup name"));
     let missing = ManagerConfig { cgroup_root: format!("{}/none", bench.root), ..bench.config() };
@@ -384,7 +384,8 @@ async fn without_groups_per_pod_nothing_is_touched() {
         enforce_pods: false,
         online_cpus: None,
     };
-    let deps = ManagerDeps { events: Arc::<Events>::default(), metrics: CgroupMetrics::new(&Registry::new()), ids };
+    let metrics = CgroupMetrics::new(&Registry::new());
+    let deps = ManagerDeps { events: Arc::<Events>::default(), metrics, ids, units: None };
     let manager = Manager::new(config, None, deps).expect("a manager");
     manager.start().await.expect("nothing to do");
     let pod = best_effort("p");

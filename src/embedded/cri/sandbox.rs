@@ -176,6 +176,7 @@ async fn connect(
     let begun = Instant::now();
     let (reply, files) = pod.shim()?.ask(Request::MakeNamespaces(plan), Vec::new(), SHIM_ANSWER).await?;
     runtime.shell.metrics.launched(LaunchStep::Namespaces, begun.elapsed());
+    super::start::settle(runtime, pod.now().meta.group.clone());
     step::reached("run.namespaces");
     let Reply::Namespaces { made, .. } = reply else {
         return Err(RuntimeError::other("the shim answered something else than namespaces"));

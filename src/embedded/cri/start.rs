@@ -99,6 +99,7 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<S
     let begun = Instant::now();
     let launched = pod.shim()?.ask(Request::Launch(Box::new(plan)), Vec::new(), limit).await;
     let whole = begun.elapsed();
+    settle(runtime, container.meta.group.clone());
     match launched? {
         (Reply::Started(started), _) => {
             count(runtime, whole, started.took);
@@ -119,6 +120,14 @@ fn count(runtime: &Runtime, whole: Duration, took: Took) {
         (LaunchStep::Exec, whole.saturating_sub(root).saturating_sub(clone)),
     ];
     steps.into_iter().for_each(|(step, took)| runtime.shell.metrics.launched(step, took));
+}
+
+/// What keeps a new group may go; nobody waits for that.
+pub fn settle(runtime: &Arc<Runtime>, group: String) {
+    let shell = runtime.shell.clone();
+    runtime.shell.spawn(async move {
+        let _ = tokio::task::spawn_blocking(move || shell.groups.settle(&group)).await;
+    });
 }
 
 async fn clean_up(runtime: &Arc<Runtime>, pod: &Pod, id: &str) {

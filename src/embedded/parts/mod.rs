@@ -1,5 +1,6 @@
 //! The real parts behind the ports, and a runtime that stands on them.
 
+pub mod groups;
 pub mod images;
 pub mod network;
 pub mod planner;
@@ -24,8 +25,7 @@ use super::{
 };
 use crate::{
     metrics::{EmbeddedMetrics, EmbeddedObjects, Registry, register_embedded_objects},
-    proto::cri::CgroupDriver,
-    sys::cgroup::Hierarchy,
+    sys::cgroup::{Hierarchy, systemd},
 };
 
 /// The program that runs, also once its file was replaced.
@@ -74,7 +74,7 @@ pub async fn open_counted(
         Ok((lock, host, hierarchy, shims, boot_id.trim().to_owned()))
     })
     .await?;
-    let driver = driver(&config)?;
+    let driver = groups::driver(&config.cgroup_driver, hierarchy.version() == 2, systemd::is_running())?;
     let program = around.has_builtin_images.then(|| shims.program().to_owned());
     let metrics = EmbeddedMetrics::new(registry);
     let images = image_settings(&config, program)?;
@@ -89,6 +89,7 @@ pub async fn open_counted(
         has_user_namespaces: host.has_user_namespaces,
     };
     let groups = KernelGroups::new(hierarchy, host.groups.clone(), config.tolerate_missing_hugetlb);
+    let groups = groups::made_by(driver, groups, shims.program())?;
     let planner = planner::Plans {
         host,
         hostname: around.hostname,
@@ -102,7 +103,7 @@ pub async fn open_counted(
         images: Arc::new(images::Stored(images.clone())),
         planner: Arc::new(planner),
         network: Arc::new(network::Networks(network.clone())),
-        groups: Arc::new(groups),
+        groups,
     };
     let runtime = Runtime::with_lock(config, ports, facts, (around.tasks, around.stop.clone()), lock, metrics);
     count(registry, &runtime, &images, network);
@@ -187,14 +188,6 @@ async fn network(config: &EmbeddedConfig, around: &Surroundings) -> RuntimeResul
     let (kept, stop) = (network.clone(), around.stop.clone());
     around.tasks.spawn(async move { kept.keep(stop).await });
     Ok(network)
-}
-
-fn driver(config: &EmbeddedConfig) -> RuntimeResult<CgroupDriver> {
-    match config.cgroup_driver.as_str() {
-        "" | "auto" | "cgroupfs" => Ok(CgroupDriver::Cgroupfs),
-        "systemd" => Err(RuntimeError::other("embeddedRuntime.cgroupDriver: this build has no systemd driver yet")),
-        other => Err(RuntimeError::other(format!("embeddedRuntime.cgroupDriver: unknown driver {other:?}"))),
-    }
 }
 
 fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeResult<Settings> {

@@ -13,6 +13,7 @@ pub mod child;
 pub mod children;
 pub mod client;
 pub mod exit_record;
+pub mod keeper;
 pub mod log_tally;
 pub mod plan;
 pub mod socket;

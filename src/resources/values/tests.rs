@@ -142,7 +142,7 @@ fn systemd_rounds_quotas_up() {
         (0, 100_000, 0),
         (5, 0, 5),
     ] {
-        assert_eq!(rounded_for_systemd(quota, period), expected, "{quota} {period}");
+        assert_eq!(rounded_quota(quota, period), expected, "{quota} {period}");
     }
     let rules = PodRules { driver: Driver::Systemd, ..rules() };
     let spec = json!({"containers": [container("a", json!({"limits": {"cpu": "417m"}, "requests": {"cpu": "417m"}}))]});
@@ -209,7 +209,7 @@ proptest! {
     #[test]
     fn rounding_for_systemd_never_lowers(milli in 1_i64..256_000, period in 1000_u64..=1_000_000) {
         let quota = cpu::quota(milli, period);
-        let rounded = rounded_for_systemd(quota, period);
+        let rounded = rounded_quota(quota, period);
         let slack = i64::try_from(period / 100).expect("small") + 1;
         prop_assert!(rounded + 1 >= quota && rounded <= quota + slack, "{quota} {rounded}");
     }

@@ -45,6 +45,11 @@ impl GroupPath {
         Some(Self(above.to_vec()))
     }
 
+    /// Its own name; `None` for the root.
+    pub fn name(&self) -> Option<&str> {
+        self.0.last().map(String::as_str)
+    }
+
     /// Whether it is the root of the hierarchy.
     pub fn is_root(&self) -> bool {
         self.0.is_empty()

@@ -8,6 +8,7 @@
 pub mod files;
 mod group;
 mod kill;
+pub mod systemd;
 pub mod v1;
 pub mod v2;
 
@@ -85,9 +86,11 @@ impl CgroupError {
         }
     }
 
-    /// Whether the file or directory does not exist.
+    /// Whether the file or directory does not exist, or ceased to while it was read.
     pub fn is_missing(&self) -> bool {
-        matches!(self, Self::File { source, .. } if source.kind() == io::ErrorKind::NotFound)
+        const NODEV: i32 = rustix::io::Errno::NODEV.raw_os_error();
+        matches!(self, Self::File { source, .. }
+            if source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(NODEV))
     }
 
     /// Whether the kernel refused for lack of rights.
@@ -205,6 +208,20 @@ impl Hierarchy {
         match self {
             Self::V1(h) => h.children(group),
             Self::V2(h) => h.children(group),
+        }
+    }
+
+    /// Kills what is in the group and below, and waits until it is gone. Nothing there is success.
+    ///
+    /// # Errors
+    /// Where processes survive.
+    pub fn kill(&self, group: &GroupPath) -> CgroupResult<()> {
+        if group.is_root() {
+            return Err(CgroupError::Other("what runs in the root control group cannot be killed".to_owned()));
+        }
+        match self {
+            Self::V1(h) => h.kill(group),
+            Self::V2(h) => h.kill(group),
         }
     }
 

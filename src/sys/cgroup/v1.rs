@@ -100,7 +100,7 @@ impl Hierarchies {
         Ok(names.into_iter().collect())
     }
 
-    pub(super) fn remove(&self, group: &GroupPath) -> CgroupResult<()> {
+    pub(super) fn kill(&self, group: &GroupPath) -> CgroupResult<()> {
         if let Ok(directory) = self.directory(group, Controller::Pids) {
             // What forks faster than it is killed must not; without the file, or the group, it is tried all the same.
             let _ = group::write(&directory.join("pids.max"), "0");
@@ -111,7 +111,11 @@ impl Hierarchies {
                 processes(&group.below(root), &mut pids)?;
             }
             Ok(pids)
-        })?;
+        })
+    }
+
+    pub(super) fn remove(&self, group: &GroupPath) -> CgroupResult<()> {
+        self.kill(group)?;
         for root in self.all_roots() {
             group::remove_tree(&group.below(root))?;
         }

@@ -121,12 +121,14 @@ impl Unified {
         group::children(&self.directory(group))
     }
 
-    /// The kernel kills the whole tree at once, forks included; then the directories go.
     pub(super) fn remove(&self, group: &GroupPath) -> CgroupResult<()> {
+        self.kill(group)?;
+        group::remove_tree(&self.directory(group))
+    }
+
+    /// The kernel kills the whole tree at once, forks included.
+    pub(super) fn kill(&self, group: &GroupPath) -> CgroupResult<()> {
         let directory = self.directory(group);
-        if !directory.exists() {
-            return Ok(());
-        }
         if self.is_populated(&directory)? {
             match group::write(&directory.join("cgroup.kill"), "1") {
                 // Before kernel 5.14.
@@ -139,7 +141,7 @@ impl Unified {
             }
             self.wait_until_empty(group, &directory)?;
         }
-        group::remove_tree(&directory)
+        Ok(())
     }
 
     fn is_populated(&self, directory: &Path) -> CgroupResult<bool> {

@@ -58,6 +58,7 @@ impl Embedded {
             "state": below("state"),
             "serveSocket": format!("unix://{}", below("cri.sock").display()),
             "importDir": below("images"),
+            "cgroupDriver": "cgroupfs",
             "network": {"mode": "builtin", "bridge": bridge, "defaultPodCIDR": range},
         }});
         fs::write(below("berth.yaml"), settings.to_string()).expect("written");

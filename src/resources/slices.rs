@@ -1,0 +1,148 @@
+//! Slices of systemd's that are ours, and what we made stand in them.
+//!
+//! systemd sets values back when it is reloaded or told to by somebody. What was written is kept, so that it can be written
+//! again when a file is heard to have changed. Blocks: the manager calls it on the blocking pool. Behaviour: spec 06a §7.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use tracing::{info, warn};
+
+use super::{tree::controller, values::Write};
+use crate::sys::cgroup::{
+    CgroupError, CgroupResult, GroupPath, Hierarchy,
+    systemd::{
+        Driver,
+        watch::{Watch, Written},
+    },
+};
+
+/// Slices, and what stands in those that are ours.
+pub(super) struct Slices {
+    driver: Driver,
+    watch: Option<Watch>,
+    /// What the files said after they were written. Held while they are: what is written again is never what was before a
+    /// change.
+    kept: Mutex<HashMap<GroupPath, Vec<Write>>>,
+}
+
+impl fmt::Debug for Slices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slices").field("driver", &self.driver).finish_non_exhaustive()
+    }
+}
+
+impl Slices {
+    /// By way of this driver; without a watch nothing is written again.
+    pub(super) fn new(driver: Driver, watch: Option<Watch>) -> Self {
+        Self { driver, watch, kept: Mutex::default() }
+    }
+
+    /// Starts a slice; returns the groups above that had to be made.
+    pub(super) fn make(&self, on: &Hierarchy, group: &GroupPath, writes: &[Write]) -> CgroupResult<Vec<GroupPath>> {
+        self.driver.make_slice(on, group, &files(writes))
+    }
+
+    /// Takes over a slice that is there already: seen the first time in the agent's life.
+    pub(super) fn adopt(&self, on: &Hierarchy, group: &GroupPath, writes: &[Write]) {
+        if self.kept().contains_key(group) {
+            return;
+        }
+        // It may be a mere directory; systemd would not keep that.
+        if let Err(error) = self.driver.make_slice(on, group, &[]) {
+            warn!(cgroupName = %group, err = %error, "A slice is there that systemd does not start");
+            return;
+        }
+        self.keep(on, group, writes);
+    }
+
+    /// Remembers what stands in these files now.
+    pub(super) fn keep(&self, on: &Hierarchy, group: &GroupPath, writes: &[Write]) {
+        keep(&mut self.kept(), on, group, writes);
+        let Some(watch) = &self.watch else { return };
+        for directory in on.directories(group) {
+            if let Err(error) = watch.add(group, &directory) {
+                warn!(cgroupName = %group, err = %error, "A slice cannot be watched");
+            }
+        }
+    }
+
+    /// Changes values: systemd is told, and then the files are written.
+    pub(super) fn change(
+        &self,
+        on: &Hierarchy,
+        group: &GroupPath,
+        writes: &[Write],
+        write: impl FnOnce() -> Vec<CgroupError>,
+    ) -> Vec<CgroupError> {
+        let mut kept = self.kept();
+        let mut failures: Vec<_> = self.driver.set(group, &files(writes)).err().into_iter().collect();
+        failures.extend(write());
+        if kept.contains_key(group) {
+            keep(&mut kept, on, group, writes);
+        }
+        failures
+    }
+
+    /// Writes again what differs from what is remembered.
+    pub(super) fn repair(
+        &self,
+        on: &Hierarchy,
+        written: &Written,
+        write: impl Fn(&GroupPath, &[Write]) -> Vec<CgroupError>,
+    ) {
+        let groups: Vec<GroupPath> = match written {
+            Written::Groups(groups) => groups.iter().cloned().collect(),
+            Written::Any => self.kept().keys().cloned().collect(),
+        };
+        for group in groups {
+            let mut kept = self.kept();
+            let Some(wanted) = kept.get(&group).cloned() else { continue };
+            let is_changed = |wanted: &&Write| read(on, &group, wanted).is_some_and(|now| now.value != wanted.value);
+            let changed: Vec<&str> = wanted.iter().filter(is_changed).map(|w| w.file.as_str()).collect();
+            if changed.is_empty() {
+                continue;
+            }
+            info!(cgroupName = %group, files = ?changed, "Values of a slice were changed, and are written again");
+            let told = self.driver.set(&group, &files(&wanted)).err();
+            for error in told.into_iter().chain(write(&group, &wanted)) {
+                warn!(cgroupName = %group, err = %error, "A value that was changed cannot be written again");
+            }
+            // Whatever stands there now is heard of, and must not look changed for ever.
+            keep(&mut kept, on, &group, &wanted);
+        }
+    }
+
+    /// Stops a slice with all that is in it, and forgets it.
+    pub(super) fn remove(&self, on: &Hierarchy, group: &GroupPath) -> CgroupResult<()> {
+        self.kept().remove(group);
+        self.driver.remove(on, group)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, HashMap<GroupPath, Vec<Write>>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn keep(kept: &mut HashMap<GroupPath, Vec<Write>>, on: &Hierarchy, group: &GroupPath, writes: &[Write]) {
+    let all = kept.entry(group.clone()).or_default();
+    for now in writes.iter().filter_map(|write| read(on, group, write)) {
+        match all.iter_mut().find(|earlier| earlier.file == now.file) {
+            Some(earlier) => *earlier = now,
+            None => all.push(now),
+        }
+    }
+}
+
+/// A file with what stands in it now.
+fn read(on: &Hierarchy, group: &GroupPath, write: &Write) -> Option<Write> {
+    let value = on.read(group, controller(write.owner), &write.file).ok()?;
+    Some(Write { value, ..write.clone() })
+}
+
+fn files(writes: &[Write]) -> Vec<(String, String)> {
+    writes.iter().map(|write| (write.file.clone(), write.value.clone())).collect()
+}

@@ -1,0 +1,316 @@
+//! systemd over D-Bus: one connection for everybody, made when it is first needed and again when it was lost.
+
+use std::{
+    fmt,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{net::UnixStream, runtime::Handle, sync::Mutex, task::JoinHandle, time::timeout};
+use tokio_stream::StreamExt;
+use zbus::{
+    Connection, MatchRule, Message, MessageStream, OwnedObjectPath, OwnedVariant, Variant, connection::Builder,
+    message::Type,
+};
+
+use super::{Property, Release, UnitError, Units, Value, jobs::Jobs};
+
+/// There where systemd is process 1.
+const RUNNING: &str = "/run/systemd/system";
+const BUS: &str = "unix:path=/run/dbus/system_bus_socket";
+const SERVICE: &str = "org.freedesktop.systemd1";
+const OBJECT: &str = "/org/freedesktop/systemd1";
+const MANAGER: &str = "org.freedesktop.systemd1.Manager";
+/// Jobs that go before it replace those that stand in the way.
+const MODE: &str = "replace";
+/// How long a connection may take, an answer, and a job.
+const CONNECT: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(15);
+const JOB: Duration = Duration::from_secs(30);
+/// Attempts to connect while the socket's queue is full, and the pause after the first, which doubles.
+const ATTEMPTS: u32 = 7;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Whether systemd is this machine's service manager.
+pub fn is_running() -> bool {
+    Path::new(RUNNING).is_dir()
+}
+
+/// Where it listens.
+#[derive(Clone, Debug)]
+enum Place {
+    /// The system's bus. On its own socket systemd calls itself by a name that is none of a peer's, which zbus refuses.
+    Machine,
+    /// This socket, without a bus.
+    Socket(PathBuf),
+}
+
+/// systemd, asked over D-Bus. Its calls block: they must not be made on a thread that drives tasks.
+pub struct Bus {
+    place: Place,
+    runtime: Handle,
+    link: Mutex<Option<Arc<Link>>>,
+}
+
+/// A connection.
+struct Link {
+    connection: Connection,
+    release: Release,
+    jobs: Jobs,
+    listening: JoinHandle<()>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.listening.abort();
+    }
+}
+
+impl fmt::Debug for Bus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bus").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl Bus {
+    /// This machine's systemd. Must be called within a runtime; nothing is connected yet.
+    ///
+    /// # Errors
+    /// The text for people where systemd does not run.
+    pub fn of_this_machine() -> Result<Self, &'static str> {
+        if is_running() { Ok(Self::new(Place::Machine)) } else { Err(super::NOT_RUNNING) }
+    }
+
+    /// Whoever listens on that socket and speaks without a bus. Must be called within a runtime.
+    pub fn at(socket: PathBuf) -> Self {
+        Self::new(Place::Socket(socket))
+    }
+
+    fn new(place: Place) -> Self {
+        Self { place, runtime: Handle::current(), link: Mutex::new(None) }
+    }
+
+    /// Asks, and once more on a new connection where the old one was lost.
+    fn ask<T>(&self, question: impl AsyncFn(&Link) -> Result<T, Failure>) -> Result<T, UnitError> {
+        self.runtime.block_on(async {
+            let link = self.link().await?;
+            let told = match question(&link).await {
+                Err(Failure::Lost(_)) => {
+                    self.forget(&link).await;
+                    question(&*self.link().await?).await
+                }
+                told => told,
+            };
+            told.map_err(|failure| match failure {
+                Failure::Lost(text) => UnitError::Bus(text),
+                Failure::Told(error) => error,
+            })
+        })
+    }
+
+    async fn link(&self) -> Result<Arc<Link>, UnitError> {
+        let mut now = self.link.lock().await;
+        if let Some(link) = now.as_ref().filter(|link| !link.connection.is_closed()) {
+            return Ok(link.clone());
+        }
+        let made = timeout(CONNECT, connect(&self.place)).await;
+        let connection = made.map_err(|_| UnitError::Bus(format!("no connection within {CONNECT:?}")))?;
+        let link = Arc::new(Link::new(connection.map_err(|e| UnitError::Bus(e.to_string()))?).await?);
+        *now = Some(link.clone());
+        Ok(link)
+    }
+
+    async fn forget(&self, lost: &Arc<Link>) {
+        let mut now = self.link.lock().await;
+        if now.as_ref().is_some_and(|link| Arc::ptr_eq(link, lost)) {
+            *now = None;
+        }
+    }
+}
+
+async fn connect(place: &Place) -> zbus::Result<Connection> {
+    match place {
+        Place::Socket(path) => private(path).await,
+        Place::Machine => Builder::address(BUS).build().await,
+    }
+}
+
+async fn private(path: &Path) -> zbus::Result<Connection> {
+    let mut pause = PAUSE;
+    for attempt in 1.. {
+        match UnixStream::connect(path).await {
+            Err(e) if e.kind() == ErrorKind::WouldBlock && attempt < ATTEMPTS => tokio::time::sleep(pause).await,
+            other => return Builder::unix_stream(other?.into_std()?).p2p().build().await,
+        }
+        pause *= 2;
+    }
+    Err(zbus::Error::Unsupported)
+}
+
+/// Why a question got no answer.
+enum Failure {
+    /// The connection is gone.
+    Lost(String),
+    /// This is the answer.
+    Told(UnitError),
+}
+
+/// What is asked about which unit.
+#[derive(Clone, Copy)]
+struct About<'a> {
+    what: &'static str,
+    unit: &'a str,
+}
+
+impl About<'_> {
+    fn failure(self, error: zbus::Error) -> Failure {
+        let unit = self.unit.to_owned();
+        if let zbus::Error::MethodError(name, text, _) = &error {
+            let refused = || UnitError::Refused {
+                what: self.what,
+                unit: unit.clone(),
+                text: text.clone().unwrap_or_else(|| name.to_string()),
+            };
+            return Failure::Told(match name.rsplit('.').next() {
+                Some("UnitExists") => UnitError::Exists(unit),
+                Some("NoSuchUnit") => UnitError::Missing(unit),
+                _ => refused(),
+            });
+        }
+        match error {
+            zbus::Error::FDO(error) => {
+                Failure::Told(UnitError::Refused { what: self.what, unit, text: error.to_string() })
+            }
+            other => Failure::Lost(other.to_string()),
+        }
+    }
+
+    fn silent(self) -> Failure {
+        Failure::Told(UnitError::NoAnswer(format!("{} unit {}", self.what, self.unit)))
+    }
+}
+
+impl Link {
+    async fn new(connection: Connection) -> Result<Self, UnitError> {
+        let told = |error: zbus::Error| UnitError::Bus(error.to_string());
+        let rule = MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).member("JobRemoved").build();
+        let stream = timeout(ANSWER, MessageStream::for_match_rule(rule.map_err(told)?, &connection, None)).await;
+        let stream = stream.map_err(|_| UnitError::NoAnswer("the bus".to_owned()))?.map_err(told)?;
+        let jobs = Jobs::default();
+        let listening = tokio::spawn(listen(stream, jobs.clone()));
+        let mut link = Self { connection, release: Release::default(), jobs, listening };
+        link.release = link.asked_release().await;
+        Ok(link)
+    }
+
+    /// Not knowing it is no reason to run no pods.
+    async fn asked_release(&self) -> Release {
+        let asked = self.connection.call_method(
+            Some(SERVICE),
+            OBJECT,
+            Some("org.freedesktop.DBus.Properties"),
+            "Get",
+            &(MANAGER, "Version"),
+        );
+        let answer = match timeout(ANSWER, asked).await {
+            Ok(answer) => answer.and_then(|answer| answer.body().deserialize::<OwnedVariant>()),
+            Err(_) => Err(zbus::Error::Failure("no answer".to_owned())),
+        };
+        match answer.and_then(|value| String::try_from(value).map_err(|_| zbus::Error::IncorrectType)) {
+            Ok(text) => Release::parse(&text),
+            Err(error) => {
+                tracing::warn!(err = %error, "systemd does not say which release it is");
+                Release::default()
+            }
+        }
+    }
+
+    async fn call<B>(&self, about: About<'_>, method: &'static str, body: &B) -> Result<Message, Failure>
+    where
+        B: serde::Serialize + zbus::DynamicType,
+    {
+        let asked = self.connection.call_method(Some(SERVICE), OBJECT, Some(MANAGER), method, body);
+        match timeout(ANSWER, asked).await {
+            Ok(answer) => answer.map_err(|error| about.failure(error)),
+            Err(_) => Err(about.silent()),
+        }
+    }
+
+    /// Asks for a job and waits for its end.
+    async fn job<B>(&self, about: About<'_>, method: &'static str, body: &B) -> Result<(), Failure>
+    where
+        B: serde::Serialize + zbus::DynamicType,
+    {
+        let asking = self.jobs.ask();
+        let answer = self.call(about, method, body).await?;
+        let job: OwnedObjectPath = answer.body().deserialize().map_err(|error| about.failure(error))?;
+        let result = match timeout(JOB, asking.named(job.as_str())).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => return Err(Failure::Lost("the connection ended before the job".to_owned())),
+            Err(_) => return Err(about.silent()),
+        };
+        if result == "done" {
+            return Ok(());
+        }
+        Err(Failure::Told(UnitError::Job { what: about.what, unit: about.unit.to_owned(), result }))
+    }
+}
+
+/// Tells the ends of jobs to who waits for them, until the connection ends.
+async fn listen(mut stream: MessageStream, jobs: Jobs) {
+    while let Some(message) = stream.next().await {
+        let Ok(message) = message else { break };
+        let told = message.body().deserialize::<(u32, OwnedObjectPath, String, String)>();
+        if let Ok((_, job, _, result)) = told {
+            jobs.ended(job.as_str().to_owned(), result);
+        }
+    }
+    jobs.give_up();
+}
+
+/// Properties as they travel: names and variants.
+fn on_the_wire(properties: &[Property]) -> Vec<(&'static str, Variant<'_>)> {
+    let variant = |value: &'_ Value| match value {
+        Value::Flag(flag) => Variant::new(*flag),
+        Value::Number(number) => Variant::new(*number),
+        Value::Text(text) => Variant::new(text.clone()),
+        Value::Names(names) => Variant::new(names.clone()),
+        Value::Bytes(bytes) => Variant::new(bytes.clone()),
+        Value::Processes(pids) => Variant::new(pids.clone()),
+    };
+    properties.iter().map(|property| (property.name, variant(&property.value))).collect()
+}
+
+impl Units for Bus {
+    fn release(&self) -> Result<Release, UnitError> {
+        self.ask(async |link| Ok(link.release))
+    }
+
+    fn start(&self, unit: &str, properties: &[Property]) -> Result<(), UnitError> {
+        let about = About { what: "start", unit };
+        let none: Vec<(&str, Vec<(&str, Variant<'_>)>)> = Vec::new();
+        let body = (unit, MODE, on_the_wire(properties), none);
+        self.ask(async |link| link.job(about, "StartTransientUnit", &body).await)
+    }
+
+    fn set(&self, unit: &str, properties: &[Property]) -> Result<(), UnitError> {
+        if properties.is_empty() {
+            return Ok(());
+        }
+        let about = About { what: "change", unit };
+        let body = (unit, true, on_the_wire(properties));
+        self.ask(async |link| link.call(about, "SetUnitProperties", &body).await.map(drop))
+    }
+
+    fn stop(&self, unit: &str) -> Result<(), UnitError> {
+        let about = About { what: "stop", unit };
+        self.ask(async |link| link.job(about, "StopUnit", &(unit, MODE)).await)
+    }
+
+    fn reset_failed(&self, unit: &str) -> Result<(), UnitError> {
+        let about = About { what: "forget", unit };
+        self.ask(async |link| link.call(about, "ResetFailedUnit", &(unit,)).await.map(drop))
+    }
+}
