@@ -6,7 +6,7 @@ set -eu
 # program:package
 needed="cc:gcc cc:libc6-dev containerd:containerd ctr:containerd runc:runc busybox:busybox-static ip:iproute2 curl:curl openssl:openssl prometheus:prometheus promtool:prometheus"
 # What only tests use.
-[ "${1:-}" = required ] || needed="$needed docker-registry:docker-registry qemu-system-x86_64:qemu-system-x86"
+[ "${1:-}" = required ] || needed="$needed docker-registry:docker-registry qemu-system-x86_64:qemu-system-x86 mke2fs:e2fsprogs losetup:mount"
 
 missing() {
     PATH="$PATH:/usr/sbin:/sbin"
