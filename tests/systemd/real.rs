@@ -57,7 +57,9 @@ fn a_machine_that_systemd_runs() {
     let place = tempfile::tempdir().expect("a directory");
     let root = Root::new(place.path(), &kernel);
     root.program(&std::env::current_exe().expect("this program"), "t/test");
-    root.program(&machine::beside("berth-shim").expect("a shim"), "t/berth-shim");
+    for name in ["berth", "berth-shim"] {
+        root.program(&machine::beside(name).unwrap_or_else(|| panic!("{name} was not built")), &format!("t/{name}"));
+    }
     root.program(Path::new(SYSTEMD), &SYSTEMD[1..]);
     root.program(Path::new(SYSTEMCTL), &SYSTEMCTL[1..]);
     root.program(Path::new(BUS), &BUS[1..]);
@@ -72,6 +74,7 @@ fn a_machine_that_systemd_runs() {
     root.file("etc/machine-id", "");
     root.file("etc/systemd/system/tests.target", TARGET);
     root.file("etc/systemd/system/tests.service", SERVICE);
+    inside::lay_down(&root);
     let (names, end) = (inside::NAMES.join(" "), machine::END);
     root.file("t/tests", &format!("/t/test --ignored --exact {names} 2>&1\necho '{end}'; poweroff -f\n"));
     let second = format!("ip link set lo up; hostname slices\nexec {SYSTEMD} --unit=tests.target --log-target=kmsg\n");
