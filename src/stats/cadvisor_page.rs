@@ -1,11 +1,10 @@
 //! `/metrics/cadvisor`: every group as metrics, under the names public dashboards select. Pure.
 //!
-//! Families of groups: [`families`]; how their labels are written: [`labels`]; what is told of the machine: [`machine`].
+//! Families of groups: [`families`]; how their labels are written: `cadvisor_labels`; what is told of the machine:
+//! `cadvisor_machine`.
 //! Behaviour: spec 04b §11, 08 §8.
 //!
 //! [`families`]: super::cadvisor_families
-//! [`labels`]: super::cadvisor_labels
-//! [`machine`]: super::cadvisor_machine
 
 use std::{collections::HashMap, sync::Arc};
 
