@@ -32,9 +32,9 @@ const UNPACKED: &str = "shim";
 /// A program beside ours that is longer is one for development, and is used where it lies.
 const LONGEST_COPY: u64 = 16 << 20;
 
-/// The shim that was built in.
+/// The shim that was built in, packed with zstd.
 #[cfg(embeds_shim)]
-const EMBEDDED: Option<&[u8]> = Some(include_bytes!(env!("BERTH_SHIM_BYTES")));
+const EMBEDDED: Option<&[u8]> = Some(include_bytes!(concat!(env!("OUT_DIR"), "/shim.zst")));
 /// None was built in.
 #[cfg(not(embeds_shim))]
 const EMBEDDED: Option<&[u8]> = None;
@@ -81,8 +81,9 @@ pub enum Protection {
 /// # Errors
 /// Where there is no program, or the state directory cannot be written.
 pub fn unpack(state: &Path) -> Result<(PathBuf, Protection), SpawnError> {
-    if let Some(bytes) = EMBEDDED {
-        return unpack_bytes(state, bytes);
+    if let Some(packed) = EMBEDDED {
+        let bytes = zstd::decode_all(packed).map_err(file("unpack the shim in", Path::new("/proc/self/exe")))?;
+        return unpack_bytes(state, &bytes);
     }
     let beside = beside()?;
     let length = fs::metadata(&beside).map_err(file("look at", &beside))?.len();
