@@ -1,8 +1,8 @@
 //! The shim: the small process that holds one pod. All it does is in `berth::embedded::shim`.
 //!
 //! `berth-shim FOLDER` runs the loop of that folder's pod, with the control socket as its standard input. With another
-//! first argument it is the pod's process 1, which the loop itself starts, or one that keeps a new scope. Called by the name of an applet it is that one:
-//! the built-in images are made of it.
+//! first argument it is the pod's process 1, which the loop itself starts, or one that keeps a new scope. Called by the name
+//! of an applet it is that one: the built-in images are made of it.
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 

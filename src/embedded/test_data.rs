@@ -33,6 +33,7 @@ pub fn plan(id: &str) -> LaunchPlan {
         log: None,
         longest_record: 16384,
         limit_ms: 60_000,
+        hooks: None,
     }
 }
 

@@ -20,6 +20,8 @@ mod changes;
 mod confinement;
 mod filesystems;
 mod full_disk;
+mod hooks;
+mod images;
 mod lifecycle;
 mod network;
 mod stats;

@@ -15,6 +15,7 @@ use tonic::{
 };
 
 use super::fakes::{self, World};
+use crate::kit::cri_calls::sandbox;
 
 mod stats;
 
@@ -60,18 +61,7 @@ async fn start(directory: tempfile::TempDir, world: Arc<World>, boot_id: &str) -
 /// A pod that shares the host's memory, so that nothing is mounted.
 fn pod(name: &str) -> cri::PodSandboxConfig {
     let options = cri::NamespaceOption { ipc: cri::NamespaceMode::Node.into(), ..Default::default() };
-    let context = cri::LinuxSandboxSecurityContext { namespace_options: Some(options), ..Default::default() };
-    cri::PodSandboxConfig {
-        metadata: Some(cri::PodSandboxMetadata {
-            name: name.to_owned(),
-            namespace: "ns".to_owned(),
-            uid: format!("uid-{name}"),
-            attempt: 0,
-        }),
-        labels: [("app".to_owned(), name.to_owned())].into(),
-        linux: Some(cri::LinuxPodSandboxConfig { security_context: Some(context), ..Default::default() }),
-        ..Default::default()
-    }
+    cri::PodSandboxConfig { labels: [("app".to_owned(), name.to_owned())].into(), ..sandbox(name, options) }
 }
 
 fn container(name: &str) -> cri::ContainerConfig {

@@ -142,6 +142,15 @@ fn who_unpacks_has_nothing_but_the_layers_directory() {
     if skips("who_unpacks_has_nothing_but_the_layers_directory") {
         return;
     }
+    // Noise, so that half of what is packed is half of the layer too.
+    let noise: Vec<u8> = (0..200_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let plain = layer("f", &noise);
+    has_nothing_but_the_layers_directory(&plain, &["berth"]);
+    has_nothing_but_the_layers_directory(&super::registry::gzip(&plain), &["berth", "decompress"]);
+}
+
+/// Looks at each thread while half of the layer was read.
+fn has_nothing_but_the_layers_directory(packed: &[u8], threads: &[&str]) {
     let place = tempfile::tempdir().expect("a directory");
     let into = place.path().join("d");
     fs::create_dir(&into).expect("makeable");
@@ -152,21 +161,33 @@ fn who_unpacks_has_nothing_but_the_layers_directory() {
     command.arg(apart::VERB).arg(serde_json::to_string(&job).expect("JSON"));
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts");
     let mut child = Unpacking(child);
-    let bytes = layer("f", &[b'x'; 100_000]);
     let mut stdin = child.0.stdin.take().expect("piped");
-    stdin.write_all(&bytes[..1024]).expect("written");
+    stdin.write_all(&packed[..packed.len() / 2]).expect("written");
     let proc = Path::new("/proc").join(child.0.id().to_string());
     let begun = Instant::now();
     while !into.join("f").exists() {
         assert!(begun.elapsed() < Duration::from_secs(20), "it does not begin");
         std::thread::yield_now();
     }
-    assert_eq!(fs::read_link(proc.join("root")).expect("there"), into);
+    let mut names = Vec::new();
+    for task in fs::read_dir(proc.join("task")).expect("listable") {
+        let task = task.expect("a thread").path();
+        names.push(fs::read_to_string(task.join("comm")).expect("there").trim().to_owned());
+        looks_confined(&task, &into);
+    }
+    names.sort();
+    assert_eq!(names, threads);
+    drop(stdin);
+    assert!(!child.0.wait().expect("ended").success(), "the layer was cut");
+}
+
+fn looks_confined(task: &Path, into: &Path) {
+    assert_eq!(fs::read_link(task.join("root")).expect("there"), into);
     let own = |name: &str| fs::read_link(Path::new("/proc/self").join(name)).expect("there");
     for name in ["ns/mnt", "ns/net"] {
-        assert_ne!(fs::read_link(proc.join(name)).expect("there"), own(name), "{name}");
+        assert_ne!(fs::read_link(task.join(name)).expect("there"), own(name), "{name}");
     }
-    let status = fs::read_to_string(proc.join("status")).expect("there");
+    let status = fs::read_to_string(task.join("status")).expect("there");
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).expect(name);
         u64::from_str_radix(line.trim(), 16).expect("a number")
@@ -177,11 +198,9 @@ fn who_unpacks_has_nothing_but_the_layers_directory() {
         assert_eq!(field(name) & !kept, 0, "{name} {status}");
     }
     assert_eq!((field("CapInh:"), field("CapAmb:"), field("NoNewPrivs:")), (0, 0, 1));
-    let limits = fs::read_to_string(proc.join("limits")).expect("there");
+    let limits = fs::read_to_string(task.join("limits")).expect("there");
     let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).expect("told");
     assert!(files.split_whitespace().take(2).all(|limit| limit == "256"), "{files}");
-    drop(stdin);
-    assert!(!child.0.wait().expect("ended").success(), "the layer was cut");
 }
 
 #[tokio::test]

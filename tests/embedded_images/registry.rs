@@ -141,10 +141,21 @@ impl Registry {
 
     /// Pushes an image of these layers for a machine.
     pub fn push(&self, repository: &str, tag: &str, architecture: &str, layers: &[Vec<u8>]) -> Descriptor {
+        self.push_with(repository, tag, json!({"Cmd": [architecture]}), (architecture, layers))
+    }
+
+    /// Likewise, with what containers inherit.
+    pub fn push_with(
+        &self,
+        repository: &str,
+        tag: &str,
+        inherited: Value,
+        (architecture, layers): (&str, &[Vec<u8>]),
+    ) -> Descriptor {
         let packed: Vec<Vec<u8>> = layers.iter().map(|layer| gzip(layer)).collect();
         let diff_ids: Vec<Digest> = layers.iter().map(|layer| Digest::of(layer)).collect();
         let config = json!({
-            "architecture": architecture, "os": "linux", "config": {"Cmd": [architecture]},
+            "architecture": architecture, "os": "linux", "config": inherited,
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
         });
         let config = config.to_string().into_bytes();
@@ -223,7 +234,8 @@ pub fn saved(layers: &[Vec<u8>]) -> Vec<u8> {
     builder.into_inner().expect("in memory")
 }
 
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+/// Packed.
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(bytes).expect("in memory");
     encoder.finish().expect("in memory")

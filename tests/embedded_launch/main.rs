@@ -5,6 +5,7 @@
 mod kit;
 
 mod exec;
+mod hooks;
 mod limits;
 mod mounts;
 mod pods;

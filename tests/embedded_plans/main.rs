@@ -63,6 +63,7 @@ impl Pod {
             groups: usual.groups,
             longest_record: 0,
             limit_ms: 20_000,
+            bundle: bench.at("bundle"),
         };
         launch::launch(&inputs).expect("a plan").plan
     }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use berth::embedded::shim::{
-    plan::{ExecPlan, Failure, FailureKind, LaunchPlan, NamespacePlan, Process, Took},
+    plan::{ExecPlan, Failure, FailureKind, Hooks, LaunchPlan, NamespacePlan, Process, Took},
     worker::launcher::{Around, Inside, Launcher, Launching, Made, Progress, Stdio},
 };
 
@@ -40,6 +40,10 @@ impl Launcher for Plain {
     fn begin_exec(&self, plan: &ExecPlan, inside: Inside<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
         assert!(inside.init > 1, "a process to join");
         start(&plan.process, stdio)
+    }
+
+    fn begin_poststop(&self, _: &str, _: &Hooks) -> Result<(), Failure> {
+        Ok(())
     }
 }
 

@@ -27,6 +27,7 @@ pub fn plain(id: &str, args: &[&str]) -> LaunchPlan {
         log: None,
         longest_record: 16_384,
         limit_ms: 20_000,
+        hooks: None,
     }
 }
 

@@ -7,14 +7,21 @@ use serde::Deserialize;
 
 use super::{args::absolute, facts::Node, refusal::Refusal};
 use crate::{
-    embedded::shim::plan::{Access, Mount, Propagation, Source},
+    embedded::shim::plan::{self, Access, Moment, Mount, Propagation, Source},
     proto::cri,
 };
 
 /// Annotations that name devices begin with it.
 const ANNOTATION: &str = "cdi.k8s.io/";
-/// Hooks a file may ask for.
-const HOOKS: [&str; 4] = ["createRuntime", "createContainer", "startContainer", "poststop"];
+/// When a file may ask for hooks.
+const MOMENTS: [Moment; 6] = [
+    Moment::Prestart,
+    Moment::CreateRuntime,
+    Moment::CreateContainer,
+    Moment::StartContainer,
+    Moment::Poststart,
+    Moment::Poststop,
+];
 
 /// What devices change about a container; nodes were looked up on the host.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -27,6 +34,8 @@ pub struct Edits {
     pub mounts: Vec<Mount>,
     /// Groups of the container's processes.
     pub groups: Vec<u32>,
+    /// Programs that are executed on the way.
+    pub hooks: Vec<plan::Hook>,
 }
 
 /// A file of a vendor.
@@ -113,6 +122,14 @@ pub struct MountEdit {
 pub struct Hook {
     /// When.
     pub hook_name: String,
+    /// The program, absolute.
+    pub path: String,
+    /// Its arguments, its own name first.
+    pub args: Vec<String>,
+    /// `KEY=value`.
+    pub env: Vec<String>,
+    /// Seconds it may take; 0 or none: as long as the start.
+    pub timeout: Option<i64>,
 }
 
 /// The devices a request names, each once: those of its list, then those of its annotations.
@@ -132,7 +149,7 @@ pub fn names(config: &cri::ContainerConfig) -> Vec<String> {
 /// What the named devices change, in the order of their names; a device of a later file stands for one of an earlier.
 ///
 /// # Errors
-/// Where no file knows a device, or a file asks for what we do not do.
+/// Where no file knows a device.
 pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, Refusal> {
     let mut all = Vec::new();
     let mut unknown = Vec::new();
@@ -151,13 +168,34 @@ pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, Re
     if !unknown.is_empty() {
         return Err(Refusal::plain(format!("unresolvable CDI devices {}", unknown.join(", "))));
     }
-    match all.iter().flat_map(|edits| &edits.hooks).next() {
-        Some(hook) if HOOKS.contains(&hook.hook_name.as_str()) => {
-            Err(Refusal::impossible(format!("CDI hook {:?} is not supported by the embedded runtime", hook.hook_name)))
-        }
-        Some(hook) => Err(Refusal::plain(format!("invalid CDI hook {:?}", hook.hook_name))),
-        None => Ok(all),
+    Ok(all)
+}
+
+/// A hook as a plan has it.
+///
+/// # Errors
+/// Where its moment is not known, its path is not absolute, or a variable has no name.
+pub fn hook(edit: &Hook) -> Result<plan::Hook, Refusal> {
+    let refuse = |what: &str| Refusal::plain(format!("invalid CDI hook {:?}: {what}", edit.hook_name));
+    let moment = MOMENTS.into_iter().find(|moment| moment.name() == edit.hook_name);
+    let moment = moment.ok_or_else(|| refuse("unknown name"))?;
+    if !edit.path.starts_with('/') {
+        return Err(refuse("it needs an absolute path"));
     }
+    if edit.env.iter().any(|pair| pair.find('=').is_none_or(|at| at == 0)) {
+        return Err(refuse("a variable has no name"));
+    }
+    if [&edit.path].into_iter().chain(&edit.args).chain(&edit.env).any(|text| text.contains('\0')) {
+        return Err(refuse("a word holds a NUL"));
+    }
+    let limit = edit.timeout.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+    Ok(plan::Hook {
+        moment,
+        path: edit.path.clone().into(),
+        args: edit.args.clone(),
+        env: edit.env.clone(),
+        limit_ms: limit.map(|seconds| seconds.saturating_mul(1000)),
+    })
 }
 
 fn find<'a>(name: &str, specs: &'a [Spec]) -> Option<(&'a Spec, &'a NamedDevice)> {
@@ -208,7 +246,8 @@ mod tests {
         "devices": [
             {"name": "0", "containerEdits": {"env": ["N=0"], "deviceNodes": [{"path": "/dev/acme0", "type": "c"}]}},
             {"name": "1", "containerEdits": {"env": ["N=1"]}},
-            {"name": "hooked", "containerEdits": {"hooks": [{"hookName": "poststop", "path": "/x"}]}},
+            {"name": "hooked", "containerEdits": {"hooks": [{"hookName": "poststop", "path": "/x",
+                "args": ["x", "y"], "env": ["A="], "timeout": 3}]}},
             {"name": "odd", "containerEdits": {"hooks": [{"hookName": "never", "path": "/x"}]}}]}"#;
     const LATER: &str = r#"{"kind": "acme.com/gpu", "devices": [{"name": "1", "containerEdits": {"env": ["N=one"]}}]}"#;
 
@@ -228,8 +267,41 @@ mod tests {
         assert_eq!(env(&["acme.com/gpu=0", "acme.com/gpu=1"]), Ok(vec!["ALL=1".into(), "N=0".into(), "N=one".into()]));
         let unknown = env(&["acme.com/gpu=7", "acme.com/gpu=0", "b/c=1"]);
         assert_eq!(unknown, Err("unresolvable CDI devices acme.com/gpu=7, b/c=1".to_owned()));
-        assert!(env(&["acme.com/gpu=hooked"]).is_err());
-        assert_eq!(env(&["acme.com/gpu=odd"]), Err("invalid CDI hook \"never\"".to_owned()));
+    }
+
+    #[test]
+    fn hooks_are_what_can_be_executed() {
+        let spec = specs().swap_remove(0);
+        let named = |name: &str| {
+            let device = spec.devices.iter().find(|device| device.name == name).expect("a device");
+            hook(&device.container_edits.hooks[0]).map_err(|refusal| refusal.text)
+        };
+        let hooked = plan::Hook {
+            moment: Moment::Poststop,
+            path: "/x".into(),
+            args: vec!["x".into(), "y".into()],
+            env: vec!["A=".into()],
+            limit_ms: Some(3000),
+        };
+        assert_eq!(named("hooked"), Ok(hooked));
+        assert_eq!(named("odd"), Err("invalid CDI hook \"never\": unknown name".to_owned()));
+        for moment in MOMENTS {
+            let plain = Hook { hook_name: moment.name().into(), path: "/x".into(), ..Hook::default() };
+            assert_eq!(hook(&plain).map(|hook| (hook.moment, hook.limit_ms)), Ok((moment, None)));
+            let edited = |change: fn(&mut Hook)| {
+                let mut edited = plain.clone();
+                change(&mut edited);
+                hook(&edited).expect_err("no hook").text
+            };
+            for (text, what) in [
+                (edited(|hook| hook.path = "x".into()), "it needs an absolute path"),
+                (edited(|hook| hook.env = vec!["A".into()]), "a variable has no name"),
+                (edited(|hook| hook.env = vec!["=A".into()]), "a variable has no name"),
+                (edited(|hook| hook.args = vec!["a\0".into()]), "a word holds a NUL"),
+            ] {
+                assert_eq!(text, format!("invalid CDI hook {:?}: {what}", moment.name()));
+            }
+        }
     }
 
     #[test]

@@ -112,6 +112,8 @@ pub struct Inputs<'a> {
     pub longest_record: usize,
     /// How long starting may take, milliseconds.
     pub limit_ms: u64,
+    /// Where hooks find the container's `config.json`.
+    pub bundle: PathBuf,
 }
 
 /// What was found of what a request names.

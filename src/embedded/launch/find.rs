@@ -236,6 +236,9 @@ fn looked_up(all: &[ContainerEdits]) -> Result<Edits, Refusal> {
             edits.mounts.retain(|earlier| earlier.target != mount.target);
             edits.mounts.push(mount);
         }
+        for hook in &from.hooks {
+            edits.hooks.push(cdi::hook(hook)?);
+        }
     }
     Ok(edits)
 }

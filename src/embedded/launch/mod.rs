@@ -10,6 +10,7 @@
 //! looked up on the host is gathered before. Nothing here has state. Behaviour: spec 09a §2.3, §2.4, §3.2, §6-§9.
 
 pub mod args;
+pub mod bundle;
 pub mod capabilities;
 pub mod cdi;
 pub mod device_program;

@@ -2,6 +2,7 @@
 
 use super::{
     args::{args, log_path, working_dir},
+    bundle,
     capabilities::{capabilities, names},
     devices::{self, Rule, Wanted},
     environment::{self, environment},
@@ -83,6 +84,7 @@ pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
         log: log_path(&inputs.sandbox.config.log_directory, &config.log_path)?,
         longest_record: inputs.longest_record,
         limit_ms: inputs.limit_ms,
+        hooks: bundle::hooks(inputs).map(Box::new),
     };
     Ok(Launch { plan, device_rules: devices::rules(&wanted) })
 }

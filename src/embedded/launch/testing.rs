@@ -101,6 +101,7 @@ impl Facts {
             groups: vec![PathBuf::from("/sys/fs/cgroup/g")],
             longest_record: 16_384,
             limit_ms: 60_000,
+            bundle: PathBuf::from("/bundle"),
         }
     }
 }

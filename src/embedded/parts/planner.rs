@@ -21,6 +21,8 @@ use crate::{
 
 /// How long what a request names may take to be looked up: a dead file system answers never.
 const FIND_LIMIT: Duration = Duration::from_secs(60);
+/// What hooks read of a container, in its directory.
+const BUNDLE: &str = "bundle";
 /// How long starting may take, milliseconds.
 const START_LIMIT_MS: u64 = 60_000;
 
@@ -111,8 +113,15 @@ impl Plans {
             groups: Vec::new(),
             longest_record: self.longest_record,
             limit_ms: START_LIMIT_MS,
+            bundle: self.layout.container(&ask.id).join(BUNDLE),
         };
         let launch = launch::launch(&inputs)?;
+        if let Some(hooks) = &launch.plan.hooks {
+            store::make_directory(&hooks.bundle, 0o711)?;
+            let config = launch::bundle::config(&inputs, &launch.plan);
+            let written = std::fs::write(hooks.bundle.join("config.json"), config.to_string());
+            written.map_err(|error| RuntimeError::other(format!("write config.json for hooks: {error}")))?;
+        }
         let process = &launch.plan.process;
         let user = (process.uid, process.gid, process.groups.clone());
         Ok(Planned { user, devices: launch.device_rules, plan: launch.plan, mounted })

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::{
     child,
-    plan::{ExecPlan, Failure, LaunchPlan, NamespacePlan},
+    plan::{ExecPlan, Failure, Hooks, LaunchPlan, NamespacePlan},
     worker::launcher::{Around, Inside, Launcher, Launching, Made, Progress, Stdio},
 };
 
@@ -26,6 +26,10 @@ impl Launcher for Children {
 
     fn begin_exec(&self, plan: &ExecPlan, inside: Inside<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
         Ok(Box::new(Child(child::begin_exec(plan, inside.init, inside.groups, stdio.into())?)))
+    }
+
+    fn begin_poststop(&self, container: &str, hooks: &Hooks) -> Result<(), Failure> {
+        child::begin_poststop(container, hooks)
     }
 }
 

@@ -8,6 +8,10 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub use hooks::{Hook, Hooks, Moment};
+
+mod hooks;
+
 /// The protocol both speak; a shim speaks exactly one version.
 pub const VERSION: u16 = 1;
 /// First field of every datagram.
@@ -287,6 +291,9 @@ pub struct LaunchPlan {
     pub longest_record: usize,
     /// How long starting may take, milliseconds.
     pub limit_ms: u64,
+    /// Programs of others on its way, where somebody wants any.
+    #[serde(default)]
+    pub hooks: Option<Box<Hooks>>,
 }
 
 /// Whose processes a container sees.

@@ -63,7 +63,9 @@ pub async fn daemon_with(place: &Path, builtin: Builtin) -> Daemon {
     let network = NetworkConfig { mode: "builtin".to_owned(), bridge: bridge(place), ..NetworkConfig::default() };
     let (root, state) = (place.join("root"), place.join("state"));
     let (import_dir, cgroup_driver) = (place.join("archives"), "cgroupfs".to_owned());
-    let config = EmbeddedConfig { root, state, network, import_dir, cgroup_driver, ..EmbeddedConfig::default() };
+    let cdi_spec_dirs = vec![place.join("cdi")];
+    let config =
+        EmbeddedConfig { root, state, network, import_dir, cgroup_driver, cdi_spec_dirs, ..EmbeddedConfig::default() };
     let stop = CancellationToken::new();
     let around = Surroundings {
         hostname: "node".to_owned(),

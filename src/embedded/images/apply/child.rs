@@ -10,6 +10,7 @@ use std::{
     os::fd::AsFd,
     process::ExitCode,
     sync::Mutex,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -21,10 +22,11 @@ use rustix::thread::CapabilitySet;
 use tracing::warn;
 
 use super::{
-    Applied,
+    Applied, Place,
     apart::{Job, Line},
     apply_in,
     root::{RootDir, Way},
+    source,
 };
 use crate::{
     embedded::images::error::{Attempt, ImageError},
@@ -47,8 +49,10 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
 /// Resource, by its number, and limit: open files, core dumps, memory. A decoder's window is 128 MiB at most; names and times
 /// of directories take the rest.
 const LIMITS: [(u32, u64); 3] = [(7, 256), (4, 0), (2, 1 << 30)];
-/// Bytes of warnings that are told: they must fit into a pipe nobody reads yet.
+/// Bytes of warnings that are told: with all else that is said they stay below what is listened to.
 const WARNINGS: usize = 16 << 10;
+/// How often is told that something still happens.
+const ALIVE_EVERY: Duration = Duration::from_secs(10);
 
 /// Does the job, and tells what came of it on standard output.
 pub fn main(job: &str) -> ExitCode {
@@ -76,7 +80,17 @@ fn unpack(job: &Job) -> Result<Applied, ImageError> {
     confine(&root)?;
     // Past the small buffer of standard input.
     let stream = File::from(io::stdin().as_fd().try_clone_to_owned().attempt("open the stream")?);
-    apply_in(stream, (root, Way::Here(alone)), &job.policy, Some(recipe))
+    // A thread that begins now has no more than we have left; it names no files.
+    let stream = source::ahead(stream)?;
+    let mut told = Instant::now();
+    let mut alive = || {
+        if told.elapsed() >= ALIVE_EVERY {
+            told = Instant::now();
+            // Who does not listen any more kills us, or has gone.
+            let _ = tell(&Line::Alive);
+        }
+    };
+    apply_in(stream, Place { root, way: Way::Here(alone), alive: &mut alive }, &job.policy, Some(recipe))
 }
 
 fn confine(root: &RootDir) -> Result<(), ImageError> {

@@ -28,11 +28,11 @@ use super::{
     limits::{Form, Policy, Totals},
     path,
     root::{self, At, RootDir, Way},
+    source::{self, Source},
     whiteouts::{Mark, mark},
 };
 use crate::{
     embedded::images::{
-        compression::Unpacked,
         digest::{Digest, Hashing},
         error::{Attempt, ImageError, Kind as ErrorKind},
         recipe::Noting,
@@ -65,23 +65,9 @@ pub struct Applied {
     pub is_noted: bool,
 }
 
-/// A reader that counts.
-struct Counting<R> {
-    inner: R,
-    count: u64,
-}
-
-impl<R: Read> Read for Counting<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.count = self.count.saturating_add(count as u64);
-        Ok(count)
-    }
-}
-
 /// When something was read and written.
 type Times = ((i64, u32), (i64, u32));
-type Stream<R> = Reader<Noting<Hashing<Unpacked<Counting<R>>>>>;
+type Stream<'a> = Noting<Hashing<Box<dyn Source + 'a>>>;
 
 /// Unpacks a layer, packed in any way we know, into an existing directory.
 ///
@@ -102,20 +88,31 @@ pub fn apply_noting<R: Read>(
     recipe: Option<File>,
 ) -> Result<Applied, ImageError> {
     let root = RootDir::open(into).attempt("open layer directory")?;
-    apply_in(packed, (root, Way::Proc), policy, recipe)
+    let place = Place { root, way: Way::Proc, alive: &mut || {} };
+    apply_in(source::here(packed)?, place, policy, recipe)
 }
 
-/// Likewise, into an open directory; also how its names are told to the kernel.
+/// Where a layer is unpacked.
+pub struct Place<'a> {
+    /// The open directory.
+    pub root: RootDir,
+    /// How its names are told to the kernel.
+    pub way: Way,
+    /// Called again and again while something happens.
+    pub alive: &'a mut dyn FnMut(),
+}
+
+/// Likewise, of a stream without its packing.
 ///
 /// # Errors
 /// Likewise.
-pub fn apply_in<R: Read>(
-    packed: R,
-    into: (RootDir, Way),
-    policy: &Policy,
+pub fn apply_in<'a>(
+    stream: Box<dyn Source + 'a>,
+    into: Place<'a>,
+    policy: &'a Policy,
     recipe: Option<File>,
 ) -> Result<Applied, ImageError> {
-    let stream = Hashing::new(Unpacked::new(Counting { inner: packed, count: 0 })?);
+    let stream = Hashing::new(stream);
     let mut layer = Layer::new(into, policy, Reader::new(Noting::new(stream, recipe)?));
     layer.run()?;
     layer.finish_folders()?;
@@ -126,11 +123,12 @@ pub fn apply_in<R: Read>(
     Ok(Applied { diff_id: stream.finish(), bytes, entries, stream: length, is_noted })
 }
 
-struct Layer<'a, R: Read> {
+struct Layer<'a> {
     root: RootDir,
     way: Way,
+    alive: &'a mut dyn FnMut(),
     policy: &'a Policy,
-    tar: Stream<R>,
+    tar: Reader<Stream<'a>>,
     totals: Totals,
     looked_at: u64,
     /// Times of directories, set last: what is made in them changes them. Keyed by path.
@@ -140,11 +138,12 @@ struct Layer<'a, R: Read> {
     buffer: Vec<u8>,
 }
 
-impl<'a, R: Read> Layer<'a, R> {
-    fn new((root, way): (RootDir, Way), policy: &'a Policy, tar: Stream<R>) -> Self {
+impl<'a> Layer<'a> {
+    fn new(into: Place<'a>, policy: &'a Policy, tar: Reader<Stream<'a>>) -> Self {
         Self {
-            root,
-            way,
+            root: into.root,
+            way: into.way,
+            alive: into.alive,
             policy,
             tar,
             totals: Totals::default(),
@@ -171,9 +170,10 @@ impl<'a, R: Read> Layer<'a, R> {
         ImageError::bad_content(format!("invalid layer: {error}"))
     }
 
-    fn check(&self) -> Result<(), ImageError> {
+    fn check(&mut self) -> Result<(), ImageError> {
+        (self.alive)();
         let stream = self.tar.get_ref().inner();
-        self.policy.bounds.check(self.totals, stream.inner().packed().count, stream.length())
+        self.policy.bounds.check(self.totals, stream.inner().packed(), stream.length())
     }
 
     fn entry(&mut self, entry: &Entry) -> Result<(), ImageError> {
@@ -406,20 +406,22 @@ impl<'a, R: Read> Layer<'a, R> {
                 // Another entry made it something else.
                 continue;
             };
+            (self.alive)();
             rustix::fs::futimens(&folder, &root::times(atime, mtime)).attempt("set times of a directory")?;
         }
         Ok(())
     }
 
     /// Reads what follows the archive, for the digest is of the whole stream.
-    fn drain(mut self) -> Result<Noting<Hashing<Unpacked<Counting<R>>>>, ImageError> {
+    fn drain(mut self) -> Result<Stream<'a>, ImageError> {
         let mut rest = std::mem::take(&mut self.buffer);
         let (totals, bounds) = (self.totals, self.policy.bounds);
         let mut stream = self.tar.into_inner();
         loop {
+            (self.alive)();
             match stream.read(&mut rest).map_err(|error| unreadable(&error))? {
                 0 => return Ok(stream),
-                _ => bounds.check(totals, stream.inner().inner().packed().count, stream.inner().length())?,
+                _ => bounds.check(totals, stream.inner().inner().packed(), stream.inner().length())?,
             }
         }
     }

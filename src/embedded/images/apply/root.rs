@@ -40,7 +40,7 @@ pub struct RootDir {
 pub enum Way {
     /// By the directory's descriptor in `/proc`.
     Proc,
-    /// By going there: for a process of one thread, which may have no `/proc`.
+    /// By going there: for a process that may have no `/proc`, and of which only one thread names files.
     Here(Alone),
 }
 

@@ -5,16 +5,17 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+
 use super::{
     auth::{self, Challenge, Identity},
     client::{self, HttpClient},
     hosts::Endpoint,
 };
 use crate::embedded::images::error::ImageError;
-use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
 
 /// How long an answer's head may take, connecting and TLS included.
 const FIRST_BYTE: Duration = Duration::from_secs(50);

@@ -48,7 +48,7 @@ pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) 
         let joiner = Joiner { alone, parent, plan, init, groups, reporter: &reporter };
         joiner.run(&target, stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
     })?;
-    Launching::new(reports, helper)
+    Launching::new(reports, helper, None)
 }
 
 struct Joiner<'a> {
@@ -164,6 +164,6 @@ impl Joiner<'_> {
             }
         };
         finalise::take_stdio(stdio, slave)?;
-        Ok(finalise::execute(self.alone, Last { process, reporter: self.reporter, profile }))
+        Ok(finalise::execute(self.alone, Last { process, reporter: self.reporter, profile, hooks: None, line: None }))
     }
 }

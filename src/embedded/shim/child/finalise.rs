@@ -21,13 +21,13 @@ use rustix::{
 };
 
 use super::{
-    Stdio, identity,
+    Stdio, hooks, identity,
     report::Reporter,
     terminal,
     told::{Step, Told, failure, reason},
 };
 use crate::{
-    embedded::shim::plan::{Failure, FailureKind, Process},
+    embedded::shim::plan::{Failure, FailureKind, Hooks, Moment, Process},
     sys::spawn::{self, Alone},
 };
 
@@ -39,6 +39,10 @@ pub(super) struct Last<'a> {
     pub(super) reporter: &'a Reporter,
     /// This process's AppArmor file of the host's `/proc`, where a profile is wanted.
     pub(super) profile: Option<OwnedFd>,
+    /// Programs of others, those of a container's first process.
+    pub(super) hooks: Option<&'a Hooks>,
+    /// Who executes those of the host.
+    pub(super) line: Option<&'a hooks::Line>,
 }
 
 /// Opens where this process's AppArmor profile is told, before anything of the container can stand in for it.
@@ -76,9 +80,10 @@ pub(super) fn take_stdio(stdio: Stdio, slave: Option<OwnedFd>) -> Step<()> {
 /// First everything that is open is closed, not only at `execve`: a working directory or program of
 /// `/proc/self/fd/7/../..` would lead to the host (CVE-2024-21626).
 pub(super) fn execute(alone: Alone, last: Last<'_>) -> i32 {
-    let keep = [last.reporter.number(), last.profile.as_ref().map_or(-1, AsRawFd::as_raw_fd)];
+    let profile = last.profile.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+    let keep = [last.reporter.number(), profile, last.line.map_or(-1, hooks::Line::number)];
     let closed = spawn::close_all_but(alone, &keep).told(|| "close descriptors");
-    let failure = match closed.and_then(|()| prepare(&last)) {
+    let failure = match closed.and_then(|()| prepare(alone, &last)) {
         Ok(program) => {
             let error = run(last.process, &program);
             let name = last.process.args.first().map_or("", String::as_str);
@@ -86,7 +91,9 @@ pub(super) fn execute(alone: Alone, last: Last<'_>) -> i32 {
         }
         Err(failure) => failure,
     };
-    tell(last.reporter, &failure)
+    let code = tell(last.reporter, &failure);
+    last.line.iter().for_each(|line| line.failed());
+    code
 }
 
 /// Tells why it failed; the exit code of a program that could not be executed.
@@ -95,7 +102,7 @@ pub(super) fn tell(reporter: &Reporter, failure: &Failure) -> i32 {
     127
 }
 
-fn prepare(last: &Last<'_>) -> Step<PathBuf> {
+fn prepare(alone: Alone, last: &Last<'_>) -> Step<PathBuf> {
     let process = last.process;
     let early = rustix::process::chdir(process.cwd.as_str());
     if let (Some(profile), Some(name)) = (&last.profile, &process.apparmor) {
@@ -114,9 +121,13 @@ fn prepare(last: &Last<'_>) -> Step<PathBuf> {
     if process.no_new_privileges {
         set_no_new_privs(true).told(|| "give up new privileges")?;
     }
+    if let Some(hooks) = last.hooks {
+        hooks::execute(alone, hooks, Moment::StartContainer, Some(std::process::id()))?;
+    }
     rustix::process::umask(Mode::from_raw_mode(0o022));
     spawn::close_on_exec().told(|| "close descriptors")?;
     spawn::reset_signals().told(|| "reset signals")?;
+    last.line.iter().for_each(|line| line.executes());
     last.reporter.executes()?;
     if let Some(filter) = &process.seccomp {
         spawn::load_filter(filter, process.seccomp_flags).told(|| "set the seccomp filter")?;

@@ -20,7 +20,7 @@ use rustix::{
 use super::{
     Around, Launching, Stdio, attach, devices,
     finalise::{self, Last, tell},
-    identity,
+    hooks, identity,
     join::{self, Born},
     mounts::{self, Ready},
     report::{self, Reporter},
@@ -28,7 +28,7 @@ use super::{
     told::{Step, Told, failure},
 };
 use crate::{
-    embedded::shim::plan::{IdMap, LaunchPlan, Namespace, Source, Took},
+    embedded::shim::plan::{IdMap, LaunchPlan, Moment, Namespace, Source, Took},
     sys::{
         in_root::{self, Missing},
         mount_api::{self, Change, Reach},
@@ -46,11 +46,13 @@ pub fn begin_launch(plan: &LaunchPlan, around: &Around<'_>, stdio: Stdio) -> Ste
     let (reports, reporter) = report::pair()?;
     let group = join::birth_group(&plan.groups)?;
     let parent = getpid();
+    let hooks = hooks::begin(alone, plan.hooks.as_deref(), &reporter)?;
+    let line = hooks.as_ref().map(|begun| &begun.line);
     let helper = join::spawn_into(alone, group.as_ref().map(AsFd::as_fd), |born| {
-        let helper = Helper { alone, parent, plan, around, reporter: &reporter };
+        let helper = Helper { alone, parent, plan, around, reporter: &reporter, line };
         helper.run(stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
     })?;
-    Launching::new(reports, helper)
+    Launching::new(reports, helper, hooks.map(|begun| begun.runner))
 }
 
 /// What the helper has made when the container's process begins.
@@ -70,6 +72,7 @@ struct Helper<'a> {
     plan: &'a LaunchPlan,
     around: &'a Around<'a>,
     reporter: &'a Reporter,
+    line: Option<&'a hooks::Line>,
 }
 
 impl Helper<'_> {
@@ -116,6 +119,7 @@ impl Helper<'_> {
     /// What the shim has open for other containers is nothing to this one.
     fn close_others(&self, stdio: &Stdio) -> Step<()> {
         let mut keep = vec![self.reporter.number()];
+        keep.extend(self.line.map(hooks::Line::number));
         keep.extend(self.around.namespaces.iter().map(|(_, fd)| fd.as_raw_fd()));
         if let Stdio::Files(files) = stdio {
             keep.extend(files.iter().map(AsRawFd::as_raw_fd));
@@ -134,7 +138,7 @@ impl Helper<'_> {
             drop(release);
             let run = || -> Step<i32> {
                 Go::wait(wait)?;
-                Inside { alone: self.alone, plan: self.plan, reporter: self.reporter, parts }.run()
+                Inside { alone: self.alone, plan: self.plan, reporter: self.reporter, line: self.line, parts }.run()
             };
             run().unwrap_or_else(|failure| tell(self.reporter, &failure))
         });
@@ -143,6 +147,7 @@ impl Helper<'_> {
         let micros = |from: Instant, to: Instant| u32::try_from((to - from).as_micros()).unwrap_or(u32::MAX);
         let took = Took { root: micros(begun, rooted), clone: micros(rooted, Instant::now()) };
         announce(self.reporter, host_proc.as_fd(), pid, took)?;
+        self.line.map_or(Ok(()), |line| line.process(pid))?;
         step::reached("helper.announced");
         let (_, _, release) = waiting.ok_or_else(|| failure("the process went on as its helper"))?;
         Go::release(release)
@@ -207,6 +212,7 @@ struct Inside<'a> {
     alone: Alone,
     plan: &'a LaunchPlan,
     reporter: &'a Reporter,
+    line: Option<&'a hooks::Line>,
     parts: Parts,
 }
 
@@ -222,6 +228,10 @@ impl Inside<'_> {
             attach::mount(root, mount, ready)?;
         }
         let slave = self.dev(root)?;
+        self.line.map_or(Ok(()), hooks::Line::rooted)?;
+        if let Some(hooks) = &plan.hooks {
+            hooks::execute(self.alone, hooks, Moment::CreateContainer, Some(std::process::id()))?;
+        }
         attach::mask(root, &plan.masked)?;
         attach::protect(root, &plan.read_only)?;
         in_root::open_or_make(root, Path::new(&plan.process.cwd), Missing::Directory)
@@ -232,7 +242,9 @@ impl Inside<'_> {
         }
         attach::pivot(root, plan.root.is_shared)?;
         finalise::take_stdio(self.parts.stdio, slave)?;
-        Ok(finalise::execute(self.alone, Last { process: &plan.process, reporter: self.reporter, profile }))
+        let hooks = plan.hooks.as_deref();
+        let last = Last { process: &plan.process, reporter: self.reporter, profile, hooks, line: self.line };
+        Ok(finalise::execute(self.alone, last))
     }
 
     /// Devices, links and terminal; returns the terminal's end for the process.

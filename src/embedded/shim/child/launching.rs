@@ -19,6 +19,8 @@ use crate::embedded::shim::plan::{Failure, Took};
 pub struct Launching {
     reports: Reports,
     helper: OwnedFd,
+    /// Who executes hooks on the host.
+    runner: Option<OwnedFd>,
     process: Option<Process>,
     terminal: Option<OwnedFd>,
     executes: bool,
@@ -62,9 +64,9 @@ impl AsFd for Launching {
 }
 
 impl Launching {
-    pub(super) fn new(reports: Reports, helper: u32) -> Step<Self> {
-        let helper = join::process(helper)?;
-        Ok(Self { reports, helper, process: None, terminal: None, executes: false, failed: None })
+    pub(super) fn new(reports: Reports, helper: u32, runner: Option<u32>) -> Step<Self> {
+        let (helper, runner) = (join::process(helper)?, runner.map(join::process).transpose()?);
+        Ok(Self { reports, helper, runner, process: None, terminal: None, executes: false, failed: None })
     }
 
     /// Takes in what was told. Never blocks.
@@ -85,7 +87,7 @@ impl Launching {
     /// Kills what was started so far: it has taken too long. [`Progress::Failed`] follows once it has ended.
     pub fn kill(&self) {
         let process = self.process.as_ref().and_then(|process| process.fd.as_ref());
-        for child in [Some(&self.helper), process].into_iter().flatten() {
+        for child in [Some(&self.helper), process, self.runner.as_ref()].into_iter().flatten() {
             let _has_ended = pidfd_send_signal(child, Signal::KILL);
         }
     }

@@ -20,6 +20,7 @@ mod attach;
 mod devices;
 mod exec;
 mod finalise;
+mod hooks;
 mod identity;
 mod join;
 mod launch;
@@ -35,6 +36,7 @@ mod told;
 use std::os::fd::OwnedFd;
 
 pub use exec::begin_exec;
+pub use hooks::begin_poststop;
 pub use launch::begin_launch;
 pub use launching::{Launching, Progress};
 pub use namespaces::{Made, make_namespaces, make_namespaces_with};

@@ -1,8 +1,9 @@
 //! What a process that is being started tells the shim: one datagram each, over a socket pair that its last
 //! `execve` closes.
 //!
-//! First byte `P`: the container's process is there (number, start ticks, how long that took). `T`: its terminal, a descriptor. `X`: it
-//! executes its program next. `F`: it failed (kind, text). `N`: a namespace, a descriptor. `M`: it waits for id maps.
+//! First byte `P`: the container's process is there (number, start ticks, how long that took). `T`: its terminal, a
+//! descriptor. `X`: it executes its program next. `F`: it failed (kind, text). `N`: a namespace, a descriptor. `M`: it waits
+//! for id maps.
 //! The end of the stream after `X` means that the program runs.
 
 use std::{

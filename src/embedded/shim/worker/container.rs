@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    super::plan::{Exit, Held, Processes, Started},
+    super::plan::{Exit, Held, Hooks, Processes, Started},
     backlog::PATIENCE,
     client::{Client, MOST_CLIENTS},
     input::{AHEAD, Input},
@@ -74,6 +74,8 @@ pub struct Container {
     pub ends: Ends,
     /// Who is attached.
     pub clients: Vec<Client>,
+    /// Programs of others.
+    pub hooks: Option<Box<Hooks>>,
 }
 
 impl Container {

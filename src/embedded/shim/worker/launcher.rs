@@ -9,7 +9,7 @@ use std::{
     path::PathBuf,
 };
 
-use super::super::plan::{ExecPlan, Failure, IdMap, LaunchPlan, Namespace, NamespacePlan, Took};
+use super::super::plan::{ExecPlan, Failure, Hooks, IdMap, LaunchPlan, Namespace, NamespacePlan, Took};
 
 /// Namespaces that were made.
 #[derive(Debug, Default)]
@@ -99,4 +99,10 @@ pub trait Launcher {
     /// # Errors
     /// Where not even a helper could be made.
     fn begin_exec(&self, plan: &ExecPlan, inside: Inside<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure>;
+
+    /// Begins to execute what comes after a container; nobody waits for it.
+    ///
+    /// # Errors
+    /// Where not even a helper could be made.
+    fn begin_poststop(&self, container: &str, hooks: &Hooks) -> Result<(), Failure>;
 }

@@ -99,6 +99,7 @@ impl Worker<'_> {
 
     /// Containers of which everything was read are over.
     pub(super) fn conclude(&mut self, now: Instant) {
+        let mut over = Vec::new();
         for container in self.containers.values_mut() {
             let State::Draining { mut exit, until } = container.state else { continue };
             if !container.is_drained() && now < until {
@@ -113,6 +114,10 @@ impl Worker<'_> {
             }
             container.state = State::Ended { exit, since: now };
             self.events.push(Target::Container(container.id.clone()), exit);
+            over.extend(container.hooks.take().map(|hooks| (container.id.clone(), hooks)));
+        }
+        for (id, hooks) in over {
+            self.poststop(&id, Some(&hooks));
         }
     }
 }

@@ -10,10 +10,10 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
-    super::plan::{ExecPlan, Failure, FailureKind, LaunchPlan, Processes, Reply, Started},
+    super::plan::{ExecPlan, Failure, FailureKind, Hooks, LaunchPlan, Processes, Reply, Started},
     Origin, Worker,
     container::{Container, State},
-    groups,
+    groups, journal,
     launcher::{Around, Inside, Launching, Progress, Stdio},
     log::Log,
     memory::Memory,
@@ -53,6 +53,7 @@ struct Launch {
     ends: Option<Ends>,
     has_stdin: bool,
     longest_record: usize,
+    hooks: Option<Box<Hooks>>,
 }
 
 /// A failure of that kind.
@@ -100,6 +101,7 @@ impl Worker<'_> {
             ends,
             has_stdin: plan.stdin,
             longest_record: plan.longest_record,
+            hooks: plan.hooks.clone(),
         };
         let limit = if plan.limit_ms == 0 { LIMIT } else { Duration::from_millis(plan.limit_ms).min(10 * LIMIT) };
         self.start(origin, now, limit, launching, What::Launch(Box::new(launch)));
@@ -183,8 +185,17 @@ impl Worker<'_> {
         let Some(start) = self.starts.remove(&key) else { return };
         if let What::Launch(launch) = &start.what {
             groups::kill(&launch.groups); // nothing of it stays
+            self.poststop(&launch.id, launch.hooks.as_deref());
         }
         self.reply(start.origin, &Reply::Failed(reason), Vec::new());
+    }
+
+    /// Begins to execute what a container's hooks have to do after it.
+    pub(super) fn poststop(&self, container: &str, hooks: Option<&Hooks>) {
+        let begun = hooks.map(|hooks| self.launcher.begin_poststop(container, hooks));
+        if let Some(Err(failure)) = begun {
+            journal::say(&format!("container {container}: {failure}"));
+        }
     }
 
     /// A program was executed.
@@ -220,7 +231,7 @@ impl Worker<'_> {
 
 impl Launch {
     fn into_container(self, started: Started, terminal: Option<OwnedFd>) -> Container {
-        let Self { id, groups, processes, memory, log, ends, has_stdin, longest_record } = self;
+        let Self { id, groups, processes, memory, log, ends, has_stdin, longest_record, hooks } = self;
         let of_terminal = |master: &OwnedFd| stdio::of_terminal(master, has_stdin, longest_record).ok();
         let ends = ends.or_else(|| of_terminal(terminal.as_ref()?)).unwrap_or_else(Ends::none);
         Container {
@@ -236,6 +247,7 @@ impl Launch {
             log,
             ends,
             clients: Vec::new(),
+            hooks,
         }
     }
 }

@@ -4,7 +4,6 @@
 
 use std::{
     ffi::OsStr,
-    io::Read,
     os::{
         fd::{AsFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -25,7 +24,7 @@ use crate::embedded::images::{
     error::{Attempt, ImageError},
 };
 
-impl<R: Read> Layer<'_, R> {
+impl Layer<'_> {
     pub(super) fn parent(&self, parts: &[&[u8]]) -> Result<OwnedFd, ImageError> {
         let told = |error: Errno| match error {
             Errno::NOTDIR => ImageError::bad_content("its parent is not a directory"),
