@@ -1,236 +1,383 @@
-//! An API server on loopback, as much of one as the tests need: TLS with an authority of its own, a log of
-//! requests, troubles on demand. What it answers is in a file per group of resources; [`route`] is the list.
+//! An API server on loopback for tests, true where truth matters: it refuses what a real one refuses, orders and
+//! loses what a real network orders and loses, and tells afterwards what happened. Spec 10a §I.
+//!
+//!   wire ─► serve ─► faults ─► core (one lock: authorise, rules, store, tell who watches) ─► faults ─► answer
+//!                     recorder sees all of it              └─► controllers, later
+//!
+//! `resources` is the list of what there is, `verbs`, `lists` and `watch` what holds for all of it, `rules` what
+//! holds for each, through the seam `view`. Tests act as user through `acts`, and break things through `faults`.
 
+pub mod acts;
+pub mod clock;
+mod cluster;
+pub mod conduct;
+pub mod core;
+pub mod faults;
+pub mod kubeconfigs;
+mod lists;
+mod openapi;
+mod proxy;
+pub mod recorder;
+pub mod refusal;
+pub mod resources;
 pub mod reviews;
+pub mod rules;
+pub mod selectors;
+mod serve;
+mod store;
+mod verbs;
+pub mod view;
+mod watch;
+pub mod wire;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     net::SocketAddr,
-    path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
 use berth::agent::certificates::{Authority, Issued, Validity};
-use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use jiff::Timestamp;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
-use serde_json::{Value, json};
-use tokio::{net::TcpListener, sync::Semaphore};
-use tokio_rustls::TlsAcceptor;
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+use tokio::{net::TcpListener, runtime::Handle, sync::watch::Sender};
 use tokio_util::sync::CancellationToken;
 
-/// A request that came.
+pub use self::{
+    acts::User,
+    core::{Core, Switches},
+    faults::{Effect, Fault, FaultId, Trouble},
+    recorder::{Logged, Requests, Seen},
+    view::Refusal,
+    wire::Connection,
+};
+use self::{
+    faults::Faults,
+    recorder::Recorder,
+    resources::{Kind, Place},
+    rules::{Job, Rules},
+    view::{Later, Write},
+    wire::Door,
+};
+
+/// What a restart leaves of the events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ring {
+    /// Watches go on where they were.
+    Keep,
+    /// Watches from before get 410.
+    Wipe,
+}
+
+/// What connections and controllers share.
+pub(crate) struct Shared {
+    core: Mutex<Core>,
+    recorder: Mutex<Recorder>,
+    faults: Mutex<Faults>,
+    /// What faults found for answers that are not there yet, by request.
+    shapes: Mutex<HashMap<u64, Effect>>,
+    door: Door,
+    /// Moves with every request, answer and commit.
+    changed: Sender<u64>,
+    /// The server goes down: watches end, requests are refused.
+    ending: Mutex<CancellationToken>,
+    /// Nobody needs it any more.
+    over: CancellationToken,
+    runtime: Handle,
+    /// How it proves itself to kubelets.
+    kubelets: OnceLock<Arc<rustls::ClientConfig>>,
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A test that panicked while it looked has changed nothing.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn core(&self) -> MutexGuard<'_, Core> {
+        held(&self.core)
+    }
+
+    fn recorder(&self) -> MutexGuard<'_, Recorder> {
+        held(&self.recorder)
+    }
+
+    fn faults(&self) -> MutexGuard<'_, Faults> {
+        held(&self.faults)
+    }
+
+    fn shape(&self, id: u64, effect: Effect) {
+        held(&self.shapes).insert(id, effect);
+    }
+
+    fn take_shape(&self, id: u64) -> Option<Effect> {
+        held(&self.shapes).remove(&id)
+    }
+
+    fn ending(&self) -> CancellationToken {
+        held(&self.ending).clone()
+    }
+
+    /// Something happened.
+    fn moved(&self) {
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    fn is_absent(&self, path: &str) -> bool {
+        self.core().switches.absent.iter().any(|absent| path.contains(absent.as_str()))
+    }
+
+    fn serves(&self, kind: &Kind, place: &Place) -> bool {
+        let path = kind.path(&place.namespace, &place.name, &place.subresource);
+        let whole = format!("{}/{}", kind.plural(), place.subresource);
+        let absent = &self.core().switches.absent;
+        !absent.iter().any(|absent| path.contains(&format!("/{absent}/")) || *absent == whole)
+    }
+
+    /// Changes the state, and sets controllers to work on what changed.
+    fn act<T>(self: &Arc<Self>, change: impl FnOnce(&mut Core) -> T) -> T {
+        let (outcome, later) = {
+            let mut core = self.core();
+            let outcome = change(&mut core);
+            (outcome, core.controllers())
+        };
+        later.into_iter().for_each(|later| self.set_to_work(later));
+        self.moved();
+        outcome
+    }
+
+    fn set_to_work(self: &Arc<Self>, Later { after, job }: Later) {
+        let shared = self.clone();
+        self.runtime.spawn(async move {
+            tokio::select! {
+                () = shared.over.cancelled() => {}
+                () = tokio::time::sleep(after) => shared.work(&job),
+            }
+        });
+    }
+
+    fn work(self: &Arc<Self>, job: &Job) {
+        self.act(|core| {
+            let writes = rules::run(core, job);
+            core.apply(writes);
+        });
+    }
+}
+
+/// How a server is started.
 #[derive(Clone, Debug)]
-pub struct Logged {
-    pub method: Method,
-    /// Path and query.
-    pub path: String,
-    pub headers: HeaderMap,
-    /// The body; null where it was no JSON.
-    pub body: Value,
+pub struct Options {
+    /// Where it listens.
+    pub address: String,
+    /// Of names, UIDs and chances.
+    pub seed: u64,
+    /// Names and addresses it is reached by, if not by where it listens.
+    pub names: Vec<String>,
+    /// Signs; None: a new one.
+    pub authority: Option<Issued>,
 }
 
-/// What goes wrong with a request.
-#[derive(Clone, Debug)]
-pub enum Trouble {
-    /// Nothing, after a while.
-    Late(Duration),
-    /// A status, with `Retry-After` in seconds or without, and no body of use.
-    Status(u16, Option<u32>),
-    /// The connection is cut.
-    Cut,
-    /// No answer, ever.
-    Hang,
-    /// 200 and nothing that makes sense.
-    Garbage,
+impl Default for Options {
+    fn default() -> Self {
+        Self { address: "127.0.0.1:0".to_owned(), seed: 1, names: Vec::new(), authority: None }
+    }
 }
 
-/// What it knows; [`reviews`] adds the ways to tell it.
-#[derive(Default)]
-pub struct State {
-    log: Vec<Logged>,
-    /// Per path; each is used once, in order.
-    troubles: HashMap<String, VecDeque<Trouble>>,
-    pub(super) reviews: reviews::Verdicts,
-}
-
-/// The server.
+/// The server; gone when dropped.
 pub struct ApiServer {
     address: SocketAddr,
-    state: Arc<Mutex<State>>,
+    /// As kubeconfigs have it.
+    url: String,
+    shared: Arc<Shared>,
     folder: tempfile::TempDir,
     /// Signs its own certificate and those of clients.
     pub authority: Authority,
-    listening: tokio::task::JoinHandle<()>,
-    /// Ends its connections.
-    cut: CancellationToken,
 }
 
 impl ApiServer {
     /// Answers from now on.
     pub async fn start() -> Self {
-        let validity = Validity::days(Timestamp::now(), 30);
-        let authority = Authority::create("test API server", validity).expect("an authority");
-        let issued = authority.serving("api", &["127.0.0.1".to_owned()], validity).expect("a certificate");
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        Self::start_with(Options::default()).await
+    }
+
+    /// Answers from now on, as told.
+    ///
+    /// # Panics
+    /// The address is somebody else's, or the authority no authority.
+    pub async fn start_with(options: Options) -> Self {
+        let validity = Validity::days(Timestamp::now(), 365);
+        let authority = match options.authority {
+            Some(own) => Authority::load(own),
+            None => Authority::create("test API server", validity),
+        };
+        let authority = authority.expect("an authority");
+        let listener = TcpListener::bind(&options.address).await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let state: Arc<Mutex<State>> = Arc::default();
-        let cut = CancellationToken::new();
-        let listening = tokio::spawn(accept(listener, acceptor(&issued), state.clone(), cut.clone()));
+        let mut names = options.names;
+        names.extend([address.ip().to_string(), "localhost".to_owned()]);
+        let identity = authority.serving("api", &names, validity).expect("a certificate");
+        let shared = Arc::new(Shared {
+            core: Mutex::new(Core::new(Rules::new(authority.own().clone()), options.seed)),
+            recorder: Mutex::default(),
+            faults: Mutex::new(Faults::new(options.seed)),
+            shapes: Mutex::default(),
+            door: Door::new(address, identity),
+            changed: Sender::new(0),
+            ending: Mutex::default(),
+            over: CancellationToken::new(),
+            runtime: Handle::current(),
+            kubelets: OnceLock::new(),
+        });
+        shared.act(|_| ()); // controllers see the first objects
+        shared.door.listen(&shared, listener);
         let folder = tempfile::tempdir().expect("a folder");
-        let server = Self { address, state, folder, authority, listening, cut };
-        std::fs::write(server.kubeconfig(), server.kubeconfig_text()).expect("written");
+        let url = format!("https://{}:{}", names[0], address.port());
+        let server = Self { address, url, shared, folder, authority };
+        server.write_kubeconfig("kubeconfig", &server.certificate_user("admin", &["system:masters"]));
         server
     }
 
-    /// How to reach it, as administrator.
-    pub fn kubeconfig(&self) -> PathBuf {
-        self.folder.path().join("kubeconfig")
-    }
-
-    fn kubeconfig_text(&self) -> String {
-        use base64::Engine;
-        let encode = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
-        let validity = Validity::days(Timestamp::now(), 30);
-        let admin = self.authority.client("admin", &["system:masters"], validity).expect("a certificate");
-        json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
-            "clusters": [{"name": "test", "cluster": {
-                "server": format!("https://{}", self.address),
-                "certificate-authority-data": encode(&self.authority.own().certificate),
-            }}],
-            "users": [{"name": "admin", "user": {
-                "client-certificate-data": encode(&admin.certificate),
-                "client-key-data": encode(&admin.key),
-            }}],
-        })
-        .to_string()
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Nobody listens any more; connections there are go on.
     pub async fn stop_listening(&mut self) {
-        self.listening.abort();
-        let _ = (&mut self.listening).await; // cancelled, as it was told
+        self.shared.door.stop().await;
     }
 
     /// It is gone: nobody listens, and all connections are cut.
     pub async fn vanish(&mut self) {
-        self.stop_listening().await;
-        self.cut.cancel();
+        self.go().await;
+    }
+
+    /// As [`ApiServer::vanish`]; [`ApiServer::come_back`] ends it.
+    pub async fn go(&self) {
+        self.shared.door.stop().await;
+        self.connections().iter().for_each(|connection| connection.close());
+    }
+
+    /// It listens again, at the same port.
+    pub async fn come_back(&self) {
+        let listener = TcpListener::bind(self.address).await.expect("its own port");
+        self.shared.door.listen(&self.shared, listener);
+    }
+
+    /// It goes down as servers do (watches end, GOAWAY), and is there again after a while.
+    pub async fn restart(&self, ring: Ring, after: Duration) {
+        self.shared.door.stop().await;
+        self.shared.ending().cancel();
+        tokio::time::sleep(after).await;
+        self.connections().iter().for_each(|connection| connection.close());
+        if ring == Ring::Wipe {
+            self.shared.core().store.wipe();
+        }
+        *held(&self.shared.ending) = CancellationToken::new();
+        self.come_back().await;
+    }
+
+    /// All connections, those that come included, are neither read nor written; until it is light again.
+    pub fn black(&self, is_black: bool) {
+        self.shared.door.is_black.store(is_black, Ordering::Relaxed);
+        self.connections().iter().for_each(|connection| connection.black(is_black));
+    }
+
+    /// Open connections, oldest first.
+    pub fn connections(&self) -> Vec<Arc<Connection>> {
+        self.shared.door.connections()
+    }
+
+    /// Connections that ever came.
+    pub fn accepted(&self) -> u64 {
+        self.shared.door.accepted()
+    }
+
+    /// New connections may have so many streams (HTTP/2).
+    pub fn max_streams(&self, count: u32) {
+        self.shared.door.streams.store(count, Ordering::Relaxed);
+    }
+
+    /// New connections speak HTTP/1.1 only, or HTTP/2 too.
+    pub fn only_http1(&self, is_old: bool) {
+        self.shared.door.is_old.store(is_old, Ordering::Relaxed);
+        self.shared.door.show(None);
+    }
+
+    /// Shows that certificate to new connections.
+    pub fn show_certificate(&self, identity: Issued) {
+        self.shared.door.show(Some(identity));
+    }
+
+    /// That goes wrong.
+    pub fn fault(&self, fault: Fault) -> FaultId {
+        self.shared.faults().add(fault)
+    }
+
+    /// That does not go wrong any more; who hangs in it goes on.
+    pub fn clear(&self, id: FaultId) {
+        self.shared.faults().clear(id);
+    }
+
+    /// Nothing goes wrong any more.
+    pub fn clear_all(&self) {
+        self.shared.faults().clear_all();
+    }
+
+    /// How often it went wrong.
+    pub fn hits(&self, id: FaultId) -> usize {
+        self.shared.faults().hits(id)
     }
 
     /// The next requests for that path have these troubles, one each.
     pub fn trouble(&self, path: &str, troubles: impl IntoIterator<Item = Trouble>) {
-        self.state().troubles.entry(path.to_owned()).or_default().extend(troubles);
+        for trouble in troubles {
+            self.fault(Fault::new(trouble.into()).path(path));
+        }
     }
 
-    /// Requests for that path, as they came.
-    pub fn requests(&self, path: &str) -> Vec<Logged> {
-        self.state().log.iter().filter(|logged| logged.path == path).cloned().collect()
+    /// The server's clock.
+    pub fn now(&self) -> Timestamp {
+        self.shared.core().clock.now()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("whole")
+    /// Somebody sets the server's clock.
+    pub fn jump(&self, by: SignedDuration) {
+        self.shared.core().clock.jump(by);
+        self.shared.moved();
+    }
+
+    /// Turns something on or off.
+    pub fn switch(&self, change: impl FnOnce(&mut Switches)) {
+        change(&mut self.shared.core().switches);
+    }
+
+    /// Changes the settings of the rules.
+    pub fn rules<T>(&self, change: impl FnOnce(&mut Rules) -> T) -> T {
+        change(&mut self.shared.core().rules)
+    }
+
+    /// Everything that is stored.
+    pub fn dump(&self) -> Value {
+        self.shared.core().store.dump()
+    }
+
+    /// Stores what was dumped.
+    pub fn load(&self, dump: &Value) {
+        let objects = dump["items"].as_array().cloned().unwrap_or_default();
+        let put = |object: Value| Some(Write::Put { resource: resources::of(&object)?.id.to_owned(), object });
+        self.with(|core| core.apply(objects.into_iter().filter_map(put).collect()));
+    }
+
+    /// Changes the state itself; controllers see what changed.
+    pub fn with<T>(&self, change: impl FnOnce(&mut Core) -> T) -> T {
+        self.shared.act(change)
     }
 }
 
 impl Drop for ApiServer {
     fn drop(&mut self) {
-        self.listening.abort();
-        self.cut.cancel();
+        self.shared.over.cancel();
+        self.shared.door.abort();
     }
-}
-
-fn acceptor(issued: &Issued) -> TlsAcceptor {
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(issued.certificate.as_bytes()).collect();
-    let key = PrivateKeyDer::from_pem_slice(issued.key.as_bytes()).expect("a key");
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("versions")
-        .with_no_client_auth()
-        .with_single_cert(chain.expect("a chain"), key)
-        .expect("a pair");
-    TlsAcceptor::from(Arc::new(config))
-}
-
-async fn accept(listener: TcpListener, tls: TlsAcceptor, state: Arc<Mutex<State>>, cut: CancellationToken) {
-    let connections = Arc::new(Semaphore::new(1000));
-    while let Ok((stream, _)) = listener.accept().await {
-        let (tls, state, cut) = (tls.clone(), state.clone(), cut.clone());
-        let place = connections.clone().acquire_owned().await.expect("open");
-        tokio::spawn(async move {
-            let Ok(stream) = tls.accept(stream).await else { return };
-            let service = hyper::service::service_fn(move |request| answer(state.clone(), request));
-            let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-            tokio::select! {
-                () = cut.cancelled() => {}
-                _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), service) => {} // cut on purpose, maybe
-            }
-            drop(place);
-        });
-    }
-}
-
-/// The connection is to be cut.
-#[derive(Debug, thiserror::Error)]
-#[error("cut")]
-struct Cut;
-
-async fn answer(state: Arc<Mutex<State>>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Cut> {
-    let (head, body) = request.into_parts();
-    let body = body.collect().await.map_err(|_| Cut)?.to_bytes();
-    let path = head.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-    let body = serde_json::from_slice(&body).unwrap_or_default();
-    let logged = Logged { method: head.method, path, headers: head.headers, body };
-    let trouble = {
-        let mut state = state.lock().expect("whole");
-        state.log.push(logged.clone());
-        state.troubles.get_mut(&logged.path).and_then(VecDeque::pop_front)
-    };
-    match trouble {
-        None => {}
-        Some(Trouble::Late(by)) => tokio::time::sleep(by).await,
-        Some(Trouble::Cut) => return Err(Cut),
-        Some(Trouble::Hang) => std::future::pending().await,
-        Some(Trouble::Garbage) => return Ok(reply(StatusCode::OK, "{\"kind\":")),
-        Some(Trouble::Status(status, after)) => {
-            let mut response = reply(StatusCode::from_u16(status).expect("a status"), "");
-            response.headers_mut().extend(after.map(|s| (http::header::RETRY_AFTER, s.into())));
-            return Ok(response);
-        }
-    }
-    Ok(route(&mut state.lock().expect("whole"), &logged))
-}
-
-/// Every resource it has.
-fn route(state: &mut State, request: &Logged) -> Response<Full<Bytes>> {
-    match (&request.method, request.path.as_str()) {
-        (&Method::POST, reviews::TOKENS) => created(&state.reviews.token(&request.body)),
-        (&Method::POST, reviews::ACCESSES) => created(&state.reviews.access(&request.body)),
-        (_, path) => {
-            let message = format!("the server could not find the requested resource ({path})");
-            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
-                                "code": 404, "message": message});
-            reply(StatusCode::NOT_FOUND, &status.to_string())
-        }
-    }
-}
-
-fn created(object: &Value) -> Response<Full<Bytes>> {
-    reply(StatusCode::CREATED, &object.to_string())
-}
-
-fn reply(status: StatusCode, body: &str) -> Response<Full<Bytes>> {
-    let body = Full::new(Bytes::copy_from_slice(body.as_bytes()));
-    let builder = Response::builder().status(status).header("content-type", "application/json");
-    builder.body(body).expect("an answer")
 }

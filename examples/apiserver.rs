@@ -1,0 +1,98 @@
+//! The API server of the tests, to be talked to by kubectl and by an agent:
+//!
+//! ```text
+//! cargo run --example apiserver -- --folder /tmp/cluster --node n1 --scheduler n1
+//! kubectl --kubeconfig /tmp/cluster/admin.kubeconfig get nodes
+//! berth --kubeconfig /tmp/cluster/n1.kubeconfig --hostname-override n1
+//! ```
+//!
+//! Keys lie in the folder, and with `--keep` the objects too, so that a server started again there is the same one.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use berth::agent::certificates::Issued;
+use clap::Parser;
+
+#[path = "../tests/kit"]
+#[allow(dead_code, unused_imports, reason = "the kit is shared with the tests")]
+mod kit {
+    pub mod api_server;
+    pub mod kube_front;
+}
+
+use kit::api_server::{ApiServer, Options};
+
+/// The API server of the tests, on its own.
+#[derive(Parser)]
+struct Arguments {
+    /// Where it listens.
+    #[arg(long, default_value = "127.0.0.1:6443")]
+    listen: String,
+    /// Names and addresses it is reached by; the first stands in the kubeconfigs.
+    #[arg(long)]
+    name: Vec<String>,
+    /// Where keys and kubeconfigs are written.
+    #[arg(long, default_value = "/tmp/berth-apiserver")]
+    folder: PathBuf,
+    /// Nodes that get a kubeconfig with a client certificate: `NAME.kubeconfig`.
+    #[arg(long)]
+    node: Vec<String>,
+    /// A bootstrap token, `id.secret`, for `bootstrap.kubeconfig`.
+    #[arg(long, default_value = "berth1.0123456789abcdef")]
+    token: String,
+    /// Pods that are nowhere are bound to that node.
+    #[arg(long)]
+    scheduler: Option<String>,
+    /// Objects outlive the server, in `objects.json` of the folder.
+    #[arg(long)]
+    keep: bool,
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let folder = &arguments.folder;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let (certificate, key) = (folder.join("ca.crt"), folder.join("ca.key"));
+    let read =
+        || Some(Issued { certificate: fs::read_to_string(&certificate).ok()?, key: fs::read_to_string(&key).ok()? });
+    let options = Options { address: arguments.listen, authority: read(), names: arguments.name, ..Options::default() };
+    let server = ApiServer::start_with(options).await;
+    fs::write(&certificate, server.authority_pem())?;
+    private(&key, &server.authority.own().key)?;
+    private(&folder.join("admin.kubeconfig"), &fs::read_to_string(server.kubeconfig())?)?;
+    private(&folder.join("bootstrap.kubeconfig"), &fs::read_to_string(server.bootstrap_kubeconfig(&arguments.token))?)?;
+    for node in &arguments.node {
+        private(&folder.join(format!("{node}.kubeconfig")), &fs::read_to_string(server.node_kubeconfig(node))?)?;
+    }
+    server.rules(|rules| rules.scheduler = arguments.scheduler);
+    let objects = folder.join("objects.json");
+    if arguments.keep && objects.exists() {
+        server.load(&serde_json::from_slice(&fs::read(&objects)?)?);
+    }
+    println!(
+        "listening on {}; kubectl --kubeconfig {}/admin.kubeconfig get pods -A",
+        server.address(),
+        folder.display()
+    );
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        ended = tokio::signal::ctrl_c() => ended?,
+        _ = terminate.recv() => {}
+    }
+    if arguments.keep {
+        private(&objects, &server.dump().to_string())?;
+    }
+    Ok(())
+}
+
+/// Writes what nobody else may read.
+fn private(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o600))?)
+}
