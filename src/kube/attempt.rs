@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
-use serde::Deserialize;
+use super::api::ApiError;
 
 /// Attempts in all.
 pub const ATTEMPTS: u32 = 5;
@@ -46,44 +45,26 @@ pub fn pause(attempt: u32, chance: f64, retry: Retry) -> Option<Duration> {
     }
 }
 
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Status {
-    message: String,
-    reason: String,
-    details: Details,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default, rename_all = "camelCase")]
-struct Details {
-    retry_after_seconds: u64,
-}
-
-/// What an answer that is no success means.
-pub fn refused(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Failure {
-    let told: Status = serde_json::from_slice(body).unwrap_or_default();
-    let by_code = match status.as_u16() {
-        429 => "TooManyRequests",
-        500 => "InternalError",
-        504 => "Timeout",
-        _ => "",
+/// What an error means.
+///
+/// A connection that was lost may be had again; one that was refused is not worth waiting for.
+pub fn failed(error: &ApiError) -> Failure {
+    let retry = match error {
+        ApiError::Lost(_) => Retry::Soon,
+        ApiError::Unreachable(_) | ApiError::Timeout(_) | ApiError::Malformed(_) => Retry::Never,
+        ApiError::Refused(status) => match status.retry_after {
+            Some(asked) => Retry::After(asked),
+            None if matches!(status.reason.as_str(), "InternalError" | "Timeout" | "TooManyRequests") => Retry::Soon,
+            None => Retry::Never,
+        },
     };
-    let reason = if told.reason.is_empty() { by_code } else { told.reason.as_str() };
-    let header = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    let asked = header.or(Some(told.details.retry_after_seconds).filter(|seconds| *seconds > 0));
-    let retry = match asked {
-        Some(seconds) => Retry::After(Duration::from_secs(seconds)),
-        None if matches!(reason, "InternalError" | "Timeout" | "TooManyRequests") => Retry::Soon,
-        None => Retry::Never,
-    };
-    let message = if told.message.is_empty() { status.to_string() } else { told.message };
-    Failure { text: message, retry }
+    Failure { text: error.to_string(), retry }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::api::ApiStatus;
 
     #[test]
     fn pauses_grow_and_end() {
@@ -100,23 +81,32 @@ mod tests {
 
     #[test]
     fn only_what_may_pass_is_tried_again() {
-        let after = |seconds| Retry::After(Duration::from_secs(seconds));
-        for (status, header, body, text, retry) in [
-            (401, None, "", "401 Unauthorized", Retry::Never),
-            (403, None, r#"{"message":"no","reason":"Forbidden"}"#, "no", Retry::Never),
-            (429, None, "", "429 Too Many Requests", Retry::Soon),
-            (429, Some("7"), "", "429 Too Many Requests", after(7)),
-            (500, None, "not json", "500 Internal Server Error", Retry::Soon),
-            (500, None, r#"{"message":"x","reason":"Invalid"}"#, "x", Retry::Never),
-            (503, None, "", "503 Service Unavailable", Retry::Never),
-            (503, Some("1"), "", "503 Service Unavailable", after(1)),
-            (503, Some("soon"), "", "503 Service Unavailable", Retry::Never),
-            (504, None, r#"{"reason":"Timeout","details":{"retryAfterSeconds":2}}"#, "504 Gateway Timeout", after(2)),
+        let second = Duration::from_secs(1);
+        let refused = |code, reason: &str, retry_after| {
+            let status =
+                ApiStatus { code, reason: reason.to_owned(), message: "m".to_owned(), causes: Vec::new(), retry_after };
+            ApiError::Refused(Box::new(status))
+        };
+        for (error, retry) in [
+            (refused(401, "Unauthorized", None), Retry::Never),
+            (refused(403, "Forbidden", None), Retry::Never),
+            (refused(429, "TooManyRequests", None), Retry::Soon),
+            (refused(429, "TooManyRequests", Some(second)), Retry::After(second)),
+            (refused(500, "InternalError", None), Retry::Soon),
+            (refused(500, "Invalid", None), Retry::Never),
+            (refused(503, "ServiceUnavailable", None), Retry::Never),
+            (refused(503, "ServiceUnavailable", Some(second)), Retry::After(second)),
+            (refused(504, "Timeout", None), Retry::Soon),
         ] {
-            let mut headers = HeaderMap::new();
-            headers.extend(header.map(|value| (RETRY_AFTER, value.parse().expect("a value"))));
-            let status = StatusCode::from_u16(status).expect("a status");
-            assert_eq!(refused(status, &headers, body.as_bytes()), Failure { text: text.to_owned(), retry }, "{body}");
+            assert_eq!(failed(&error), Failure { text: "m".to_owned(), retry }, "{error:?}");
+        }
+        for (error, retry) in [
+            (ApiError::Lost("m".into()), Retry::Soon),
+            (ApiError::Unreachable("m".into()), Retry::Never),
+            (ApiError::Timeout(second), Retry::Never),
+            (ApiError::Malformed("m".into()), Retry::Never),
+        ] {
+            assert_eq!(failed(&error).retry, retry, "{error:?}");
         }
     }
 }

@@ -1,10 +1,8 @@
 //! TokenReview and SubjectAccessReview: whose a token is, what somebody may do (spec 04 §6).
 
-use std::{io, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use ::kube::{Client, client::Body};
-use http::Request;
-use http_body_util::{BodyExt, Limited};
+use bytes::Bytes;
 use k8s_openapi::api::{
     authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus},
     authorization::v1::{SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus},
@@ -13,8 +11,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    attempt::{Failure, Retry, pause, refused},
-    client::chain,
+    api::{ApiClient, ApiError, Call, Resource},
+    attempt::{Failure, failed, pause},
 };
 use crate::metrics::{ReviewMetrics, Reviewed};
 
@@ -22,10 +20,8 @@ use crate::metrics::{ReviewMetrics, Reviewed};
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 /// Longest review, attempts and pauses together.
 const REVIEW_LIMIT: Duration = Duration::from_secs(30);
-/// The largest answer that is read, in bytes.
-const ANSWER_LIMIT: usize = 4 << 20;
-const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
-const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+/// The status of a review that was made.
+const CREATED: u16 = 201;
 
 /// There is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,13 +31,13 @@ pub struct ReviewFailure(String);
 /// Asks the API server.
 #[derive(Clone)]
 pub struct Reviews {
-    client: Client,
+    client: Arc<dyn ApiClient>,
     metrics: ReviewMetrics,
 }
 
 impl Reviews {
     /// With that client; attempts are counted.
-    pub fn new(client: Client, metrics: ReviewMetrics) -> Self {
+    pub fn new(client: Arc<dyn ApiClient>, metrics: ReviewMetrics) -> Self {
         Self { client, metrics }
     }
 
@@ -52,7 +48,7 @@ impl Reviews {
     pub async fn token(&self, token: &str) -> Result<TokenReviewStatus, ReviewFailure> {
         let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };
         let review = TokenReview { spec, ..TokenReview::default() };
-        let answer: TokenReview = self.ask(Reviewed::Token, TOKENS, &review).await?;
+        let answer: TokenReview = self.ask(Reviewed::Token, Resource::TOKEN_REVIEWS, &review).await?;
         Ok(answer.status.unwrap_or_default())
     }
 
@@ -62,30 +58,28 @@ impl Reviews {
     /// There is no answer.
     pub async fn access(&self, spec: SubjectAccessReviewSpec) -> Result<SubjectAccessReviewStatus, ReviewFailure> {
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-        let answer: SubjectAccessReview = self.ask(Reviewed::Access, ACCESSES, &review).await?;
+        let answer: SubjectAccessReview = self.ask(Reviewed::Access, Resource::ACCESS_REVIEWS, &review).await?;
         Ok(answer.status.unwrap_or_default())
     }
 
     async fn ask<T: Serialize + DeserializeOwned>(
         &self,
         what: Reviewed,
-        path: &str,
+        resource: Resource,
         review: &T,
     ) -> Result<T, ReviewFailure> {
         let body = serde_json::to_vec(review).map_err(|e| ReviewFailure(e.to_string()))?;
+        let call = Call::create(resource, "", body).within(ATTEMPT_LIMIT).once();
+        let path = call.path();
         let late = |_| Err(ReviewFailure(format!("{path}: no answer within {REVIEW_LIMIT:?}")));
-        timeout(REVIEW_LIMIT, self.persist(what, path, body)).await.unwrap_or_else(late)
+        timeout(REVIEW_LIMIT, self.persist(what, &call)).await.unwrap_or_else(late)
     }
 
-    async fn persist<T: DeserializeOwned>(
-        &self,
-        what: Reviewed,
-        path: &str,
-        body: Vec<u8>,
-    ) -> Result<T, ReviewFailure> {
+    async fn persist<T: DeserializeOwned>(&self, what: Reviewed, call: &Call) -> Result<T, ReviewFailure> {
+        let path = call.path();
         let mut attempt = 0;
         loop {
-            let failure = match self.attempt(what, path, body.clone()).await {
+            let failure = match self.attempt(what, call.clone()).await {
                 Ok(answer) => {
                     let wrong = |e: serde_json::Error| ReviewFailure(format!("{path}: the answer makes no sense: {e}"));
                     return serde_json::from_slice(&answer).map_err(wrong);
@@ -100,52 +94,61 @@ impl Reviews {
         }
     }
 
-    async fn attempt(&self, what: Reviewed, path: &str, body: Vec<u8>) -> Result<Vec<u8>, Failure> {
+    async fn attempt(&self, what: Reviewed, call: Call) -> Result<Bytes, Failure> {
         let begun = Instant::now();
-        let mut status = None;
-        let sending = timeout(ATTEMPT_LIMIT, self.send(path, body, &mut status)).await;
+        let answer = self.client.call(call).await;
+        let status = match &answer {
+            Ok(_) => Some(CREATED),
+            Err(ApiError::Refused(status)) => Some(status.code),
+            Err(_) => None,
+        };
         self.metrics.attempted(what, status, begun.elapsed());
-        let late = |_| Err(Failure { text: format!("no answer within {ATTEMPT_LIMIT:?}"), retry: Retry::Never });
-        sending.unwrap_or_else(late)
-    }
-
-    async fn send(&self, path: &str, body: Vec<u8>, status: &mut Option<u16>) -> Result<Vec<u8>, Failure> {
-        let never = |text: String| Failure { text, retry: Retry::Never };
-        let request = Request::post(path)
-            .header("content-type", "application/json")
-            .header("accept", "application/json")
-            .body(Body::from(body))
-            .map_err(|e| never(e.to_string()))?;
-        let response = self.client.send(request).await.map_err(|e| unreached(&e))?;
-        let (head, body) = response.into_parts();
-        *status = Some(head.status.as_u16());
-        let read = Limited::new(body, ANSWER_LIMIT).collect().await.map_err(|e| unreached(&*e))?;
-        let bytes = read.to_bytes().to_vec();
-        if head.status.is_success() { Ok(bytes) } else { Err(refused(head.status, &head.headers, &bytes)) }
+        answer.map_err(|error| failed(&error))
     }
 }
 
-/// A connection that was lost may be had again; one that was refused is not worth waiting for.
-fn unreached(error: &(dyn std::error::Error + 'static)) -> Failure {
-    let retry = if is_lost(error) { Retry::Soon } else { Retry::Never };
-    Failure { text: chain(error), retry }
-}
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
 
-fn is_lost(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<hyper::Error>()
-            && (error.is_incomplete_message() || error.is_canceled() || error.is_closed())
-        {
-            return true;
-        }
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
-            if matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof) {
-                return true;
-            }
-        }
-        cause = error.source();
+    use super::*;
+    use crate::{
+        kube::testing::{FakeApi, refused},
+        metrics::Registry,
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn what_may_pass_is_tried_again() {
+        let mut answers = vec![
+            Ok(json!({"status": {"authenticated": true}})),
+            Err(ApiError::Lost("cut".to_owned())),
+            Err(refused(500, "InternalError", "x")),
+        ];
+        let api = FakeApi::new(move |_| answers.pop().expect("no more"));
+        let registry = Registry::new();
+        let reviews = Reviews::new(api.clone(), ReviewMetrics::new(&registry));
+        assert_eq!(reviews.token("t").await.expect("an answer").authenticated, Some(true));
+        let calls = api.calls();
+        assert!(calls.iter().all(|call| *call == calls[0]), "the same, each time");
+        assert_eq!((calls.len(), calls[0].deadline), (3, ATTEMPT_LIMIT));
+        let families = registry.gather();
+        let total = families.iter().find(|f| f.name() == "apiserver_delegated_authn_request_total").expect("counted");
+        let codes: Vec<&str> = total.get_metric().iter().map(|metric| metric.get_label()[0].value()).collect();
+        assert_eq!(codes, ["201", "500", "<error>"]);
     }
-    false
+
+    #[tokio::test(start_paused = true)]
+    async fn what_will_not_pass_is_told_at_once() {
+        for (error, expected) in [
+            (refused(403, "Forbidden", "no"), "no"),
+            (ApiError::Timeout(ATTEMPT_LIMIT), "no answer within 10s"),
+            (ApiError::Unreachable("dial tcp: connection refused".to_owned()), "dial tcp: connection refused"),
+        ] {
+            let api = FakeApi::new(move |_| Err(error.clone()));
+            let reviews = Reviews::new(api.clone(), ReviewMetrics::new(&Registry::new()));
+            let told = reviews.access(SubjectAccessReviewSpec::default()).await.expect_err(expected).to_string();
+            assert_eq!(told, format!("{}: {expected}", Resource::ACCESS_REVIEWS.path("", "", "")));
+            assert_eq!(api.calls().len(), 1);
+        }
+    }
 }

@@ -5,17 +5,22 @@
 
 mod admission;
 mod allocation;
+mod api_client;
+mod api_writes;
 mod auth;
 mod build;
+mod certificates;
 mod embedded;
 pub mod encode;
 mod engine;
 pub mod exposition;
 mod images;
+mod node;
 mod pleg;
 mod pod_resources;
 mod probes;
 mod protobuf;
+mod reflectors;
 mod registry;
 pub mod reread;
 mod resources;
@@ -32,18 +37,23 @@ mod volumes;
 
 pub use admission::AdmissionMetrics;
 pub use allocation::AllocationMetrics;
+pub use api_client::{ApiClientMetrics, Contact};
+pub use api_writes::{ApiWriteMetrics, EventLoss};
 pub use auth::{AuthMetrics, Fetch, Lookup, ReviewMetrics, Reviewed};
 pub use build::{
     BuildInfo, register_build_info, register_features, register_node, register_process, start_time_seconds,
 };
+pub use certificates::{CertificateExpiry, CertificateMetrics};
 pub use embedded::{
     EmbeddedMetrics, EmbeddedObjects, LaunchStep, NetworkOperation, Outcome, Unpacks, register_embedded_objects,
 };
 pub use engine::{EngineMetrics, WorkingPods, static_label};
 pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
+pub use node::NodeMetrics;
 pub use pleg::PlegMetrics;
 pub use pod_resources::{EndpointVersion, PodResourcesCall, PodResourcesMetrics, PodWatchMetrics};
 pub use probes::ProbeMetrics;
+pub use reflectors::{Following, ReflectorMeter, ReflectorMetrics};
 pub use registry::{Registry, Stability, buckets};
 pub use resources::CgroupMetrics;
 pub use rest_client::RestClientMetrics;

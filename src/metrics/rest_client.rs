@@ -13,6 +13,8 @@ pub struct RestClientMetrics {
     seconds: HistogramVec,
     sent: HistogramVec,
     received: HistogramVec,
+    retries: IntCounterVec,
+    limited: HistogramVec,
 }
 
 impl RestClientMetrics {
@@ -47,7 +49,26 @@ impl RestClientMetrics {
                 buckets::SIZE,
                 &by_verb,
             ),
+            retries: registry.counters(
+                Alpha,
+                "rest_client_request_retries_total",
+                "Number of request retries, partitioned by status code, verb, and host.",
+                &["code", "verb", "host"],
+            ),
+            limited: registry.histograms(
+                Alpha,
+                "rest_client_rate_limiter_duration_seconds",
+                "Client side rate limiter latency in seconds. Broken down by verb, and host.",
+                buckets::REST,
+                &by_verb,
+            ),
         }
+    }
+
+    /// A request is made once more; `status` is 0 where no answer came.
+    pub fn retried(&self, host: &str, method: &str, status: u16) {
+        let code = if status == 0 { "<error>".to_owned() } else { status.to_string() };
+        self.retries.with_label_values(&[&*code, method, host]).inc();
     }
 
     /// A request ended after that time with that status; `None` where no answer came.
@@ -55,6 +76,11 @@ impl RestClientMetrics {
         let code = status.map_or_else(|| "<error>".to_owned(), |status| status.to_string());
         self.requests.with_label_values(&[&*code, method, host]).inc();
         self.seconds.with_label_values(&[method, host]).observe(elapsed.as_secs_f64());
+    }
+
+    /// A request waited so long for its turn.
+    pub fn limited(&self, host: &str, method: &str, wait: Duration) {
+        self.limited.with_label_values(&[method, host]).observe(wait.as_secs_f64());
     }
 
     /// So many bytes went to the server in a request's body.

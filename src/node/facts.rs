@@ -125,7 +125,8 @@ pub fn declared_features(is_gate_on: impl Fn(&str) -> bool) -> Vec<String> {
     FEATURES.iter().filter(|feature| is_gate_on(feature)).map(|feature| (*feature).to_owned()).collect()
 }
 
-fn labels(hostname: &str, own: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+/// Default labels, and those of the configuration over them.
+pub(super) fn labels(hostname: &str, own: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let default = [
         ("kubernetes.io/hostname", hostname),
         ("kubernetes.io/os", "linux"),
@@ -149,7 +150,8 @@ pub fn architecture() -> &'static str {
     }
 }
 
-fn taints(config: &NodeConfig) -> Vec<api::Taint> {
+/// Taints of a new node.
+pub(super) fn taints(config: &NodeConfig) -> Vec<api::Taint> {
     let uninitialised = api::Taint {
         key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),
         value: Some("true".to_owned()),

@@ -1,15 +1,46 @@
 //! Facts about this machine, and the node object.
 //!
-//! In: files of the kernel, the node's part of the configuration. Out: a [`Machine`] as it is,
-//! read once at start, and [`facts()`] about it for admission, status and environment. Nothing
-//! here changes the machine. Behaviour: spec 01 §12, §14, 05 §4.3, §9, 06a §8.1.
+//! ```text
+//!  Machine, configuration ─► facts ─► admission, status of pods, environment
+//!                                ▲
+//!  own-Node watch ─► published ──┘        ┌─► register, status writer ─► nodes, nodes/status
+//!  runtime, images, network, facts ─► cluster ─► lease keeper        ─► leases
+//!                                         └─► CSINode, slices        ─► csinodes, resourceslices
+//! ```
+//!
+//! In: files of the kernel, the node's part of the configuration, what other rooms know as values.
+//! Out: a [`Machine`] as it is, read once at start, [`facts()`] about it, and in a cluster
+//! ([`cluster`]) the node object, kept true by one task, and the lease, kept by another. Nothing
+//! here changes the machine. Behaviour: spec 01 §12, §14, 05 §4-5, §9, 06a §8.1, 10 §4.1-4.2.
 
+mod beat;
+pub mod cluster;
 pub mod cpus;
+mod csi_node;
+mod csi_object;
 mod facts;
+mod host_network;
 pub mod identity;
+mod initial;
+mod lease;
+mod lease_object;
 mod machine;
+mod patch;
+mod published;
+mod reconcile;
+mod register;
+mod report;
 pub mod reserved;
+mod routes;
+mod slices;
+mod startup;
+pub mod status;
+mod status_writer;
+#[cfg(test)]
+mod testing;
 
 pub use cpus::CpuSet;
 pub use facts::{NodeConfig, NodeError, allocatable, architecture, capacity, declared_features, facts};
+pub use host_network::{HostNetwork, KernelNetwork};
+pub use initial::Origin;
 pub use machine::{Machine, MachineError};

@@ -1,0 +1,282 @@
+//! Which events are one series, which are similar, and which are too many. Pure. Spec 05 §13.1.
+//!
+//! An event passes three stages: ten similar ones within ten minutes become one that says so; the
+//! same again counts up; who causes more than a burst is cut off. Each keeps the 4096 latest.
+
+use std::{
+    collections::HashSet,
+    hash::{DefaultHasher, Hash, Hasher},
+    num::NonZeroUsize,
+};
+
+use jiff::Timestamp;
+use lru::LruCache;
+
+use super::series::{About, Series};
+
+/// Entries each stage keeps.
+const KEPT: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+/// So many distinct messages make similar events one.
+const SIMILAR: usize = 10;
+/// Similar events further apart, in seconds, begin anew.
+const SIMILAR_WITHIN: f64 = 600.0;
+/// What a combined event begins with.
+const COMBINED: &str = "(combined from similar events): ";
+/// Events of one kind about one object at once.
+const BURST: f64 = 25.0;
+/// Seconds until one more may be sent.
+const REFILL: f64 = 300.0;
+/// Normal events that tell a container's life; they have a bucket of their own, so that nothing
+/// noisy can hide them.
+const LIFE: [&str; 5] = ["Pulled", "Created", "Started", "Killing", "Pulling"];
+
+/// Events as they happen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Happened {
+    /// What it is about.
+    pub about: About,
+    /// Whether it is a warning.
+    pub warning: bool,
+    /// The reason.
+    pub reason: String,
+    /// The message.
+    pub message: String,
+}
+
+/// What is to be sent of an event.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Send {
+    /// A new series.
+    First(Series),
+    /// One more of a series that was sent.
+    Again(Series),
+}
+
+struct Similar {
+    messages: HashSet<u64>,
+    last: Timestamp,
+}
+
+struct Counted {
+    name: String,
+    first: Timestamp,
+    count: i32,
+}
+
+struct Bucket {
+    tokens: f64,
+    filled: Timestamp,
+}
+
+/// The three stages.
+pub struct Correlator {
+    similar: LruCache<u64, Similar>,
+    counted: LruCache<u64, Counted>,
+    buckets: LruCache<u64, Bucket>,
+    last_name: i128,
+}
+
+impl Default for Correlator {
+    fn default() -> Self {
+        Self { similar: LruCache::new(KEPT), counted: LruCache::new(KEPT), buckets: LruCache::new(KEPT), last_name: 0 }
+    }
+}
+
+impl Correlator {
+    /// What is to be sent of an event; `None` where there were too many.
+    ///
+    /// `fallback` names the series where the object's name cannot (a random UUID).
+    pub fn take(&mut self, event: Happened, now: Timestamp, fallback: impl FnOnce() -> String) -> Option<Send> {
+        let (message, key) = self.combine(&event, now);
+        let series = self.count(&event, message, key, now, fallback);
+        if !self.passes(&event, now) {
+            return None;
+        }
+        Some(if series.count == 1 { Send::First(series) } else { Send::Again(series) })
+    }
+
+    /// The message, and what tells the series from others.
+    fn combine(&mut self, event: &Happened, now: Timestamp) -> (String, u64) {
+        let group = hash(&(event.about.object(), event.warning, &event.reason));
+        let similar = self.similar.get_or_insert_mut(group, || Similar { messages: HashSet::new(), last: now });
+        if seconds(similar.last, now) > SIMILAR_WITHIN {
+            similar.messages.clear();
+        }
+        similar.last = now;
+        let own = hash(&event.message);
+        if similar.messages.len() < SIMILAR {
+            similar.messages.insert(own);
+        }
+        if similar.messages.len() < SIMILAR {
+            let key = hash(&(&event.about, event.warning, &event.reason, &event.message));
+            return (event.message.clone(), key);
+        }
+        (format!("{COMBINED}{}", event.message), hash(&("combined", group)))
+    }
+
+    fn count(
+        &mut self,
+        event: &Happened,
+        message: String,
+        key: u64,
+        now: Timestamp,
+        fallback: impl FnOnce() -> String,
+    ) -> Series {
+        let counted = match self.counted.get_mut(&key) {
+            Some(counted) => {
+                counted.count = counted.count.saturating_add(1);
+                (counted.name.clone(), counted.first, counted.count)
+            }
+            None => {
+                let name = self.name(&event.about, now).unwrap_or_else(fallback);
+                self.counted.put(key, Counted { name: name.clone(), first: now, count: 1 });
+                (name, now, 1)
+            }
+        };
+        let (name, first, count) = counted;
+        Series {
+            about: event.about.clone(),
+            warning: event.warning,
+            reason: event.reason.clone(),
+            message,
+            name,
+            first,
+            last: now,
+            count,
+        }
+    }
+
+    /// Whether the event's bucket holds a token.
+    fn passes(&mut self, event: &Happened, now: Timestamp) -> bool {
+        let life = !event.warning && LIFE.contains(&event.reason.as_str());
+        let key = hash(&(&event.about, event.warning, life));
+        let bucket = self.buckets.get_or_insert_mut(key, || Bucket { tokens: BURST, filled: now });
+        bucket.tokens = (bucket.tokens + seconds(bucket.filled, now).max(0.0) / REFILL).min(BURST);
+        bucket.filled = now;
+        if bucket.tokens < 1.0 {
+            return false;
+        }
+        bucket.tokens -= 1.0;
+        true
+    }
+
+    /// `<object>.<hex unix nanos>`, different each time.
+    fn name(&mut self, about: &About, now: Timestamp) -> Option<String> {
+        self.last_name = now.as_nanosecond().max(self.last_name.saturating_add(1));
+        let name = format!("{}.{:x}", about.name, self.last_name);
+        crate::pod::names::dns_subdomain(&name).is_empty().then_some(name)
+    }
+}
+
+fn seconds(from: Timestamp, to: Timestamp) -> f64 {
+    to.duration_since(from).as_secs_f64()
+}
+
+/// What memory keeps of a text: keys of thousands of long messages would be large.
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).expect("a small number")
+    }
+
+    fn event(reason: &str, message: &str) -> Happened {
+        let about =
+            About::of_pod(&crate::pod::PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() }, None);
+        Happened { about, warning: true, reason: reason.into(), message: message.into() }
+    }
+
+    fn take(correlator: &mut Correlator, event: Happened, second: i64) -> Option<(bool, String, i32, String)> {
+        let sent = correlator.take(event, at(second), || "random".to_owned())?;
+        let (first, series) = match sent {
+            Send::First(series) => (true, series),
+            Send::Again(series) => (false, series),
+        };
+        Some((first, series.message, series.count, series.name))
+    }
+
+    #[test]
+    fn the_same_again_counts_up() {
+        // AC-10-33
+        let mut all = Correlator::default();
+        let name = format!("p.{:x}", at(1).as_nanosecond());
+        for (second, first, count) in [(1, true, 1), (2, false, 2), (3, false, 3)] {
+            let taken = take(&mut all, event("BackOff", "m"), second);
+            assert_eq!(taken, Some((first, "m".to_owned(), count, name.clone())));
+        }
+        let (first, _, _, other) = take(&mut all, event("BackOff", "other"), 1).expect("sent");
+        assert!(first && other != name, "the same moment is another name");
+        let mut on_container = event("BackOff", "m");
+        on_container.about.field_path = Some("spec.containers{c}".to_owned());
+        assert!(take(&mut all, on_container, 4).expect("sent").0, "another container is another series");
+    }
+
+    #[test]
+    fn similar_events_become_one() {
+        // AC-05-35
+        let mut all = Correlator::default();
+        let taken: Vec<_> = (0..12).filter_map(|i| take(&mut all, event("Failed", &format!("m{i}")), i)).collect();
+        for (i, (first, message, count, _)) in taken.iter().take(9).enumerate() {
+            assert_eq!((*first, message, *count), (true, &format!("m{i}"), 1));
+        }
+        let combined: Vec<_> =
+            taken.iter().skip(9).map(|(first, message, count, _)| (*first, message.as_str(), *count)).collect();
+        assert_eq!(
+            combined,
+            [
+                (true, "(combined from similar events): m9", 1),
+                (false, "(combined from similar events): m10", 2),
+                (false, "(combined from similar events): m11", 3)
+            ]
+        );
+        assert!(taken[9].3 == taken[11].3 && taken[9].3 != taken[0].3, "a name of its own");
+        let later = take(&mut all, event("Failed", "m12"), 700).expect("sent");
+        assert_eq!((later.0, later.1.as_str()), (true, "m12"), "ten minutes later they are told apart again");
+    }
+
+    #[test]
+    fn too_many_are_cut_off() {
+        // AC-05-34
+        let mut all = Correlator::default();
+        let counts: Vec<Option<i32>> =
+            (0..26).map(|i| take(&mut all, event("BackOff", "m"), i).map(|(_, _, count, _)| count)).collect();
+        assert_eq!((counts[24], counts[25]), (Some(25), None));
+        for (case, warning, reason, passes) in [
+            ("normal", false, "SandboxChanged", true),
+            ("life", false, "Started", true),
+            ("warning", true, "Other", false),
+        ] {
+            let other = Happened { warning, ..event(reason, "m") };
+            assert_eq!(take(&mut all, other, 30).is_some(), passes, "{case}");
+        }
+        let back = take(&mut all, event("BackOff", "m"), 26 + 300).expect("a token");
+        assert_eq!((back.0, back.2), (false, 27), "what was cut off was counted");
+        assert_eq!(take(&mut all, event("BackOff", "m"), 26 + 301), None);
+    }
+
+    #[test]
+    fn names_that_are_none_are_random() {
+        let mut all = Correlator::default();
+        let mut odd = event("r", "m");
+        odd.about.name = "Not_A_Name".to_owned();
+        assert_eq!(take(&mut all, odd, 1).expect("sent").3, "random");
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut all = Correlator::default();
+        for i in 0..5000 {
+            let mut one = event("r", "m");
+            one.about.uid = format!("u{i}");
+            take(&mut all, one, 1);
+        }
+        assert_eq!((all.similar.len(), all.counted.len(), all.buckets.len()), (4096, 4096, 4096));
+    }
+}

@@ -1,0 +1,166 @@
+//! What is known of one pod's status on its way to the server.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::{
+    decide::{self, Memory, Rest, Sight, Step},
+    server::{Answered, ServerPod, newest},
+    verdict::Holder,
+};
+use crate::{
+    kube::{api::ApiError, backoff, versions::is_older},
+    pod::api,
+    status::Kept,
+};
+
+/// Longest delay while nobody is reached (spec 10a §21: statuses go out within 5 s).
+const UNREACHED: Duration = Duration::from_secs(4);
+
+/// One pod.
+pub struct Track {
+    /// Its status.
+    pub kept: Kept,
+    /// What earlier steps came to.
+    pub memory: Memory,
+    synced: bool,
+    shown: Option<Arc<api::Pod>>,
+    answered: Option<Answered>,
+    /// Whether there may be something to do.
+    due: bool,
+    /// Whether nothing of it will ever be written.
+    gone: bool,
+    in_flight: bool,
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+impl Track {
+    /// A status that was not looked at.
+    pub fn new(kept: Kept) -> Self {
+        Self {
+            kept,
+            memory: Memory::default(),
+            synced: false,
+            shown: None,
+            answered: None,
+            due: true,
+            gone: false,
+            in_flight: false,
+            failures: 0,
+            not_before: None,
+        }
+    }
+
+    /// Takes in the latest status and what the watch shows. What the watch repeats of our own
+    /// write is no news.
+    pub fn look(&mut self, kept: Kept, synced: bool, shown: Option<Arc<api::Pod>>) {
+        let same_pod = match (&self.shown, &shown) {
+            (Some(before), Some(now)) => Arc::ptr_eq(before, now),
+            (None, None) => true,
+            _ => false,
+        };
+        let before = self.server_version();
+        let news = self.kept.version != kept.version || self.kept.finished != kept.finished || self.synced != synced;
+        if kept.version <= self.kept.version && !Arc::ptr_eq(&kept.status, &self.kept.status) {
+            self.memory.settled = None; // forgotten and begun anew: its versions count from 1 again
+        }
+        self.kept = kept;
+        self.synced = synced;
+        self.shown = shown;
+        let behind = |answer: &Answered| {
+            let shown = self.shown.as_deref().map(ServerPod::watched);
+            shown.is_some_and(|shown| shown.uid == answer.pod().uid && is_older(shown.version, answer.pod().version))
+        };
+        self.answered = self.answered.take().filter(behind);
+        self.due |= news || (!same_pod && before != self.server_version());
+    }
+
+    /// The status as it is kept now.
+    pub fn keep(&mut self, kept: Kept) {
+        self.due |= self.kept.version != kept.version;
+        self.kept = kept;
+    }
+
+    /// What is to be done next.
+    pub fn next(&mut self, now: Timestamp) -> Step {
+        self.due = false;
+        let step = decide::next(&self.kept, self.sight(), &self.memory, now);
+        self.gone = step == Step::Rest(Rest::Gone);
+        step
+    }
+
+    /// Whether the server lacks the latest version, and may get it.
+    pub fn is_pending(&self) -> bool {
+        self.kept.unsent_since.is_some() && !self.gone
+    }
+
+    /// Whether it may be asked for the next step.
+    pub fn is_ready(&self, now: Instant) -> bool {
+        self.due && !self.in_flight && self.not_before.is_none_or(|at| at <= now)
+    }
+
+    /// When it may be asked, where that is later.
+    pub fn wakes_at(&self) -> Option<Instant> {
+        self.not_before.filter(|_| self.due && !self.in_flight)
+    }
+
+    /// Its place among those that are ready: ends and readiness first, then who waits longest.
+    pub fn rank(&self) -> (bool, Option<Timestamp>) {
+        (!decide::is_urgent(&self.kept, self.sight()), self.kept.unsent_since)
+    }
+
+    /// A write begins.
+    pub fn launched(&mut self) {
+        self.in_flight = true;
+    }
+
+    /// A write came to its end, be it refused; there may be more to do.
+    pub fn landed(&mut self) {
+        (self.in_flight, self.failures, self.not_before, self.due) = (false, 0, None, true);
+    }
+
+    /// The server says how its pod is now.
+    pub fn answered(&mut self, answer: Answered) {
+        self.answered = Some(answer);
+    }
+
+    /// A write came to nothing: again after that time, or after its own delay; says which. Where
+    /// nobody was reached the delay stays short, so that what waits goes out soon after an outage.
+    pub fn failed(&mut self, wait: Option<Duration>, error: &ApiError, now: Instant) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        let wait = match error {
+            ApiError::Unreachable(_) => backoff(self.failures).min(UNREACHED),
+            _ => wait.unwrap_or_else(|| backoff(self.failures)),
+        };
+        (self.in_flight, self.not_before, self.due) = (false, Some(now + wait), true);
+        wait
+    }
+
+    /// Whom the watch shows under its name.
+    pub fn holder(&self) -> Holder {
+        match self.shown.as_deref().map(ServerPod::watched) {
+            None => Holder::Nobody,
+            Some(shown) if shown.uid == self.kept.pod.uid.as_str() => Holder::Same,
+            Some(shown) if shown.mirror_of == Some(self.kept.pod.uid.as_str()) => Holder::Same,
+            Some(_) => Holder::Another,
+        }
+    }
+
+    fn sight(&self) -> Sight<'_> {
+        match &self.shown {
+            Some(shown) => Sight::Seen(newest(ServerPod::watched(shown), self.answered.as_ref())),
+            None if self.synced => Sight::Absent,
+            None => Sight::Unknown,
+        }
+    }
+
+    fn server_version(&self) -> Option<(String, String)> {
+        match self.sight() {
+            Sight::Seen(server) => Some((server.uid.to_owned(), server.version.to_owned())),
+            Sight::Unknown | Sight::Absent => None,
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! A client that answers from a function, for tests: it keeps what it was asked, in order, and
+//! plays watches from channels.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::api::{ApiClient, ApiError, ApiStatus, Call, WatchStream};
+
+type Answer = Box<dyn FnMut(&Call) -> Result<Value, ApiError> + Send>;
+type Events = mpsc::UnboundedReceiver<Value>;
+
+/// Answers from a function.
+pub struct FakeApi {
+    answer: Mutex<Answer>,
+    calls: Mutex<Vec<Call>>,
+    watches: Mutex<Vec<Result<Events, ApiError>>>,
+    /// Tells each call as it comes.
+    pub asked: tokio::sync::watch::Sender<usize>,
+}
+
+impl FakeApi {
+    /// Answers each call with what `answer` makes of it.
+    pub fn new(answer: impl FnMut(&Call) -> Result<Value, ApiError> + Send + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            answer: Mutex::new(Box::new(answer)),
+            calls: Mutex::default(),
+            watches: Mutex::default(),
+            asked: tokio::sync::watch::Sender::new(0),
+        })
+    }
+
+    /// Every call and watch so far.
+    pub fn calls(&self) -> Vec<Call> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The next watch that begins (after those given before) is played from what is sent here; it
+    /// ends when the sender goes.
+    pub fn next_watch(&self) -> mpsc::UnboundedSender<Value> {
+        let (send, events) = mpsc::unbounded_channel();
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner).push(Ok(events));
+        send
+    }
+
+    /// The next watch does not begin.
+    pub fn next_watch_fails(&self, error: ApiError) {
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner).push(Err(error));
+    }
+
+    fn keep(&self, call: &Call) {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(call.clone());
+        self.asked.send_modify(|count| *count += 1);
+    }
+}
+
+#[async_trait]
+impl ApiClient for FakeApi {
+    async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
+        self.keep(&call);
+        let mut answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        answer(&call).map(|value| Bytes::from(value.to_string()))
+    }
+
+    async fn watch(&self, call: Call) -> Result<Box<dyn WatchStream>, ApiError> {
+        self.keep(&call);
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        match (!watches.is_empty()).then(|| watches.remove(0)) {
+            Some(Ok(events)) => Ok(Box::new(Played(events))),
+            Some(Err(error)) => Err(error),
+            None => Err(refused(503, "ServiceUnavailable", "no watch was prepared")),
+        }
+    }
+}
+
+struct Played(Events);
+
+#[async_trait]
+impl WatchStream for Played {
+    async fn next(&mut self) -> Option<Result<Bytes, ApiError>> {
+        self.0.recv().await.map(|event| Ok(Bytes::from(event.to_string())))
+    }
+}
+
+/// A refusal.
+pub fn refused(code: u16, reason: &str, message: &str) -> ApiError {
+    let status = ApiStatus { code, reason: reason.to_owned(), message: message.to_owned(), ..ApiStatus::default() };
+    ApiError::Refused(Box::new(status))
+}
+
+/// An event of a watch.
+pub fn event(kind: &str, object: Value) -> Value {
+    json!({"type": kind, "object": object})
+}
+
+/// The bookmark that ends the initial events.
+pub fn marker(api_version: &str, kind: &str, version: &str) -> Value {
+    event(
+        "BOOKMARK",
+        json!({"apiVersion": api_version, "kind": kind, "metadata": {
+            "resourceVersion": version, "annotations": {"k8s.io/initial-events-end": "true"}}}),
+    )
+}

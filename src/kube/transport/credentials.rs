@@ -1,0 +1,173 @@
+//! What a request says of who we are, where no certificate does: tokens, passwords, what a program
+//! tells (spec 01 §10.1). Only servers behind TLS are told.
+
+use std::{
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use http::HeaderValue;
+use tokio::time::{Instant, timeout};
+use tracing::warn;
+
+use super::{exec::Plugin, kubeconfig::read_limited};
+
+/// A token that was read is good for so long: a minute, and it is read again ten seconds before.
+const GOOD: Duration = Duration::from_secs(50);
+/// Longest read of a token.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where the `Authorization` header comes from.
+pub enum Credentials {
+    /// There is none.
+    None,
+    /// It never changes.
+    Fixed(HeaderValue),
+    /// A token in a file.
+    File(TokenFile),
+    /// A program.
+    Exec(Box<Plugin>),
+}
+
+impl Credentials {
+    /// A token.
+    ///
+    /// # Errors
+    /// It cannot stand in a header.
+    pub fn token(token: &str) -> Result<Self, String> {
+        bearer(token).map(Self::Fixed)
+    }
+
+    /// User name and password.
+    ///
+    /// # Errors
+    /// Never: what is encoded can stand in a header.
+    pub fn basic(user: &str, password: &str) -> Result<Self, String> {
+        let encoded = STANDARD.encode(format!("{user}:{password}"));
+        secret(&format!("Basic {encoded}")).map(Self::Fixed)
+    }
+
+    /// What the next request says.
+    ///
+    /// # Errors
+    /// There is nothing to say, although there should be.
+    pub async fn header(&self) -> Result<Option<HeaderValue>, String> {
+        match self {
+            Self::None => Ok(None),
+            Self::Fixed(header) => Ok(Some(header.clone())),
+            Self::File(file) => file.header().await.map(Some),
+            Self::Exec(plugin) => plugin.header().await,
+        }
+    }
+
+    /// The server does not believe what was said.
+    pub fn refused(&self) {
+        match self {
+            Self::None | Self::Fixed(_) => {}
+            Self::File(file) => file.forget(),
+            Self::Exec(plugin) => plugin.forget(),
+        }
+    }
+}
+
+/// A token in a file that somebody else renews.
+pub struct TokenFile {
+    path: PathBuf,
+    known: Mutex<Option<(HeaderValue, Instant)>>,
+}
+
+impl TokenFile {
+    /// In that file; `first` is used where it cannot be read.
+    pub fn new(path: PathBuf, first: Option<HeaderValue>) -> Self {
+        // Due at once: the file knows better.
+        let known = first.map(|header| (header, Instant::now()));
+        Self { path, known: Mutex::new(known) }
+    }
+
+    async fn header(&self) -> Result<HeaderValue, String> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((header, due)) = &known
+            && Instant::now() < *due
+        {
+            return Ok(header.clone());
+        }
+        match (self.read().await, known) {
+            (Ok(header), _) => {
+                let fresh = (header.clone(), Instant::now() + GOOD);
+                *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(fresh);
+                Ok(header)
+            }
+            (Err(cause), Some((header, _))) => {
+                warn!(path = %self.path.display(), err = %cause, "Cannot read the token, the last one is used");
+                Ok(header)
+            }
+            (Err(cause), None) => Err(format!("failed to read token file {:?}: {cause}", self.path.display())),
+        }
+    }
+
+    async fn read(&self) -> Result<HeaderValue, String> {
+        let path = self.path.clone();
+        let reading = tokio::task::spawn_blocking(move || read_limited(&path));
+        let late = |_| format!("no answer within {PATIENCE:?}");
+        let text = timeout(PATIENCE, reading).await.map_err(late)?.map_err(|e| e.to_string())?;
+        let text = String::from_utf8(text.map_err(|e| e.to_string())?).map_err(|e| e.to_string())?;
+        match text.trim() {
+            "" => Err("read empty token".to_owned()),
+            token => bearer(token),
+        }
+    }
+
+    fn forget(&self) {
+        if let Some((_, due)) = self.known.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            *due = Instant::now();
+        }
+    }
+}
+
+/// `Bearer` and a token.
+///
+/// # Errors
+/// It cannot stand in a header.
+pub fn bearer(token: &str) -> Result<HeaderValue, String> {
+    secret(&format!("Bearer {token}"))
+}
+
+fn secret(text: &str) -> Result<HeaderValue, String> {
+    let mut header = HeaderValue::from_str(text).map_err(|_| "the token cannot stand in a header".to_owned())?;
+    header.set_sensitive(true);
+    Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_token_file_is_followed() {
+        tokio::time::pause();
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("token");
+        let credentials = Credentials::File(TokenFile::new(path.clone(), None));
+        let said =
+            || async { credentials.header().await.expect("a header").expect("one").to_str().expect("text").to_owned() };
+        assert!(credentials.header().await.expect_err("missing").contains("failed to read token file"));
+        std::fs::write(&path, "one\n").expect("written");
+        assert_eq!(said().await, "Bearer one");
+        std::fs::write(&path, "two\n").expect("written");
+        assert_eq!(said().await, "Bearer one", "it is known for 50 s");
+        tokio::time::advance(GOOD).await;
+        assert_eq!(said().await, "Bearer two");
+        std::fs::write(&path, " \n").expect("written");
+        credentials.refused();
+        assert_eq!(said().await, "Bearer two", "the last one that could be read");
+    }
+
+    #[tokio::test]
+    async fn what_is_said_is_secret() {
+        let basic = Credentials::basic("u", "p").expect("a header").header().await.expect("said").expect("one");
+        assert_eq!((basic.to_str().expect("text"), basic.is_sensitive()), ("Basic dTpw", true));
+        assert!(Credentials::token("a\nb").is_err());
+    }
+}

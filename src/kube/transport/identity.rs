@@ -1,0 +1,159 @@
+//! Who we are to the API server: a client certificate that may change at any time (spec 10 §8.3).
+//!
+//! One [`Identity`] is shared by who writes it (a file watch, the certificate manager, an exec
+//! plugin) and by every handshake, which takes what is current.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+use rustls::{
+    Error, InconsistentKeys, SignatureScheme,
+    client::ResolvesClientCert,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    sign::CertifiedKey,
+};
+use tokio::sync::watch;
+
+/// A pair cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct IdentityError(String);
+
+/// A certificate with its chain and its key, known to belong together.
+#[derive(Clone, Debug)]
+pub struct CertifiedPair(Arc<CertifiedKey>);
+
+impl CertifiedPair {
+    /// From PEM, leaf first; both may be the same text, which has certificates and key.
+    ///
+    /// # Errors
+    /// There is no certificate or no key in it, or they do not belong together.
+    pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Self, IdentityError> {
+        let failed = |text: String| IdentityError(format!("tls: {text}"));
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
+        let chain = chain.map_err(|e| failed(format!("failed to parse the certificate: {e}")))?;
+        if chain.is_empty() {
+            return Err(failed("failed to find any PEM data in certificate input".to_owned()));
+        }
+        let key = PrivateKeyDer::from_pem_slice(key)
+            .map_err(|_| failed("failed to find any PEM data in key input".to_owned()))?;
+        match CertifiedKey::from_der(chain, key, &rustls::crypto::ring::default_provider()) {
+            Ok(pair) => Ok(Self(Arc::new(pair))),
+            Err(Error::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
+                Err(failed("private key does not match public key".to_owned()))
+            }
+            Err(error) => Err(failed(error.to_string())),
+        }
+    }
+
+    /// The certificates, leaf first.
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.0.cert
+    }
+}
+
+impl PartialEq for CertifiedPair {
+    fn eq(&self, other: &Self) -> bool {
+        // A certificate names its key.
+        self.chain() == other.chain()
+    }
+}
+
+/// Who we are now; nobody (anonymous) where nothing was set. Cheap to clone; all clones are the same.
+#[derive(Clone, Debug)]
+pub struct Identity(Arc<Current>);
+
+#[derive(Debug)]
+struct Current {
+    pair: ArcSwapOption<CertifiedPair>,
+    changes: watch::Sender<u64>,
+}
+
+impl Identity {
+    /// Nobody, until somebody is set.
+    pub fn nobody() -> Self {
+        Self(Arc::new(Current { pair: ArcSwapOption::empty(), changes: watch::Sender::new(0) }))
+    }
+
+    /// That one.
+    pub fn of(pair: CertifiedPair) -> Self {
+        let identity = Self::nobody();
+        identity.set(Some(pair));
+        identity
+    }
+
+    /// From now on we are that one: new connections show it, those there are end soon. Says whether
+    /// that is somebody else than before.
+    pub fn set(&self, pair: Option<CertifiedPair>) -> bool {
+        // One at a time: who compares must not miss what another sets.
+        self.0.changes.send_if_modified(|changes| {
+            let is_new = self.0.pair.load().as_deref() != pair.as_ref();
+            if is_new {
+                self.0.pair.store(pair.map(Arc::new));
+                *changes += 1;
+            }
+            is_new
+        })
+    }
+
+    /// Who we are.
+    pub fn current(&self) -> Option<Arc<CertifiedPair>> {
+        self.0.pair.load_full()
+    }
+
+    /// Moves with each change.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+}
+
+impl ResolvesClientCert for Identity {
+    fn resolve(&self, _hints: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        let pair = self.current()?;
+        pair.0.key.choose_scheme(schemes).map(|_| pair.0.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        self.0.pair.load().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (String, String) {
+        let made = rcgen::generate_simple_self_signed(["n".to_owned()]).expect("a pair");
+        (made.cert.pem(), made.signing_key.serialize_pem())
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_told() {
+        let ((certificate, key), (_, other)) = (pair(), pair());
+        for (certificate, key, expected) in [
+            ("", "", "tls: failed to find any PEM data in certificate input"),
+            (&certificate, "", "tls: failed to find any PEM data in key input"),
+            (&certificate, &other, "tls: private key does not match public key"),
+        ] {
+            let told = CertifiedPair::from_pem(certificate.as_bytes(), key.as_bytes()).expect_err(expected);
+            assert_eq!(told.to_string(), expected);
+        }
+        let both = format!("{certificate}{key}");
+        assert!(CertifiedPair::from_pem(both.as_bytes(), both.as_bytes()).is_ok(), "one file has both");
+    }
+
+    #[test]
+    fn only_somebody_else_is_a_change() {
+        let ((certificate, key), (second, second_key)) = (pair(), pair());
+        let read = |c: &str, k: &str| CertifiedPair::from_pem(c.as_bytes(), k.as_bytes()).expect("a pair");
+        let identity = Identity::nobody();
+        let changes = identity.changes();
+        assert!((identity.current().is_none(), identity.has_certs()) == (true, false));
+        assert!(!identity.set(None));
+        assert!(identity.set(Some(read(&certificate, &key))));
+        assert!(!identity.set(Some(read(&certificate, &key))), "the file was only touched");
+        assert!(identity.set(Some(read(&second, &second_key))));
+        assert!(identity.set(None));
+        assert_eq!(*changes.borrow(), 3);
+    }
+}

@@ -1,0 +1,498 @@
+//! What a kubeconfig says: which server, whom to believe, who we are (spec 01 §10.1).
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The largest kubeconfig that is read, in bytes.
+const LIMIT: u64 = 4 << 20;
+/// Longest read of a file; one that hangs must not hold up the start for ever.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// There is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The file cannot be read.
+    #[error("invalid kubeconfig: stat {path}: {cause}")]
+    Missing {
+        /// The file.
+        path: String,
+        /// Why.
+        cause: String,
+    },
+    /// It says nothing that could be used.
+    #[error("invalid configuration: {0}")]
+    Invalid(String),
+}
+
+/// A text in the kubeconfig or in a file it names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// As it stands there.
+    Text(Vec<u8>),
+    /// In that file.
+    File(PathBuf),
+}
+
+/// The server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cluster {
+    /// Its name in the file.
+    pub name: String,
+    /// Where it is: `https://host:port/prefix`.
+    pub server: String,
+    /// The name its certificate must have; the host's where empty.
+    pub tls_server_name: String,
+    /// Any certificate is believed.
+    pub insecure_skip_tls_verify: bool,
+    /// The authorities that are believed; the machine's where there are none.
+    pub authorities: Option<Source>,
+    /// `http://host:port` of a proxy.
+    pub proxy_url: String,
+    /// Answers are not to be compressed.
+    pub disable_compression: bool,
+    /// What exec plugins are told.
+    pub exec_config: Option<Value>,
+}
+
+/// Who we are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    /// Its name in the file.
+    pub name: String,
+    /// Client certificate and key.
+    pub pair: Option<(Source, Source)>,
+    /// A token.
+    pub token: String,
+    /// A file with a token, which is read again and again.
+    pub token_file: Option<PathBuf>,
+    /// User name and password.
+    pub basic: Option<(String, String)>,
+    /// Whom we act for.
+    pub acting: Acting,
+    /// A program that tells who we are.
+    pub exec: Option<Exec>,
+}
+
+/// Whom we act for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Acting {
+    /// `as`.
+    pub user: String,
+    /// `as-uid`.
+    pub uid: String,
+    /// `as-groups`.
+    pub groups: Vec<String>,
+    /// `as-user-extra`.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+/// A program that tells who we are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Exec {
+    /// The program.
+    pub command: String,
+    /// Its arguments.
+    pub args: Option<Vec<String>>,
+    /// What is added to its environment.
+    pub env: Option<Vec<ExecVariable>>,
+    /// `client.authentication.k8s.io/v1` or `v1beta1`.
+    pub api_version: String,
+    /// It is told about the cluster.
+    pub provide_cluster_info: bool,
+    /// `Never`, `IfAvailable` or `Always`; required in v1.
+    pub interactive_mode: Option<String>,
+    /// What to do where the program is missing.
+    pub install_hint: Option<String>,
+}
+
+/// A variable of an environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ExecVariable {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+}
+
+/// What the current context comes to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kubeconfig {
+    /// The server.
+    pub cluster: Cluster,
+    /// Who we are.
+    pub user: User,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "kebab-case")]
+struct Document {
+    current_context: Option<String>,
+    contexts: Option<Vec<Named>>,
+    clusters: Option<Vec<Named>>,
+    users: Option<Vec<Named>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Named {
+    name: String,
+    context: Option<RawContext>,
+    cluster: Option<RawCluster>,
+    user: Option<RawUser>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct RawContext {
+    cluster: String,
+    user: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "kebab-case")]
+struct RawCluster {
+    server: String,
+    tls_server_name: String,
+    insecure_skip_tls_verify: bool,
+    certificate_authority: String,
+    certificate_authority_data: String,
+    proxy_url: String,
+    disable_compression: bool,
+    extensions: Option<Vec<RawExtension>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct RawExtension {
+    name: String,
+    extension: Value,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "kebab-case")]
+struct RawUser {
+    client_certificate: String,
+    client_certificate_data: String,
+    client_key: String,
+    client_key_data: String,
+    token: String,
+    #[serde(rename = "tokenFile")]
+    token_file: String,
+    username: String,
+    password: String,
+    #[serde(rename = "as")]
+    acting: String,
+    as_uid: String,
+    as_groups: Option<Vec<String>>,
+    as_user_extra: Option<BTreeMap<String, Vec<String>>>,
+    exec: Option<Exec>,
+    auth_provider: Option<Value>,
+}
+
+/// The extension that exec plugins are told.
+const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";
+
+impl Kubeconfig {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// What is wrong with the file or with what it names.
+    pub async fn read(path: &Path) -> Result<Self, ConnectError> {
+        let owned = path.to_owned();
+        let reading = tokio::task::spawn_blocking(move || {
+            std::fs::metadata(&owned).map_err(|e| missing(&owned, &e))?;
+            let text = read_limited(&owned).map_err(|e| ConnectError::Invalid(e.to_string()))?;
+            let text = String::from_utf8(text).map_err(|e| ConnectError::Invalid(e.to_string()))?;
+            let read = Self::parse(&text, owned.parent().unwrap_or(Path::new(".")));
+            read.and_then(Self::found).map_err(ConnectError::Invalid)
+        });
+        let late = |_| ConnectError::Invalid(format!("{} cannot be read within {PATIENCE:?}", path.display()));
+        let read = tokio::time::timeout(PATIENCE, reading).await.map_err(late)?;
+        read.map_err(|e| ConnectError::Invalid(e.to_string()))?
+    }
+
+    /// As it is, if the files it names are there.
+    fn found(self) -> Result<Self, String> {
+        let certificates =
+            self.user.pair.as_ref().map(|(certificate, key)| [("client-cert", certificate), ("client-key", key)]);
+        for (what, source) in certificates.into_iter().flatten() {
+            source.readable(what, &self.user.name)?;
+        }
+        if let Some(source) = &self.cluster.authorities {
+            source.readable("certificate-authority", &self.cluster.name)?;
+        }
+        Ok(self)
+    }
+
+    /// What a text says; relative paths in it are below `base`. The files it names are not looked for.
+    ///
+    /// # Errors
+    /// What is wrong with it, in the reference's words where it has some.
+    pub fn parse(text: &str, base: &Path) -> Result<Self, String> {
+        let document: Document = serde_saphyr::from_str(text).map_err(|e| e.to_string())?;
+        let Some(name) = document.current_context.filter(|name| !name.is_empty()) else {
+            return Err("no configuration has been provided: current-context is not set".to_owned());
+        };
+        let of = |list: Option<Vec<Named>>, name: &str| list?.into_iter().find(|named| named.name == name);
+        let Some(context) = of(document.contexts, &name).and_then(|named| named.context) else {
+            return Err(format!("context was not found for specified context: {name}"));
+        };
+        let cluster = of(document.clusters, &context.cluster).and_then(|named| named.cluster).unwrap_or_default();
+        if cluster.server.is_empty() {
+            return Err(format!("no server found for cluster {:?}", context.cluster));
+        }
+        let user = of(document.users, &context.user).and_then(|named| named.user).unwrap_or_default();
+        Ok(Self { cluster: cluster.checked(&context.cluster, base)?, user: user.checked(&context.user, base)? })
+    }
+}
+
+impl RawCluster {
+    fn checked(self, name: &str, base: &Path) -> Result<Cluster, String> {
+        let has_authorities = !self.certificate_authority.is_empty() || !self.certificate_authority_data.is_empty();
+        if self.insecure_skip_tls_verify && has_authorities {
+            return Err("specifying a root certificates file with the insecure flag is not allowed".to_owned());
+        }
+        let file = path(&self.certificate_authority, base);
+        let is_exec = |extension: &RawExtension| extension.name == EXEC_EXTENSION;
+        Ok(Cluster {
+            name: name.to_owned(),
+            server: self.server,
+            tls_server_name: self.tls_server_name,
+            insecure_skip_tls_verify: self.insecure_skip_tls_verify,
+            authorities: source(file, &self.certificate_authority_data, "certificate-authority-data")?,
+            proxy_url: self.proxy_url,
+            disable_compression: self.disable_compression,
+            exec_config: self.extensions.unwrap_or_default().into_iter().find(is_exec).map(|found| found.extension),
+        })
+    }
+}
+
+impl RawUser {
+    fn checked(self, name: &str, base: &Path) -> Result<User, String> {
+        if self.auth_provider.is_some() {
+            return Err(format!("no Auth Provider found for the auth-provider of {name}"));
+        }
+        let exec = self.exec.map(|exec| check_exec(exec, name, base)).transpose()?;
+        let certificate = source(path(&self.client_certificate, base), &self.client_certificate_data, "client-cert")?;
+        let key = source(path(&self.client_key, base), &self.client_key_data, "client-key")?;
+        let pair = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (Some(_), None) => {
+                return Err(format!(
+                    "client-key-data or client-key must be specified for {name} to use the clientCert authentication \
+                     method."
+                ));
+            }
+            (None, _) => None,
+        };
+        Ok(User {
+            name: name.to_owned(),
+            pair,
+            token: self.token,
+            token_file: path(&self.token_file, base),
+            basic: (!self.username.is_empty()).then_some((self.username, self.password)),
+            acting: Acting {
+                user: self.acting,
+                uid: self.as_uid,
+                groups: self.as_groups.unwrap_or_default(),
+                extra: self.as_user_extra.unwrap_or_default(),
+            },
+            exec,
+        })
+    }
+}
+
+fn check_exec(mut exec: Exec, user: &str, base: &Path) -> Result<Exec, String> {
+    if exec.command.is_empty() {
+        return Err(format!("command must be specified for {user} to use exec authentication plugin"));
+    }
+    let mode = exec.interactive_mode.as_deref();
+    match (exec.api_version.as_str(), mode) {
+        ("", _) => Err(format!("apiVersion must be specified for {user} to use exec authentication plugin")),
+        ("client.authentication.k8s.io/v1", None) => {
+            Err(format!("interactiveMode must be specified for {user} to use exec authentication plugin"))
+        }
+        ("client.authentication.k8s.io/v1" | "client.authentication.k8s.io/v1beta1", Some("Always")) => {
+            Err(format!("interactiveMode of {user} is Always, and there is no terminal"))
+        }
+        (
+            "client.authentication.k8s.io/v1" | "client.authentication.k8s.io/v1beta1",
+            None | Some("Never" | "IfAvailable"),
+        ) => {
+            // As a shell has it: a name without a slash is looked for in the path.
+            if exec.command.contains('/') {
+                exec.command = base.join(&exec.command).display().to_string();
+            }
+            Ok(exec)
+        }
+        (_, Some(mode)) if !matches!(mode, "Never" | "IfAvailable" | "Always") => {
+            Err(format!("invalid interactiveMode for {user}: {mode:?}"))
+        }
+        (version, _) => Err(format!("exec plugin: invalid apiVersion {version:?}")),
+    }
+}
+
+fn path(text: &str, base: &Path) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| base.join(text))
+}
+
+/// Data wins over a file.
+fn source(file: Option<PathBuf>, data: &str, what: &str) -> Result<Option<Source>, String> {
+    if data.is_empty() {
+        return Ok(file.map(Source::File));
+    }
+    let data: String = data.chars().filter(|c| !c.is_ascii_whitespace()).collect();
+    STANDARD.decode(data).map(|text| Some(Source::Text(text))).map_err(|e| format!("{what}: {e}"))
+}
+
+impl Source {
+    /// The text, which may be in a file; blocks.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is larger than 4 MiB.
+    pub fn read(&self) -> std::io::Result<Vec<u8>> {
+        match self {
+            Self::Text(text) => Ok(text.clone()),
+            Self::File(path) => read_limited(path),
+        }
+    }
+
+    fn readable(&self, what: &str, of: &str) -> Result<(), String> {
+        let Self::File(path) = self else { return Ok(()) };
+        let path_text = path.display();
+        let failed = |e: std::io::Error| {
+            format!("unable to read {what} {path_text} for {of} due to open {path_text}: {}", plain(&e))
+        };
+        std::fs::File::open(path).map(drop).map_err(failed)
+    }
+
+    /// Its file.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Text(_) => None,
+            Self::File(path) => Some(path),
+        }
+    }
+}
+
+fn missing(path: &Path, error: &std::io::Error) -> ConnectError {
+    ConnectError::Missing { path: path.display().to_string(), cause: plain(error) }
+}
+
+/// What the reference says of an error.
+fn plain(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// A small file; blocks.
+pub(super) fn read_limited(path: &Path) -> std::io::Result<Vec<u8>> {
+    use std::io::Read;
+    let mut content = Vec::new();
+    std::fs::File::open(path)?.take(LIMIT + 1).read_to_end(&mut content)?;
+    if u64::try_from(content.len()).unwrap_or(u64::MAX) > LIMIT {
+        return Err(std::io::Error::other(format!("{} is larger than {LIMIT} bytes", path.display())));
+    }
+    Ok(content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "apiVersion: v1\nkind: Config\ncurrent-context: c\n";
+
+    fn parsed(text: &str) -> Result<Kubeconfig, String> {
+        Kubeconfig::parse(text, Path::new("/base"))
+    }
+
+    fn found(text: &str) -> Result<Kubeconfig, String> {
+        parsed(text).and_then(Kubeconfig::found)
+    }
+
+    fn with_user(user: &str) -> String {
+        format!(
+            "{HEAD}contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+             clusters: [{{name: k, cluster: {{server: 'https://127.0.0.1:1'}}}}]\nusers: [{{name: u, user: {user}}}]\n"
+        )
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_with_a_kubeconfig_is_told() {
+        let missing = Kubeconfig::read(Path::new("/nonexistent/kubeconfig")).await.expect_err("missing").to_string();
+        assert_eq!(missing, "invalid kubeconfig: stat /nonexistent/kubeconfig: no such file or directory");
+        let context = format!("{HEAD}contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n");
+        let exec = |rest: &str| with_user(&format!("{{exec: {{command: x{rest}}}}}"));
+        for (content, expected) in [
+            (HEAD.to_owned(), "context was not found for specified context: c"),
+            ("apiVersion: v1\nkind: Config\n".to_owned(), "no configuration has been provided"),
+            (context.clone(), "no server found for cluster \"k\""),
+            (
+                with_user("{client-certificate-data: eA==}"),
+                "client-key-data or client-key must be specified for u to use the clientCert authentication method.",
+            ),
+            (
+                with_user("{client-certificate: /no/c, client-key: /no/k}"),
+                "unable to read client-cert /no/c for u due to open /no/c: no such file or directory",
+            ),
+            (with_user("{auth-provider: {name: gcp}}"), "no Auth Provider found"),
+            (exec(""), "apiVersion must be specified for u"),
+            (exec(", apiVersion: client.authentication.k8s.io/v1"), "interactiveMode must be specified for u"),
+            (exec(", apiVersion: client.authentication.k8s.io/v1alpha1"), "exec plugin: invalid apiVersion"),
+            (
+                exec(", interactiveMode: Always, apiVersion: client.authentication.k8s.io/v1"),
+                "interactiveMode of u is Always",
+            ),
+            ("{".to_owned(), ""),
+        ] {
+            let told = found(&content).expect_err(expected);
+            assert!(told.starts_with(expected), "{content}: {told}");
+        }
+        assert!(found(&with_user("{token: t}")).is_ok());
+    }
+
+    #[test]
+    fn everything_a_kubeconfig_says_is_heard() {
+        let text = format!(
+            "{HEAD}contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nclusters:\n- name: other\n- name: k\n  \
+             cluster:\n    server: https://api:6443/prefix\n    tls-server-name: kubernetes\n    \
+             certificate-authority-data: Y2E=\n    certificate-authority: ca.pem\n    proxy-url: http://proxy:1\n    \
+             disable-compression: true\n    extensions: [{{name: client.authentication.k8s.io/exec, extension: {{a: 1}}}}]\n\
+             users:\n- name: u\n  user:\n    tokenFile: token\n    token: t\n    username: n\n    password: p\n    \
+             as: other\n    as-uid: '7'\n    as-groups: [g]\n    as-user-extra: {{k: [v, w]}}\n    exec:\n      \
+             command: ./plugin\n      args: [x]\n      env: [{{name: A, value: B}}]\n      \
+             apiVersion: client.authentication.k8s.io/v1\n      interactiveMode: Never\n      provideClusterInfo: true\n"
+        );
+        let Kubeconfig { cluster, user } = parsed(&text).expect("it is fine");
+        assert_eq!(
+            cluster,
+            Cluster {
+                name: "k".into(),
+                server: "https://api:6443/prefix".into(),
+                tls_server_name: "kubernetes".into(),
+                insecure_skip_tls_verify: false,
+                authorities: Some(Source::Text(b"ca".to_vec())),
+                proxy_url: "http://proxy:1".into(),
+                disable_compression: true,
+                exec_config: Some(serde_json::json!({"a": 1})),
+            }
+        );
+        assert_eq!((user.token_file, user.token.as_str()), (Some(PathBuf::from("/base/token")), "t"));
+        assert_eq!(user.basic, Some(("n".into(), "p".into())));
+        assert_eq!((user.acting.user.as_str(), user.acting.uid.as_str()), ("other", "7"));
+        assert_eq!((user.acting.groups, user.acting.extra["k"].len()), (vec!["g".to_owned()], 2));
+        let exec = user.exec.expect("a plugin");
+        assert_eq!((exec.command.as_str(), exec.provide_cluster_info), ("/base/./plugin", true));
+    }
+}

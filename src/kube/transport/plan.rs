@@ -1,0 +1,160 @@
+//! Which connection a request goes on, and when another is made. Pure. Spec 10 §8.2.
+//!
+//! A server takes so many requests at once on a connection, and whoever comes then waits until one
+//! ends; a watch ends after an hour. So what must not wait has connections of its own.
+
+use std::time::Duration;
+
+/// What a pool carries.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// Lease and node status, and nothing else ever.
+    Beat,
+    /// Writes, reads and lists.
+    Unary,
+    /// Watches.
+    Watch,
+}
+
+/// A connection, as far as choosing needs it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Load {
+    /// Which.
+    pub id: u64,
+    /// Requests under way.
+    pub streams: usize,
+    /// How many the peer takes at once.
+    pub limit: usize,
+    /// HTTP/2; else one request at a time.
+    pub is_http2: bool,
+}
+
+/// What is to be done with a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Choice {
+    /// On that connection.
+    On(u64),
+    /// On one that is to be made.
+    Dial,
+    /// When a place is free.
+    Wait,
+}
+
+/// Requests on a connection of the unary pool, at most.
+const UNARY_STREAMS: usize = 64;
+/// Watches on a connection, at most.
+const WATCH_STREAMS: usize = 80;
+/// So many of the peer's places are left free.
+const SPARE: usize = 20;
+/// The first pause of a dialler.
+const FIRST_PAUSE: Duration = Duration::from_millis(800);
+
+impl Kind {
+    /// As metrics spell it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Beat => "beat",
+            Self::Unary => "unary",
+            Self::Watch => "watch",
+        }
+    }
+
+    /// Requests a connection takes at once.
+    fn room(self, load: &Load) -> usize {
+        match self {
+            _ if !load.is_http2 => 1,
+            Self::Beat => load.limit.max(1),
+            Self::Unary => load.limit.clamp(1, UNARY_STREAMS),
+            Self::Watch if load.limit > SPARE => (load.limit - SPARE).min(WATCH_STREAMS),
+            Self::Watch => (load.limit / 2).max(1),
+        }
+    }
+
+    /// Connections, at most. HTTP/1.1 needs one for each watch.
+    fn connections(self, is_http2: bool) -> usize {
+        match (self, is_http2) {
+            (Self::Beat, true) => 1,
+            (Self::Beat, false) => 2,
+            (Self::Unary, true) => 4,
+            (Self::Unary, false) => 8,
+            (Self::Watch, _) => 2000,
+        }
+    }
+
+    /// Longest pause between two attempts to connect.
+    pub fn longest_pause(self) -> Duration {
+        Duration::from_secs(if self == Self::Beat { 10 } else { 30 })
+    }
+}
+
+/// Where a request goes; `avoid` is a connection it must not go on, because it does not answer.
+pub fn choose(kind: Kind, loads: &[Load], avoid: Option<u64>) -> Choice {
+    let free = loads.iter().filter(|load| Some(load.id) != avoid && load.streams < kind.room(load));
+    let best = match kind {
+        // The fullest: what stays empty can be closed.
+        Kind::Watch => free.max_by_key(|load| load.streams),
+        Kind::Beat | Kind::Unary => free.min_by_key(|load| load.streams),
+    };
+    if let Some(load) = best {
+        return Choice::On(load.id);
+    }
+    let others = loads.iter().filter(|load| Some(load.id) != avoid);
+    let is_http2 = loads.iter().all(|load| load.is_http2);
+    if others.count() < kind.connections(is_http2) { Choice::Dial } else { Choice::Wait }
+}
+
+/// The pause after so many failures in a row (from 1); `chance` is between 0 and 1.
+pub fn pause(failures: u32, longest: Duration, chance: f64) -> Duration {
+    let doubled = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1).min(16)));
+    doubled.min(longest).mul_f64(0.9 + 0.1 * chance.clamp(0.0, 1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(id: u64, streams: usize, limit: usize) -> Load {
+        Load { id, streams, limit, is_http2: true }
+    }
+
+    #[test]
+    fn requests_find_their_place() {
+        let full = [load(1, 64, 100), load(2, 64, 100), load(3, 64, 100), load(4, 64, 250)];
+        let http1: Vec<Load> = (0..8).map(|id| Load { id, streams: 1, limit: 1, is_http2: false }).collect();
+        for (what, kind, loads, avoid, expected) in [
+            ("nothing yet", Kind::Unary, &[][..], None, Choice::Dial),
+            ("the emptiest", Kind::Unary, &[load(1, 3, 100), load(2, 2, 100)], None, Choice::On(2)),
+            ("another", Kind::Unary, &full[..3], None, Choice::Dial),
+            ("four are enough", Kind::Unary, &full, None, Choice::Wait),
+            ("AC-10-7", Kind::Unary, &http1, None, Choice::Wait),
+            ("AC-10-7, seven", Kind::Unary, &http1[..7], None, Choice::Dial),
+            ("a peer with few places", Kind::Unary, &[load(1, 10, 10)], None, Choice::Dial),
+            ("the fullest", Kind::Watch, &[load(1, 3, 100), load(2, 2, 100)], None, Choice::On(1)),
+            ("AC-10-6", Kind::Watch, &[load(1, 80, 100)], None, Choice::Dial),
+            ("80 of any number", Kind::Watch, &[load(1, 80, usize::MAX)], None, Choice::Dial),
+            ("30 - 20", Kind::Watch, &[load(1, 9, 30)], None, Choice::On(1)),
+            ("30 - 20, full", Kind::Watch, &[load(1, 10, 30)], None, Choice::Dial),
+            ("one place", Kind::Watch, &[load(1, 0, 1)], None, Choice::On(1)),
+            ("a watch each", Kind::Watch, &http1, None, Choice::Dial),
+            ("one heartbeat", Kind::Beat, &[load(1, 5, 100)], None, Choice::On(1)),
+            ("AC-10-5", Kind::Beat, &[load(1, 5, 100)], Some(1), Choice::Dial),
+            ("both hang", Kind::Beat, &[load(1, 5, 100), load(2, 100, 100)], Some(1), Choice::Wait),
+        ] {
+            assert_eq!(choose(kind, loads, avoid), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_is_away_is_asked_for_less_and_less() {
+        let seconds = |kind: Kind, chance| -> Vec<u128> {
+            (1..=8).map(|failures| pause(failures, kind.longest_pause(), chance).as_millis()).collect()
+        };
+        assert_eq!(seconds(Kind::Beat, 1.0), [800, 1600, 3200, 6400, 10000, 10000, 10000, 10000]);
+        assert_eq!(seconds(Kind::Watch, 1.0), [800, 1600, 3200, 6400, 12800, 25600, 30000, 30000]);
+        assert_eq!(seconds(Kind::Watch, 0.0)[..2], [720, 1440]);
+        assert_eq!(pause(u32::MAX, Kind::Watch.longest_pause(), 7.0), Duration::from_secs(30));
+        // AC-10-43: attempts in five minutes of all three, at the fastest.
+        let attempts = |kind: Kind| 300.0 / pause(20, kind.longest_pause(), 0.0).as_secs_f64();
+        assert!(attempts(Kind::Beat) + attempts(Kind::Unary) + attempts(Kind::Watch) <= 60.0);
+    }
+}

@@ -1,0 +1,12 @@
+//! The transport against a server that misbehaves on purpose, over real sockets.
+
+#[cfg(test)]
+mod answers;
+#[cfg(test)]
+mod changes;
+#[cfg(test)]
+mod outages;
+#[cfg(test)]
+mod pools;
+#[cfg(test)]
+mod server;

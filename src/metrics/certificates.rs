@@ -1,0 +1,162 @@
+//! Families of the certificates the cluster signs (spec 08 §4.13).
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering},
+};
+
+use prometheus::{
+    Gauge, Histogram, IntCounter,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+
+use super::{Registry, Stability, buckets};
+
+/// The second since the epoch after which the current certificate does not hold; none at first.
+#[derive(Clone, Debug)]
+pub struct CertificateExpiry(Arc<AtomicI64>);
+
+/// Stands for none.
+const NONE: i64 = i64::MAX;
+
+impl CertificateExpiry {
+    fn none() -> Self {
+        Self(Arc::new(AtomicI64::new(NONE)))
+    }
+
+    /// There is another certificate, or none.
+    pub fn set(&self, last: Option<i64>) {
+        self.0.store(last.unwrap_or(NONE), Ordering::Relaxed);
+    }
+}
+
+/// What a manager of certificates counts.
+#[derive(Clone, Debug)]
+pub struct CertificateMetrics {
+    /// Which certificate is in use.
+    pub expiry: CertificateExpiry,
+    /// Requests that came to nothing.
+    pub failures: IntCounter,
+    age: Option<Histogram>,
+}
+
+impl CertificateMetrics {
+    /// Registers those of the client's certificate. `now` tells the second since the epoch.
+    pub fn client(registry: &Registry, now: impl Fn() -> i64 + Send + Sync + 'static) -> Self {
+        let expiry = CertificateExpiry::none();
+        register_ttl(
+            registry,
+            "kubelet_certificate_manager_client_ttl_seconds",
+            "Gauge of the TTL (time-to-live) of the Kubelet's client certificate. The value is in seconds until \
+             certificate expiry (negative if already expired). If client certificate is invalid or unused, the value \
+             will be +INF.",
+            &expiry,
+            now,
+        );
+        let failures = registry.counter(
+            Stability::Alpha,
+            "kubelet_certificate_manager_client_expiration_renew_errors",
+            "Counter of certificate renewal errors.",
+        );
+        Self { expiry, failures, age: None }
+    }
+
+    /// Registers those of the serving certificate. `now` tells the second since the epoch.
+    pub fn serving(registry: &Registry, now: impl Fn() -> i64 + Send + Sync + 'static) -> Self {
+        let expiry = CertificateExpiry::none();
+        register_ttl(
+            registry,
+            "kubelet_certificate_manager_server_ttl_seconds",
+            "Gauge of the shortest TTL (time-to-live) of the Kubelet's serving certificate. The value is in seconds \
+             until certificate expiry (negative if already expired). If serving certificate is invalid or unused, the \
+             value will be +INF.",
+            &expiry,
+            now,
+        );
+        let failures = registry.counter(
+            Stability::Alpha,
+            "kubelet_server_expiration_renew_errors",
+            "Counter of certificate renewal errors.",
+        );
+        let age = registry.histogram(
+            Stability::Alpha,
+            "kubelet_certificate_manager_server_rotation_seconds",
+            "Histogram of the number of seconds the previous certificate lived before being rotated.",
+            buckets::CERTAGE,
+        );
+        Self { expiry, failures, age: Some(age) }
+    }
+
+    /// A certificate was replaced, so many seconds after it began to hold.
+    pub fn replaced(&self, seconds: i64) {
+        if let Some(age) = &self.age {
+            age.observe(seconds as f64);
+        }
+    }
+}
+
+type Now = Arc<dyn Fn() -> i64 + Send + Sync>;
+
+fn register_ttl(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    expiry: &CertificateExpiry,
+    now: impl Fn() -> i64 + Send + Sync + 'static,
+) {
+    // A registry of its own makes the gauge; ours asks the collector around it.
+    let gauge = Registry::new().float_gauge(Stability::Alpha, name, help);
+    registry.collector(Ttl { gauge, expiry: expiry.clone(), now: Arc::new(now) });
+}
+
+/// Tells how long a certificate holds when somebody asks.
+struct Ttl {
+    gauge: Gauge,
+    expiry: CertificateExpiry,
+    now: Now,
+}
+
+impl Collector for Ttl {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.gauge.set(match self.expiry.0.load(Ordering::Relaxed) {
+            NONE => f64::INFINITY,
+            last => last.saturating_sub((self.now)()) as f64,
+        });
+        self.gauge.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(registry: &Registry, name: &str) -> f64 {
+        let families = registry.gather();
+        let family = families.iter().find(|family| family.name() == name).expect("a family");
+        family.get_metric()[0].get_gauge().get_value()
+    }
+
+    #[test]
+    fn how_long_a_certificate_holds_is_told_when_asked() {
+        let (registry, now) = (Registry::new(), Arc::new(AtomicI64::new(100)));
+        let clock = now.clone();
+        let metrics = CertificateMetrics::client(&registry, move || clock.load(Ordering::Relaxed));
+        let name = "kubelet_certificate_manager_client_ttl_seconds";
+        assert_eq!(value(&registry, name), f64::INFINITY);
+        metrics.expiry.set(Some(160));
+        assert_eq!(value(&registry, name), 60.0);
+        now.store(200, Ordering::Relaxed);
+        assert_eq!(value(&registry, name), -40.0);
+        let all = registry.gather();
+        let has = |part: &str| all.iter().any(|family| family.name().contains(part));
+        assert!(has("client_expiration_renew_errors") && !has("server"), "one manager, one set of families");
+        let served = CertificateMetrics::serving(&registry, || 0);
+        served.replaced(3600);
+        assert_eq!(value(&registry, "kubelet_certificate_manager_server_ttl_seconds"), f64::INFINITY);
+    }
+}

@@ -1,0 +1,212 @@
+//! How well the API server's objects are followed (spec 10 §10).
+//!
+//! Of ConfigMaps and Secrets there are hundreds of watches: a series is of a resource, not of a
+//! watch, and tells the worst of its watches and the newest of their events.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use prometheus::{
+    Gauge, GaugeVec, IntCounterVec, IntGaugeVec, Opts,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+use tokio::time::Instant;
+
+use super::{Registry, Stability::Alpha};
+
+/// What a watch does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Following {
+    /// Reads what there is.
+    Init,
+    /// Follows changes.
+    Watching,
+    /// Waits after a failure.
+    Waiting,
+}
+
+/// Handles of what is counted of reflectors.
+#[derive(Clone, Debug)]
+pub struct ReflectorMetrics {
+    relists: IntCounterVec,
+    tallies: Tallies,
+}
+
+type Tallies = Arc<Mutex<BTreeMap<&'static str, Tally>>>;
+
+#[derive(Debug, Default)]
+struct Tally {
+    /// Watches by what they do.
+    counts: [usize; 3],
+    heard: Option<Instant>,
+}
+
+impl Tally {
+    fn count(&mut self, state: Following) -> &mut usize {
+        let [init, watching, waiting] = &mut self.counts;
+        match state {
+            Following::Init => init,
+            Following::Watching => watching,
+            Following::Waiting => waiting,
+        }
+    }
+
+    /// The worst of them; `None` where there is none.
+    fn state(&self) -> Option<i64> {
+        match self.counts {
+            [0, 0, 0] => None,
+            [0, _, 0] => Some(1),
+            [_, _, 0] => Some(0),
+            _ => Some(2),
+        }
+    }
+}
+
+fn locked(tallies: &Tallies) -> MutexGuard<'_, BTreeMap<&'static str, Tally>> {
+    tallies.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ReflectorMetrics {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        let tallies = Tallies::default();
+        registry.collector(Page::new(tallies.clone()));
+        let relists = registry.counters(
+            Alpha,
+            "berth_reflector_relists_total",
+            "Times that objects were read anew instead of following their changes",
+            &["resource", "reason"],
+        );
+        Self { relists, tallies }
+    }
+
+    /// The handle of one more watch of that resource.
+    pub fn follow(&self, resource: &'static str) -> ReflectorMeter {
+        *locked(&self.tallies).entry(resource).or_default().count(Following::Init) += 1;
+        ReflectorMeter { metrics: self.clone(), resource, state: Following::Init }
+    }
+}
+
+/// What one watch tells of itself; once dropped, it counts no more.
+#[derive(Debug)]
+pub struct ReflectorMeter {
+    metrics: ReflectorMetrics,
+    resource: &'static str,
+    state: Following,
+}
+
+impl ReflectorMeter {
+    /// It does that now.
+    pub fn set(&mut self, state: Following) {
+        if state != self.state {
+            self.leave();
+            *locked(&self.metrics.tallies).entry(self.resource).or_default().count(state) += 1;
+            self.state = state;
+        }
+    }
+
+    /// The server said something.
+    pub fn heard(&self) {
+        locked(&self.metrics.tallies).entry(self.resource).or_default().heard = Some(Instant::now());
+    }
+
+    /// Everything is read anew, for that reason.
+    pub fn relisted(&self, reason: &'static str) {
+        self.metrics.relists.with_label_values(&[self.resource, reason]).inc();
+    }
+
+    fn leave(&self) {
+        let mut tallies = locked(&self.metrics.tallies);
+        let count = tallies.entry(self.resource).or_default().count(self.state);
+        *count = count.saturating_sub(1);
+    }
+}
+
+impl Drop for ReflectorMeter {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Computes the gauges when they are asked for: an age grows by itself.
+struct Page {
+    tallies: Tallies,
+    states: IntGaugeVec,
+    ages: GaugeVec,
+}
+
+impl Page {
+    fn new(tallies: Tallies) -> Self {
+        let opts = |name: &str, help: &str| Opts::new(name, format!("[ALPHA] {help}"));
+        let states = opts("berth_reflector_state", "What the watches of a resource do: 0 read, 1 follow, 2 wait");
+        let ages = opts("berth_reflector_last_event_age_seconds", "Seconds since a watch of a resource said something");
+        let invariant = "family names and labels are constants that the tests check";
+        Self {
+            tallies,
+            states: IntGaugeVec::new(states, &["resource"]).expect(invariant),
+            ages: GaugeVec::new(ages, &["resource"]).expect(invariant),
+        }
+    }
+}
+
+impl Collector for Page {
+    fn desc(&self) -> Vec<&Desc> {
+        self.states.desc().into_iter().chain(self.ages.desc()).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.states.reset();
+        self.ages.reset();
+        for (resource, tally) in &*locked(&self.tallies) {
+            let Some(state) = tally.state() else { continue };
+            self.states.with_label_values(&[resource]).set(state);
+            if let Some(heard) = tally.heard {
+                let age: Gauge = self.ages.with_label_values(&[resource]);
+                age.set(heard.elapsed().as_secs_f64());
+            }
+        }
+        self.states.collect().into_iter().chain(self.ages.collect()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Value of each series of a family.
+    fn values(registry: &Registry, name: &str) -> Vec<f64> {
+        let families = registry.gather();
+        let family = families.iter().filter(|family| family.name() == name);
+        family
+            .flat_map(|family| family.get_metric())
+            .map(|metric| metric.get_gauge().get_value() + metric.get_counter().get_value())
+            .collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_resource_shows_the_worst_of_its_watches() {
+        let registry = Registry::new();
+        let metrics = ReflectorMetrics::new(&registry);
+        let state = || values(&registry, "berth_reflector_state");
+        assert_eq!(state(), [0.0; 0]);
+        let (mut one, mut other) = (metrics.follow("secrets"), metrics.follow("secrets"));
+        assert_eq!(state(), [0.0]);
+        one.set(Following::Watching);
+        assert_eq!(state(), [0.0], "the other still reads");
+        other.set(Following::Waiting);
+        assert_eq!(state(), [2.0]);
+        drop(other);
+        assert_eq!(state(), [1.0]);
+        one.heard();
+        one.relisted("failed");
+        tokio::time::advance(Duration::from_secs(7)).await;
+        assert_eq!(values(&registry, "berth_reflector_last_event_age_seconds"), [7.0]);
+        assert_eq!(values(&registry, "berth_reflector_relists_total"), [1.0]);
+        drop(one);
+        assert_eq!(state(), [0.0; 0]);
+    }
+}

@@ -1,0 +1,43 @@
+//! Calls of the heartbeat: a line of their own, and a deadline that the server knows. Pure. Spec 10 §2.1.
+
+use std::time::Duration;
+
+use crate::kube::api::{Call, Line};
+
+/// The deadline of heartbeats: the smaller one of status frequency and lease duration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Beat(pub(super) Duration);
+
+impl Beat {
+    /// On the heartbeat's line.
+    pub(super) fn on(self, call: Call) -> Call {
+        self.within(call, self.0)
+    }
+
+    /// The same, given up earlier; the server is told the usual deadline.
+    pub(super) fn within(self, call: Call, deadline: Duration) -> Call {
+        call.on(Line::Heartbeat).query("timeout", text(self.0)).within(deadline.min(self.0))
+    }
+}
+
+/// As Go writes it: `10s`, `1m30s`, `500ms`.
+fn text(duration: Duration) -> String {
+    let (seconds, millis) = (duration.as_secs(), duration.subsec_millis());
+    match (seconds / 60, seconds % 60, millis) {
+        (0, 0, millis) => format!("{millis}ms"),
+        (0, seconds, 0) => format!("{seconds}s"),
+        (0, seconds, millis) => format!("{seconds}.{millis:03}s"),
+        (minutes, seconds, _) => format!("{minutes}m{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_are_written_as_go_does() {
+        let millis = |millis| text(Duration::from_millis(millis));
+        assert_eq!([500, 10_000, 1500, 90_000].map(millis), ["500ms", "10s", "1.500s", "1m30s"]);
+    }
+}

@@ -1,0 +1,67 @@
+//! The flows: a node joins, and an agent is started anew on a node that is there.
+
+use serde_json::json;
+
+use crate::{
+    engine::ports::RuntimeState,
+    node::testing::{World, config, line},
+};
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+#[tokio::test(start_paused = true)]
+async fn a_node_joins() {
+    // AC-10-1 (node and lease), 10a §12 rows 8-13, AC-05-22
+    let world = World::new();
+    let began = Instant::now();
+    world.start(config());
+    world.until("ready", |world| world.condition("Ready")["status"] == "True").await;
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    world.until("lease", |world| world.get("leases").is_object()).await;
+    let lines = world.lines("");
+    let at = |line: &str| lines.iter().position(|asked| asked == line).unwrap_or_else(|| panic!("{line}: {lines:?}"));
+    assert!(at("POST nodes") < at("GET leases"), "{lines:?}");
+    assert!(at("GET leases") < at("POST leases"), "{lines:?}");
+    assert!(at("POST nodes") < at("POST csinodes"), "{lines:?}");
+    assert!(at("POST csinodes") < at("PATCH nodes/status"), "{lines:?}");
+    world.until("slices", |world| world.lines("").contains(&"DELETE resourceslices".to_owned())).await;
+    assert_eq!(world.calls("POST nodes").len(), 1);
+    assert_eq!(world.calls("PATCH nodes/status").len(), 1);
+    let told = world.events.take();
+    assert_eq!(told, ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_is_started_anew() {
+    // 10a §22 rows 2, 3, 6, 8
+    let first = World::new();
+    first.start(config());
+    first.until("ready", |world| world.condition("Ready")["status"] == "True").await;
+    first.until("lease", |world| world.get("leases").is_object()).await;
+    first.stop.cancel();
+    let world = World::new();
+    for resource in ["nodes", "leases", "csinodes"] {
+        world.put(resource, Some(first.get(resource)));
+    }
+    // The runtime needs a moment; meanwhile the node must not be told unready.
+    let unknown = "container runtime status check may not have completed yet".to_owned();
+    world.runtime.send_replace(Arc::new(RuntimeState { runtime_error: Some(unknown), ..RuntimeState::default() }));
+    world.start(config());
+    let runtime = world.runtime.clone();
+    tokio::spawn(async move {
+        sleep(Duration::from_millis(700)).await;
+        runtime.send_replace(Arc::default());
+    });
+    world.until("heartbeat", |world| !world.calls("PATCH nodes/status").is_empty()).await;
+    sleep(Duration::from_secs(5)).await;
+    let calls = world.api.calls();
+    let lines: Vec<String> = calls.iter().map(line).filter(|line| !line.ends_with("slices")).collect();
+    for (kind, count) in [("POST nodes", 1), ("GET nodes", 1), ("PATCH nodes/status", 1), ("GET csinodes", 1)] {
+        assert_eq!(lines.iter().filter(|line| *line == kind).count(), count, "{kind}: {lines:?}");
+    }
+    assert_eq!(lines.iter().filter(|line| line.ends_with("leases")).collect::<Vec<_>>(), ["GET leases", "PUT leases"]);
+    assert!(!world.events.take().contains(&"NodeNotReady".to_owned()));
+    assert_eq!(world.condition("Ready")["lastTransitionTime"], first.condition("Ready")["lastTransitionTime"]);
+    assert_eq!(world.get("nodes")["metadata"]["annotations"], json!({super::super::initial::ATTACH_DETACH: "true"}));
+}

@@ -1,0 +1,168 @@
+//! What the machine's network shows, and when it changes. Spec 05 §4.4, §4.7.
+//!
+//! The kernel tells of addresses that come and go; whoever computes addresses looks again then. A
+//! name is asked for seldom, and an answer that was good stays while nobody answers: a flapping
+//! resolver must not move the node (spec 05 §4.7).
+
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use nix::{ifaddrs::getifaddrs, net::if_::InterfaceFlags};
+use tokio::{
+    io::unix::AsyncFd,
+    sync::Mutex,
+    time::{Instant, timeout},
+};
+use tracing::{debug, warn};
+
+use super::{
+    routes::{default_v4, default_v6},
+    status::addresses::{InterfaceAddress, Network},
+};
+use crate::sys::netlink::{Protocol, Socket};
+
+/// News of addresses of both versions, as bits.
+const ADDRESS_NEWS: u32 = 0x10 | 0x100;
+/// How long a name may take to resolve.
+const NAME_LIMIT: Duration = Duration::from_secs(3);
+/// How long an answer of the resolver is taken as it is.
+const NAME_AGE: Duration = Duration::from_secs(10);
+
+/// The machine's network, as far as the node's addresses need it.
+#[async_trait]
+pub trait HostNetwork: Send + Sync + 'static {
+    /// Addresses and default routes now; nothing is resolved.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    async fn look(&self) -> io::Result<Network>;
+
+    /// Addresses of a name.
+    ///
+    /// # Errors
+    /// What the resolver says.
+    async fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>>;
+
+    /// Returns when addresses came or went. Safe to drop.
+    async fn changed(&self);
+}
+
+/// This machine's.
+#[derive(Default)]
+pub struct KernelNetwork {
+    news: Mutex<Option<AsyncFd<Socket>>>,
+}
+
+#[async_trait]
+impl HostNetwork for KernelNetwork {
+    async fn look(&self) -> io::Result<Network> {
+        tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
+    }
+
+    async fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+        Ok(tokio::net::lookup_host((name, 0)).await?.map(|found| found.ip().to_canonical()).collect())
+    }
+
+    async fn changed(&self) {
+        let mut news = self.news.lock().await;
+        if news.is_none() {
+            *news = Socket::watching(Protocol::Route, ADDRESS_NEWS).and_then(Socket::polled).ok();
+        }
+        let Some(socket) = news.as_ref() else { return std::future::pending().await };
+        let told = socket.readable().await;
+        match told {
+            Ok(mut ready) => {
+                // What it says is looked up; lost news (an error) are news too.
+                while let Ok(Some(_)) = ready.get_inner().news() {}
+                ready.clear_ready();
+            }
+            Err(err) => {
+                debug!(%err, "News of addresses cannot be followed");
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+fn read() -> io::Result<Network> {
+    let addresses = getifaddrs()?.filter_map(|found| {
+        let address = found.address?;
+        let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+        let ip = v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))?;
+        let is_up = found.flags.contains(InterfaceFlags::IFF_UP);
+        Some(InterfaceAddress { interface: found.interface_name, ip, is_up })
+    });
+    // A kernel without one of the versions has no file for it.
+    let table = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    Ok(Network {
+        addresses: addresses.collect(),
+        default_v4: default_v4(&table("/proc/net/route")),
+        default_v6: default_v6(&table("/proc/net/ipv6_route")),
+        resolved: Vec::new(),
+    })
+}
+
+/// Looks at the network with what was known before at hand.
+pub(super) struct Watched {
+    pub(super) network: Arc<dyn HostNetwork>,
+    last: Network,
+    /// When the name was asked for last.
+    asked: Option<Instant>,
+}
+
+impl Watched {
+    pub(super) fn new(network: Arc<dyn HostNetwork>) -> Self {
+        Self { network, last: Network::default(), asked: None }
+    }
+
+    /// The network now; `name` is resolved where one is given.
+    pub(super) async fn look(&mut self, name: Option<&str>) -> Network {
+        match self.network.look().await {
+            Ok(seen) => self.last = Network { resolved: std::mem::take(&mut self.last.resolved), ..seen },
+            Err(err) => warn!(%err, "The machine's addresses cannot be read"),
+        }
+        if let Some(name) = name {
+            self.resolve(name).await;
+        }
+        self.last.clone()
+    }
+
+    async fn resolve(&mut self, name: &str) {
+        if self.asked.is_some_and(|asked| asked.elapsed() < NAME_AGE) {
+            return;
+        }
+        match timeout(NAME_LIMIT, self.network.resolve(name)).await {
+            Ok(Ok(found)) if !found.is_empty() => self.last.resolved = found,
+            Ok(Ok(_)) => debug!(node = name, "The node's name resolves to nothing"),
+            Ok(Err(err)) => debug!(node = name, %err, "The node's name does not resolve"),
+            Err(_) => debug!(node = name, "The node's name is not resolved in time"),
+        }
+        self.asked = Some(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::testing::FakeNetwork;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_good_answer_stays_while_the_resolver_fails() {
+        let fake = Arc::new(FakeNetwork::default());
+        let mut watched = Watched::new(fake.clone());
+        let ip: IpAddr = "10.0.0.2".parse().expect("an address");
+        fake.set(Network { resolved: vec![ip], ..Network::default() });
+        assert_eq!(watched.look(None).await.resolved, Vec::<IpAddr>::new());
+        assert_eq!(watched.look(Some("n")).await.resolved, [ip]);
+        fake.set(Network::default());
+        tokio::time::advance(NAME_AGE * 2).await;
+        assert_eq!(watched.look(Some("n")).await.resolved, [ip]);
+    }
+
+    #[tokio::test]
+    async fn a_real_machine_has_an_address_that_is_its_own() {
+        let network = KernelNetwork::default().look().await.expect("readable");
+        let loopback: IpAddr = "127.0.0.1".parse().expect("an address");
+        assert!(network.addresses.iter().any(|own| own.ip == loopback), "{network:?}");
+    }
+}

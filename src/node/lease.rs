@@ -1,0 +1,261 @@
+//! Keeps the node's lease, by which the control plane knows that we live. Spec 05 §5, 10 §4.2.
+//!
+//! A task of its own on the heartbeat's connection: nothing else that goes on can delay it. It
+//! outlives a shutdown of the node, and rests while the node object is gone: a lease that lives on
+//! would hold up a node of the same name.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::Value;
+use tokio::{sync::watch, time::sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info};
+
+use super::{
+    beat::Beat,
+    lease_object::{self, Holder, NAMESPACE},
+    report::pause,
+};
+use crate::{
+    engine::ports::Clock,
+    kube::{
+        Store,
+        api::{ApiClient, ApiError, Call, Resource, Typed},
+    },
+    metrics::NodeMetrics,
+    pod::api,
+};
+
+/// Tries to renew before the lease is looked at anew.
+const TRIES: usize = 5;
+/// How long each try may take: a dead connection is found out early enough for the next one to
+/// renew in time, a slow server is waited for in the end.
+const DEADLINES: [Duration; TRIES] = [
+    Duration::from_secs(3),
+    Duration::from_secs(5),
+    Duration::from_secs(10),
+    Duration::from_secs(10),
+    Duration::from_secs(10),
+];
+/// First pause after a lease could not be read or made.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// The longest one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(7);
+/// How long a node that is about to be registered is waited for at first.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the lease needs.
+pub(super) struct LeaseKeeper {
+    pub(super) api: Arc<dyn ApiClient>,
+    pub(super) beat: Beat,
+    pub(super) holder: Holder,
+    pub(super) nodes: Store<api::Node>,
+    /// Whether this node was registered.
+    pub(super) registered: watch::Receiver<bool>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) chance: Arc<dyn Fn() -> f64 + Send + Sync>,
+    pub(super) metrics: NodeMetrics,
+    /// The server's last answer.
+    pub(super) last: Option<Value>,
+    /// Whether the node object was ever seen.
+    pub(super) seen: bool,
+}
+
+/// What a round came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Round {
+    /// The lease is good.
+    Renewed,
+    /// Nobody could be its owner.
+    NoNode,
+    /// It is not, and the next round tries again.
+    Failed,
+}
+
+impl LeaseKeeper {
+    /// Renews until stopped.
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.live() => {}
+        }
+    }
+
+    async fn live(&mut self) {
+        self.begin().await;
+        // 0.25 of the duration, exactly: 10 s of 40.
+        let interval = Duration::from_secs(u64::try_from(self.holder.seconds).unwrap_or(40)).mul_f64(0.25);
+        loop {
+            self.rest_while_gone().await;
+            let round = self.round().await;
+            let pause = pause(interval, (self.chance)());
+            match round {
+                Round::Renewed => {
+                    self.metrics.lease_renewed();
+                    sleep(pause).await;
+                }
+                Round::NoNode => tokio::select! {
+                    () = sleep(pause) => {}
+                    () = self.nodes.changed() => {}
+                },
+                Round::Failed => {
+                    error!(node = %self.holder.node, interval = ?pause, "Failed to update lease, will retry");
+                    sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    fn has_node(&mut self) -> bool {
+        let is_there = self.nodes.get("", &self.holder.node).is_some();
+        self.seen |= is_there;
+        is_there
+    }
+
+    /// Waits until there can be an owner: who makes the node makes it soon.
+    async fn begin(&mut self) {
+        let (mut registered, mut nodes, name) = (self.registered.clone(), self.nodes.clone(), &self.holder.node);
+        let shows_up = async {
+            while nodes.get("", name).is_none() {
+                nodes.changed().await;
+            }
+        };
+        let is_made = async {
+            if registered.wait_for(|made| *made).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = sleep(PATIENCE) => {}
+            () = shows_up => {}
+            () = is_made => {}
+        }
+    }
+
+    /// The node was there and was deleted: whoever did that does not want to see it alive.
+    async fn rest_while_gone(&mut self) {
+        let mut told = false;
+        while !self.has_node() && self.seen && self.nodes.snapshot().synced {
+            if !told {
+                info!(node = %self.holder.node, "The node object is gone, its lease rests");
+                told = true;
+                self.last = None;
+            }
+            self.nodes.changed().await;
+        }
+    }
+
+    async fn round(&mut self) -> Round {
+        if let Some(last) = self.last.take()
+            && let Ok(round) = self.renew(last).await
+        {
+            return round;
+        }
+        match self.ensure().await {
+            Ensured::Made => Round::Renewed,
+            Ensured::NoNode => Round::NoNode,
+            Ensured::There(lease) => self.renew(lease).await.unwrap_or(Round::Failed),
+        }
+    }
+
+    /// Renews with a few tries; an error where all of them failed.
+    async fn renew(&mut self, mut lease: Value) -> Result<Round, ()> {
+        self.adopt(&mut lease).await;
+        for deadline in DEADLINES {
+            let body = lease_object::renewed(&lease, &self.holder, self.clock.now());
+            let name = &self.holder.node;
+            let call = Call::update(Resource::LEASES, NAMESPACE, name, body.to_string());
+            match self.ask(self.beat.within(call, deadline)).await {
+                Ok(lease) => {
+                    self.last = Some(lease);
+                    return Ok(Round::Renewed);
+                }
+                Err(err) if err.is_conflict() => match self.ensure().await {
+                    Ensured::Made => return Ok(Round::Renewed),
+                    Ensured::NoNode => return Ok(Round::NoNode),
+                    Ensured::There(newer) => lease = newer,
+                },
+                Err(err) => error!(node = %name, %err, "Failed to update lease"),
+            }
+        }
+        Err(())
+    }
+
+    /// A lease that nobody owns is given to the node, if that can be read.
+    async fn adopt(&self, lease: &mut Value) {
+        if lease_object::lacks_owner(lease)
+            && let Some(uid) = self.node_uid().await
+        {
+            lease_object::own(lease, &self.holder, &uid);
+        }
+    }
+
+    /// Asks until there is an answer: what the lease is, or that we made it.
+    async fn ensure(&mut self) -> Ensured {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.look_or_make().await {
+                Ok(ensured) => return ensured,
+                Err(err) => {
+                    error!(node = %self.holder.node, %err, interval = ?pause, "Failed to ensure lease exists, will retry")
+                }
+            }
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = moved(&mut self.registered) => {} // we may now
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn look_or_make(&mut self) -> Result<Ensured, ApiError> {
+        let name = &self.holder.node;
+        match self.ask(self.beat.on(Call::get(Resource::LEASES, NAMESPACE, name))).await {
+            Ok(lease) => return Ok(Ensured::There(lease)),
+            Err(err) if err.is_not_found() => {}
+            Err(err) => return Err(err),
+        }
+        let Some(uid) = self.node_uid().await else { return Ok(Ensured::NoNode) };
+        let lease = lease_object::created(&self.holder, &uid, self.clock.now());
+        let call = Call::create(Resource::LEASES, NAMESPACE, lease.to_string());
+        self.last = Some(self.ask(self.beat.on(call)).await?);
+        Ok(Ensured::Made)
+    }
+
+    async fn ask(&self, call: Call) -> Result<Value, ApiError> {
+        let answer = self.api.ask::<Value>(call).await?;
+        lease_object::kept(answer).ok_or_else(|| ApiError::Malformed("the answer is no lease".to_owned()))
+    }
+
+    async fn node_uid(&self) -> Option<String> {
+        // Short, because a renewal may wait for it that does not need it.
+        let call = self.beat.within(Call::get(Resource::NODES, "", &self.holder.node), DEADLINES[0]);
+        match self.api.ask::<Value>(call).await {
+            Ok(node) => node.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned),
+            Err(err) => {
+                debug!(node = %self.holder.node, %err, "No node to own the lease");
+                None
+            }
+        }
+    }
+}
+
+/// What became of looking for the lease.
+enum Ensured {
+    /// It is there.
+    There(Value),
+    /// It was not; now it is, as fresh as can be.
+    Made,
+    /// It is not, and there is no node to own it.
+    NoNode,
+}
+
+/// Waits for a change; for ever once nobody can make one.
+pub(super) async fn moved<T>(receiver: &mut watch::Receiver<T>) {
+    if receiver.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! The lease against a server that loses it, refuses, hangs, or knows no node.
+
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::*;
+use crate::{
+    kube::testing::refused,
+    node::testing::{World, config},
+};
+
+fn keeper(world: &World) -> LeaseKeeper {
+    let deps = world.deps();
+    LeaseKeeper {
+        api: deps.api,
+        beat: Beat(Duration::from_secs(10)),
+        holder: Holder { node: "n".to_owned(), seconds: config().lease_seconds },
+        nodes: deps.nodes,
+        registered: watch::channel(false).1,
+        clock: deps.clock,
+        chance: deps.chance,
+        metrics: deps.metrics,
+        last: None,
+        seen: false,
+    }
+}
+
+fn node(world: &World) {
+    world.put("nodes", Some(json!({"metadata": {"name": "n"}})));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_made_and_renewed_every_quarter() {
+    let world = World::new();
+    node(&world);
+    let began = Instant::now();
+    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    world.until("made and renewed", |world| world.lines("").len() >= 4).await;
+    assert_eq!(world.lines(""), ["GET leases", "GET nodes", "POST leases", "PUT leases"]);
+    assert!((10_000..10_100).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
+    let lease = world.get("leases");
+    assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], "uid-1");
+    assert_eq!(lease["spec"]["holderIdentity"], "n");
+    let renewed = lease["spec"]["renewTime"].as_str().expect("a text");
+    assert!(renewed.starts_with("2026-01-01T00:00:10.") && renewed.len() == 27, "{renewed}");
+    for call in world.api.calls() {
+        assert_eq!(call.line, crate::kube::api::Line::Heartbeat);
+        assert_eq!(call.query, [("timeout", "10s".to_owned())]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conflict_is_settled_in_the_same_round() {
+    // AC-10-4, AC-05-27
+    let world = World::new();
+    node(&world);
+    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    world.until("made", |world| world.lines("").len() == 3).await;
+    let mut lease = world.get("leases");
+    lease["spec"]["unknown"] = json!("kept");
+    world.put("leases", Some(lease)); // somebody else wrote it: our version is old
+    world.until("renewed", |world| world.lines("").len() == 6).await;
+    assert_eq!(world.lines("")[3..], ["PUT leases", "GET leases", "PUT leases"]);
+    assert_eq!(world.get("leases")["spec"]["unknown"], "kept");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_lease_is_made_again_at_once() {
+    // AC-10-4
+    let world = World::new();
+    node(&world);
+    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    world.until("made", |world| world.lines("").len() == 3).await;
+    world.put("leases", None);
+    world.until("tried", |world| world.lines("").len() > 3).await;
+    let began = Instant::now();
+    world.until("made again", |world| world.lines("").len() == 7).await;
+    assert_eq!(world.lines("")[3..], ["PUT leases", "GET leases", "GET nodes", "POST leases"]);
+    assert!(began.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_fails_is_tried_again_at_once() {
+    // AC-10-5: the first tries end early, so that a dead connection costs seconds.
+    let world = World::new();
+    node(&world);
+    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    world.until("made", |world| world.lines("").len() == 3).await;
+    world.fail("PUT leases", ApiError::Timeout(Duration::from_secs(3)));
+    world.until("renewed", |world| world.calls("PUT leases").len() == 2).await;
+    let deadlines: Vec<u64> = world.calls("PUT leases").iter().map(|call| call.deadline.as_secs()).collect();
+    assert_eq!(deadlines, [3, 5]);
+    for _ in 0..5 {
+        world.fail("PUT leases", refused(500, "InternalError", "x"));
+    }
+    world.until("all tries failed", |world| world.calls("PUT leases").len() == 8).await;
+    world.until("looked at anew", |world| world.lines("").ends_with(&["GET leases".into(), "PUT leases".into()])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_node_there_is_no_lease_until_it_comes() {
+    let world = World::new();
+    world.fail("GET leases", refused(403, "Forbidden", "x"));
+    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    world.until("nobody to own it", |world| world.lines("").len() == 3).await;
+    assert_eq!(world.lines(""), ["GET leases", "GET leases", "GET nodes"]);
+    node(&world);
+    let began = Instant::now();
+    world.until("made", |world| world.get("leases").is_object()).await;
+    assert!(began.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_of_a_deleted_node_rests() {
+    let world = World::new();
+    node(&world);
+    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    world.until("made", |world| world.lines("").len() == 3).await;
+    world.put("nodes", None);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert!(world.lines("").len() <= 4, "{:?}", world.lines(""));
+    let before = world.calls("PUT leases").len();
+    node(&world);
+    world.until("renewed again", |world| world.calls("PUT leases").len() > before).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_without_owner_is_given_one_and_renewed_without() {
+    let world = World::new();
+    let lease = json!({"metadata": {"name": "n"}, "spec": {"holderIdentity": "n"}});
+    world.put("leases", Some(lease));
+    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    world.until("renewed", |world| world.calls("PUT leases").len() == 1).await;
+    assert!(world.get("leases")["metadata"]["ownerReferences"].is_null());
+    node(&world);
+    world.until("owned", |world| world.get("leases")["metadata"]["ownerReferences"].is_array()).await;
+}

@@ -1,0 +1,117 @@
+//! The lease as JSON, edited in place so that fields of newer servers survive. Pure. Spec 05 §5, 10 §4.2.
+
+use jiff::{Timestamp, fmt::strtime};
+use serde_json::{Value, json};
+
+/// Where leases of nodes live.
+pub const NAMESPACE: &str = "kube-node-lease";
+
+/// Who holds it, and for how long.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Holder {
+    /// The node's name.
+    pub node: String,
+    /// `nodeLeaseDurationSeconds`.
+    pub seconds: i32,
+}
+
+/// A lease that nobody has yet, owned by the node of that UID.
+pub fn created(holder: &Holder, node_uid: &str, now: Timestamp) -> Value {
+    let mut lease = json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": holder.node, "namespace": NAMESPACE, "ownerReferences": [owner(holder, node_uid)]},
+        "spec": {"holderIdentity": holder.node},
+    });
+    renew(&mut lease, holder, now);
+    lease
+}
+
+/// The same lease, renewed; whatever else stands in it stays.
+pub fn renewed(last: &Value, holder: &Holder, now: Timestamp) -> Value {
+    let mut lease = last.clone();
+    renew(&mut lease, holder, now);
+    lease
+}
+
+/// Whether a lease that is there needs our owner reference (a list that is empty).
+pub fn lacks_owner(lease: &Value) -> bool {
+    lease.pointer("/metadata/ownerReferences").and_then(Value::as_array).is_none_or(Vec::is_empty)
+}
+
+/// Gives a lease without an owner this node as such.
+pub fn own(lease: &mut Value, holder: &Holder, node_uid: &str) {
+    if let Some(metadata) = lease.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.insert("ownerReferences".to_owned(), json!([owner(holder, node_uid)]));
+    }
+}
+
+/// An answer to go on with: an object, without what servers keep about its writers.
+pub fn kept(mut answer: Value) -> Option<Value> {
+    let metadata = answer.get_mut("metadata")?.as_object_mut()?;
+    metadata.remove("managedFields");
+    Some(answer)
+}
+
+fn owner(holder: &Holder, uid: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "name": holder.node, "uid": uid})
+}
+
+fn renew(lease: &mut Value, holder: &Holder, now: Timestamp) {
+    let Some(lease) = lease.as_object_mut() else { return };
+    let spec = lease.entry("spec").or_insert_with(|| json!({}));
+    if !spec.is_object() {
+        *spec = json!({});
+    }
+    if let Some(spec) = spec.as_object_mut() {
+        spec.insert("leaseDurationSeconds".to_owned(), json!(holder.seconds));
+        spec.insert("renewTime".to_owned(), json!(micro_time(now)));
+    }
+}
+
+/// `MicroTime`: six digits, UTC.
+fn micro_time(time: Timestamp) -> String {
+    strtime::format("%Y-%m-%dT%H:%M:%S.%6fZ", time).unwrap_or_else(|_| time.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder() -> Holder {
+        Holder { node: "n".to_owned(), seconds: 40 }
+    }
+
+    #[test]
+    fn a_new_lease_names_its_holder_and_owner() {
+        let lease = created(&holder(), "u", "2026-01-01T00:00:01.5Z".parse().expect("a time"));
+        assert_eq!(
+            lease,
+            json!({
+                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                "metadata": {"name": "n", "namespace": "kube-node-lease", "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}]},
+                "spec": {"holderIdentity": "n", "leaseDurationSeconds": 40,
+                    "renewTime": "2026-01-01T00:00:01.500000Z"},
+            })
+        );
+    }
+
+    #[test]
+    fn renewing_keeps_what_it_does_not_know() {
+        let last = json!({"metadata": {"resourceVersion": "7", "uid": "l", "managedFields": [1], "new": true},
+            "spec": {"holderIdentity": "n", "leaseDurationSeconds": 30, "strategy": "x"}});
+        let last = kept(last).expect("an object");
+        let lease = renewed(&last, &holder(), "2026-01-01T00:00:00Z".parse().expect("a time"));
+        assert_eq!(
+            lease,
+            json!({"metadata": {"resourceVersion": "7", "uid": "l", "new": true}, "spec": {"holderIdentity": "n",
+                "leaseDurationSeconds": 40, "strategy": "x", "renewTime": "2026-01-01T00:00:00.000000Z"}})
+        );
+        let mut lease = lease;
+        assert!(lacks_owner(&lease));
+        own(&mut lease, &holder(), "u");
+        assert!(!lacks_owner(&lease));
+        assert_eq!(kept(json!("nonsense")), None);
+    }
+}

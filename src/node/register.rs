@@ -1,0 +1,97 @@
+//! Makes the node object, or makes an existing one ours again. Spec 05 §4.2, 10 §4.1.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tracing::{error, info, warn};
+
+use super::{initial::initial, patch::node_patch, published, reconcile::reconciled, status_writer::StatusWriter};
+use crate::{
+    engine::ports::Event,
+    kube::api::{ApiError, Call, Resource, Typed},
+    pod::api,
+};
+
+/// Pause before the first attempt.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(7);
+/// How long one request may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+impl StatusWriter {
+    /// Tries until the node is registered.
+    pub(super) async fn register(&mut self) {
+        let mut pause = FIRST_PAUSE;
+        let mut told = String::new();
+        loop {
+            pause = self.wait(pause).await;
+            self.start.attempted(self.deps.clock.now());
+            match self.try_to_register().await {
+                Ok(node) => {
+                    self.adopt(node);
+                    self.registered.send_replace(true);
+                    return;
+                }
+                Err(err) => {
+                    error!(node = self.name(), %err, "Unable to register node with API server");
+                    // What the server will not take is for people to mend: told once.
+                    if err.is_invalid() && told != err.to_string() {
+                        told = err.to_string();
+                        let text = format!("create nodes {}: {err}", self.name());
+                        self.deps.events.record(Event::node_warning("APIWriteRefused", text));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for the next attempt; what comes after it. While not even the watch gets through (a
+    /// node that has no certificate yet), the moment it does is as good as a fresh start.
+    async fn wait(&self, pause: Duration) -> Duration {
+        let mut nodes = self.deps.nodes.clone();
+        let was_synced = nodes.snapshot().synced;
+        tokio::select! {
+            biased;
+            () = sleep(pause) => (pause * 2).min(LONGEST_PAUSE),
+            () = nodes.synced(), if !was_synced => FIRST_PAUSE,
+        }
+    }
+
+    async fn try_to_register(&mut self) -> Result<api::Node, ApiError> {
+        let ours = self.draft(&initial(&self.config.status, &self.config.origin)).await.node;
+        // Pods that run already need to know where, with or without an API server.
+        if self.deps.nodes.get("", self.name()).is_none() {
+            published::publish(&self.deps.facts, &ours);
+        }
+        let body = serde_json::to_vec(&ours).map_err(|err| ApiError::Malformed(err.to_string()))?;
+        match self.deps.api.ask::<api::Node>(Call::create(Resource::NODES, "", body).within(DEADLINE)).await {
+            Ok(node) => {
+                info!(node = self.name(), "Successfully registered node");
+                self.start.created(self.deps.clock.now());
+                Ok(node)
+            }
+            Err(err) if err.is_already_exists() || err.is_conflict() || err.is_forbidden() => {
+                self.reconcile(&ours, err).await
+            }
+            Err(err) => Err(err),
+        }
+    }
+
+    /// The node is there, or we may not make it: then it has to be there.
+    async fn reconcile(&mut self, ours: &api::Node, refusal: ApiError) -> Result<api::Node, ApiError> {
+        let get = Call::get(Resource::NODES, "", self.name()).within(DEADLINE);
+        let existing: api::Node = self.deps.api.ask(get).await.map_err(|err| {
+            warn!(node = self.name(), %err, "Unable to read the node that exists");
+            refusal
+        })?;
+        let wanted = reconciled(&existing, ours, self.config.devices_lost);
+        let Some(patch) = node_patch(&existing, &wanted) else { return Ok(existing) };
+        info!(node = self.name(), "Node was previously registered");
+        let call = Call::patch(Resource::NODES, "", self.name(), patch.to_string()).sub("status");
+        self.deps.api.ask(call.within(DEADLINE)).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

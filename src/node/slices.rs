@@ -1,0 +1,100 @@
+//! Removes what device drivers of an earlier life told of this node. Spec 10 §4.12 D2.
+//!
+//! Drivers that come back publish again; those that do not must not be scheduled to.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use crate::{
+    kube::{
+        Store,
+        api::{ApiClient, Call, Resource, Verb},
+    },
+    pod::api,
+};
+
+/// First pause after a failure, and the longest one.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// Most tries.
+const TRIES: u32 = 100;
+/// How long one request may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Deletes all slices of the node once it is there.
+pub(super) async fn wipe(
+    api: Arc<dyn ApiClient>,
+    nodes: Store<api::Node>,
+    name: String,
+    chance: Arc<dyn Fn() -> f64 + Send + Sync>,
+    stop: CancellationToken,
+) {
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = try_to_wipe(api, nodes, &name, chance) => {}
+    }
+}
+
+async fn try_to_wipe(
+    api: Arc<dyn ApiClient>,
+    mut nodes: Store<api::Node>,
+    name: &str,
+    chance: Arc<dyn Fn() -> f64 + Send + Sync>,
+) {
+    while nodes.get("", name).is_none() {
+        nodes.changed().await;
+    }
+    let mut pause = FIRST_PAUSE;
+    for _ in 0..TRIES {
+        let call = Call::new(Verb::DeleteCollection, Resource::RESOURCE_SLICES, "", "")
+            .query("fieldSelector", format!("spec.nodeName={name}"))
+            .within(DEADLINE);
+        match api.call(call).await {
+            Ok(_) => return info!(node = name, "Removed resource slices of an earlier start"),
+            Err(err) if err.is_not_found() => return, // the server does not know the resource
+            Err(err) => error!(node = name, %err, interval = ?pause, "Failed to remove resource slices, will retry"),
+        }
+        sleep(pause.mul_f64(1.0 + 0.2 * chance())).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::{sync::watch, time::Instant};
+
+    use super::*;
+    use crate::kube::{
+        Snapshot,
+        testing::{FakeApi, refused},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn slices_go_once_the_node_is_there() {
+        let (sender, receiver) = watch::channel(Arc::<Snapshot<api::Node>>::default());
+        let mut answers =
+            vec![Ok(json!({})), Err(refused(500, "InternalError", "x")), Err(refused(403, "Forbidden", "x"))];
+        let api = FakeApi::new(move |_| answers.pop().expect("asked three times"));
+        let wiping = tokio::spawn(wipe(
+            api.clone(),
+            Store::new(receiver),
+            "n".to_owned(),
+            Arc::new(|| 0.0),
+            CancellationToken::new(),
+        ));
+        tokio::task::yield_now().await;
+        assert_eq!(api.calls().len(), 0);
+        let began = Instant::now();
+        let mut snapshot = Snapshot::default();
+        snapshot.objects.insert((String::new(), "n".to_owned()), Arc::default());
+        sender.send_replace(Arc::new(snapshot));
+        wiping.await.expect("it ends");
+        assert_eq!((api.calls().len(), began.elapsed()), (3, Duration::from_secs(3)));
+        assert_eq!(api.calls()[0].query, [("fieldSelector", "spec.nodeName=n".to_owned())]);
+        assert_eq!(api.calls()[0].path(), "/apis/resource.k8s.io/v1/resourceslices");
+    }
+}

@@ -1,0 +1,241 @@
+//! The node's addresses. Pure. Spec 01 §12.2, 05 §4.4.
+//!
+//! The order is the reference's: what the operator said, what the name says, what the default
+//! route says. An address counts only if it is one that others can reach and this machine has.
+
+use std::net::IpAddr;
+
+use super::{StatusSettings, Work};
+use crate::pod::api;
+
+/// Tells an external cloud which addresses the operator gave.
+const PROVIDED: &str = "alpha.kubernetes.io/provided-node-ip";
+
+/// One address of an interface that is up or not.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct InterfaceAddress {
+    /// The interface's name.
+    pub interface: String,
+    /// The address.
+    pub ip: IpAddr,
+    /// Whether the interface is up.
+    pub is_up: bool,
+}
+
+/// What the machine's network shows.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Network {
+    /// Addresses of all interfaces, in the kernel's order.
+    pub addresses: Vec<InterfaceAddress>,
+    /// Interfaces of default routes of the fourth version, best first.
+    pub default_v4: Vec<String>,
+    /// The same of the sixth.
+    pub default_v6: Vec<String>,
+    /// What the node's name resolves to; empty where nobody asked.
+    pub resolved: Vec<IpAddr>,
+}
+
+/// Whether the node's name has to be resolved to find an address.
+pub fn needs_name(settings: &StatusSettings) -> bool {
+    let is_cloud = settings.node.is_cloud_external;
+    specific(settings).is_empty() && !is_cloud && settings.hostname.parse::<IpAddr>().is_err()
+}
+
+/// Addresses that the operator gave, without those that stand for all.
+fn specific(settings: &StatusSettings) -> Vec<IpAddr> {
+    settings.node_ips.iter().copied().filter(|ip| !ip.is_unspecified()).collect()
+}
+
+pub(super) fn set(work: &mut Work<'_>) {
+    let given = specific(work.settings);
+    if let Some(why) = given.iter().find_map(|ip| invalid(*ip, &work.known.network)) {
+        work.errors.push(format!("failed to validate nodeIP: {why}"));
+        return;
+    }
+    annotate(work, &given);
+    let is_cloud = work.settings.node.is_cloud_external;
+    if is_cloud && work.status.addresses.as_ref().is_some_and(|known| !known.is_empty()) {
+        return;
+    }
+    let ips = match (&*given, is_cloud) {
+        ([], true) => Vec::new(),
+        ([], false) => match found(work.settings, &work.known.network) {
+            Ok(ip) => vec![ip],
+            Err(why) => return work.errors.push(why),
+        },
+        (given, _) => given.to_vec(),
+    };
+    let address = |kind: &str, address: String| api::NodeAddress { type_: kind.to_owned(), address };
+    let mut addresses: Vec<_> = ips.iter().map(|ip| address("InternalIP", ip.to_string())).collect();
+    addresses.push(address("Hostname", work.settings.hostname.clone()));
+    work.status.addresses = Some(addresses);
+}
+
+fn annotate(work: &mut Work<'_>, given: &[IpAddr]) {
+    let annotations = &mut work.node.metadata.annotations;
+    if work.settings.node.is_cloud_external && !given.is_empty() {
+        let text = given.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",");
+        annotations.get_or_insert_default().insert(PROVIDED.to_owned(), text);
+    } else if let Some(annotations) = annotations {
+        annotations.remove(PROVIDED);
+    }
+}
+
+fn found(settings: &StatusSettings, network: &Network) -> Result<IpAddr, String> {
+    if let Ok(ip) = settings.hostname.parse::<IpAddr>() {
+        return Ok(ip);
+    }
+    let prefers_v6 = settings.node_ips.first().is_some_and(IpAddr::is_ipv6);
+    let valid: Vec<IpAddr> = network.resolved.iter().copied().filter(|ip| invalid(*ip, network).is_none()).collect();
+    let preferred = valid.iter().find(|ip| ip.is_ipv6() == prefers_v6).or(valid.first()).copied();
+    preferred.or_else(|| by_default_route(network, prefers_v6)).ok_or_else(|| {
+        let name = &settings.name;
+        let why = "no default routes found in \"/proc/net/route\" or \"/proc/net/ipv6_route\"";
+        format!("can't get ip address of node {name}. error: {why}")
+    })
+}
+
+/// The first global address of the interface that the default route leads through; of the other
+/// version where the preferred one has none.
+fn by_default_route(network: &Network, prefers_v6: bool) -> Option<IpAddr> {
+    let of_version = |is_v6: bool| {
+        let interfaces = if is_v6 { &network.default_v6 } else { &network.default_v4 };
+        interfaces.iter().find_map(|interface| {
+            let own = network.addresses.iter().filter(|own| own.interface == *interface && own.is_up);
+            own.map(|own| own.ip).find(|ip| ip.is_ipv6() == is_v6 && unusable(*ip).is_none())
+        })
+    };
+    of_version(prefers_v6).or_else(|| of_version(!prefers_v6))
+}
+
+/// What is wrong with an address as such.
+fn unusable(ip: IpAddr) -> Option<&'static str> {
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    if ip.is_loopback() {
+        Some("nodeIP can't be loopback address")
+    } else if ip.is_multicast() {
+        Some("nodeIP can't be a multicast address")
+    } else if link_local {
+        Some("nodeIP can't be a link-local unicast address")
+    } else {
+        ip.is_unspecified().then_some("nodeIP can't be an all zeros address")
+    }
+}
+
+/// Why an address cannot be this node's; `None` where it can.
+pub fn invalid(ip: IpAddr, network: &Network) -> Option<String> {
+    let known = || network.addresses.iter().any(|own| own.ip == ip);
+    match unusable(ip) {
+        Some(why) => Some(why.to_owned()),
+        None if known() => None,
+        None => Some(format!("node IP: \"{ip}\" not found in the host's network interfaces")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{
+        NodeConfig,
+        status::{Memory, draft, tests::known},
+    };
+
+    fn network(resolved: &[&str]) -> Network {
+        let own = |interface: &str, ip: &str, is_up| InterfaceAddress {
+            interface: interface.to_owned(),
+            ip: ip.parse().expect("an address"),
+            is_up,
+        };
+        Network {
+            addresses: vec![
+                own("lo", "127.0.0.1", true),
+                own("eth1", "192.168.0.9", false),
+                own("eth0", "10.0.0.2", true),
+                own("eth0", "fe80::1", true),
+                own("eth0", "fd00::2", true),
+            ],
+            default_v4: vec!["eth1".to_owned(), "eth0".to_owned()],
+            default_v6: vec!["eth0".to_owned()],
+            resolved: resolved.iter().map(|ip| ip.parse().expect("an address")).collect(),
+        }
+    }
+
+    struct Case {
+        node_ips: &'static str,
+        hostname: &'static str,
+        resolved: &'static [&'static str],
+        external: bool,
+        before: &'static str,
+    }
+
+    const PLAIN: Case = Case { node_ips: "", hostname: "n", resolved: &[], external: false, before: "" };
+
+    fn addresses(case: &Case, network: Network) -> (String, Option<String>, Vec<String>) {
+        let node_ips: Vec<IpAddr> = case.node_ips.split(',').filter_map(|ip| ip.parse().ok()).collect();
+        let settings = StatusSettings {
+            name: "n".to_owned(),
+            hostname: case.hostname.to_owned(),
+            node_ips,
+            node: NodeConfig { is_cloud_external: case.external, ..NodeConfig::default() },
+            ..StatusSettings::default()
+        };
+        let before = api::NodeAddress { type_: "ExternalIP".to_owned(), address: case.before.to_owned() };
+        let mut base = api::Node::default();
+        base.metadata.annotations = Some([(PROVIDED.to_owned(), "old".to_owned())].into());
+        base.status.get_or_insert_default().addresses = (!case.before.is_empty()).then(|| vec![before]);
+        let known = super::super::Known { network, ..known() };
+        let draft = draft(&settings, &base, &known, &mut Memory::default());
+        let addresses = draft.node.status.expect("set").addresses.unwrap_or_default();
+        let texts: Vec<String> = addresses.iter().map(|a| format!("{}={}", a.type_, a.address)).collect();
+        let annotation = draft.node.metadata.annotations.and_then(|mut a| a.remove(PROVIDED));
+        (texts.join(" "), annotation, draft.errors)
+    }
+
+    #[test]
+    fn addresses_are_chosen_in_the_references_order() {
+        let check = |case: Case, expected: &str| {
+            let (told, _, errors) = addresses(&case, network(case.resolved));
+            assert_eq!((told.as_str(), errors), (expected, Vec::new()));
+        };
+        check(Case { node_ips: "10.0.0.2", ..PLAIN }, "InternalIP=10.0.0.2 Hostname=n");
+        check(Case { node_ips: "fd00::2,10.0.0.2", ..PLAIN }, "InternalIP=fd00::2 InternalIP=10.0.0.2 Hostname=n");
+        check(Case { hostname: "10.9.9.9", ..PLAIN }, "InternalIP=10.9.9.9 Hostname=10.9.9.9");
+        check(Case { resolved: &["127.0.1.1", "fd00::2", "10.0.0.2"], ..PLAIN }, "InternalIP=10.0.0.2 Hostname=n");
+        check(Case { resolved: &["fd00::2", "8.8.8.8"], ..PLAIN }, "InternalIP=fd00::2 Hostname=n");
+        check(PLAIN, "InternalIP=10.0.0.2 Hostname=n");
+        check(Case { node_ips: "::", ..PLAIN }, "InternalIP=fd00::2 Hostname=n");
+        check(Case { node_ips: "::", resolved: &["10.0.0.2", "fd00::2"], ..PLAIN }, "InternalIP=fd00::2 Hostname=n");
+        check(Case { external: true, ..PLAIN }, "Hostname=n");
+        check(Case { external: true, before: "1.1.1.1", ..PLAIN }, "ExternalIP=1.1.1.1");
+        check(Case { external: true, node_ips: "10.0.0.2", ..PLAIN }, "InternalIP=10.0.0.2 Hostname=n");
+    }
+
+    #[test]
+    fn what_cannot_be_an_address_leaves_them_as_they_were() {
+        for (ip, why) in [
+            ("127.0.0.1", "nodeIP can't be loopback address"), // AC-05-25
+            ("224.0.0.1", "nodeIP can't be a multicast address"),
+            ("fe80::1", "nodeIP can't be a link-local unicast address"),
+            ("10.0.0.7", "node IP: \"10.0.0.7\" not found in the host's network interfaces"),
+        ] {
+            let case = Case { node_ips: ip, before: "1.1.1.1", ..PLAIN };
+            let (told, _, errors) = addresses(&case, network(&[]));
+            assert_eq!(told, "ExternalIP=1.1.1.1");
+            assert_eq!(errors, [format!("failed to validate nodeIP: {why}")]);
+        }
+        let (_, _, errors) = addresses(&PLAIN, Network::default());
+        assert!(errors[0].starts_with("can't get ip address of node n. error: no default routes"), "{errors:?}");
+    }
+
+    #[test]
+    fn an_external_cloud_is_told_what_the_operator_gave() {
+        let annotation = |case: Case| addresses(&case, network(&[])).1;
+        let given = Case { external: true, node_ips: "10.0.0.2,fd00::2", ..PLAIN };
+        assert_eq!(annotation(given).as_deref(), Some("10.0.0.2,fd00::2"));
+        assert_eq!(annotation(Case { external: true, ..PLAIN }), None);
+        assert_eq!(annotation(Case { node_ips: "10.0.0.2", ..PLAIN }), None);
+    }
+}

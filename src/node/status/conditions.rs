@@ -1,0 +1,237 @@
+//! Pressures, and whether the node is ready. Pure. Spec 05 §4.5-4.6.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::Work;
+use crate::pod::{
+    api,
+    resources::{CPU, EPHEMERAL_STORAGE, MEMORY, PODS},
+};
+
+/// What was told of a condition, and on what: where the server still has that, it did not hear of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Told {
+    status: String,
+    since: Timestamp,
+    /// The server's status then.
+    on: Option<String>,
+}
+
+/// Reason and message, and the event's reason.
+struct Texts {
+    reason: &'static str,
+    message: &'static str,
+    event: &'static str,
+}
+
+/// Each pressure while it is there, and while it is not.
+const PRESSURES: [(&str, Texts, Texts); 3] = [
+    (
+        "MemoryPressure",
+        Texts {
+            reason: "KubeletHasInsufficientMemory",
+            message: "kubelet has insufficient memory available",
+            event: "NodeHasInsufficientMemory",
+        },
+        Texts {
+            reason: "KubeletHasSufficientMemory",
+            message: "kubelet has sufficient memory available",
+            event: "NodeHasSufficientMemory",
+        },
+    ),
+    (
+        "DiskPressure",
+        Texts { reason: "KubeletHasDiskPressure", message: "kubelet has disk pressure", event: "NodeHasDiskPressure" },
+        Texts {
+            reason: "KubeletHasNoDiskPressure",
+            message: "kubelet has no disk pressure",
+            event: "NodeHasNoDiskPressure",
+        },
+    ),
+    (
+        "PIDPressure",
+        Texts {
+            reason: "KubeletHasInsufficientPID",
+            message: "kubelet has insufficient PID available",
+            event: "NodeHasInsufficientPID",
+        },
+        Texts {
+            reason: "KubeletHasSufficientPID",
+            message: "kubelet has sufficient PID available",
+            event: "NodeHasSufficientPID",
+        },
+    ),
+];
+
+const READY: &str = "Ready";
+
+pub(super) fn pressures(work: &mut Work<'_>) {
+    for (kind, there, gone) in &PRESSURES {
+        let is_there = work.known.facts.pressures.iter().any(|pressure| pressure == kind);
+        let texts = if is_there { there } else { gone };
+        let status = if is_there { "True" } else { "False" };
+        let before = previous(work, kind);
+        let kept = before.filter(|before| before.status == status);
+        let kept = kept.map(|before| (before.reason.unwrap_or_default(), before.message.unwrap_or_default()));
+        let (reason, message) = kept.unwrap_or_else(|| (texts.reason.to_owned(), texts.message.to_owned()));
+        if put(work, kind, status, reason, message) != Moved::Not {
+            work.tell(texts.event);
+        }
+    }
+}
+
+pub(super) fn ready(work: &mut Work<'_>) {
+    let troubles = troubles(work);
+    let is_ready = troubles.is_empty();
+    let (status, reason, mut message) = if is_ready {
+        ("True", "KubeletReady", "kubelet is posting ready status".to_owned())
+    } else {
+        ("False", "KubeletNotReady", aggregate(&troubles))
+    };
+    if let Some(problem) = &work.settings.soft_problem {
+        message = format!("{message}. WARNING: {problem}");
+    }
+    if put(work, READY, status, reason.to_owned(), message) == Moved::Changed {
+        work.tell(if is_ready { "NodeReady" } else { "NodeNotReady" });
+    }
+}
+
+fn troubles(work: &Work<'_>) -> Vec<String> {
+    let known = work.known;
+    let shutdown = known.facts.shutting_down.then(|| "node is shutting down".to_owned());
+    let given = [
+        known.runtime.runtime_error.clone(),
+        known.runtime.network_error.clone(),
+        known.storage_error.clone(),
+        shutdown,
+    ];
+    let mut troubles: Vec<String> = given.into_iter().flatten().collect();
+    let storage = work.settings.node.local_storage_isolation.then_some(EPHEMERAL_STORAGE);
+    let capacity = work.status.capacity.as_ref();
+    let missing = [Some(CPU), Some(MEMORY), Some(PODS), storage].into_iter().flatten();
+    let missing: Vec<&str> = missing.filter(|name| !capacity.is_some_and(|has| has.contains_key(*name))).collect();
+    if !missing.is_empty() {
+        troubles.push(format!("missing node capacity for resources: {}", missing.join(", ")));
+    }
+    troubles
+}
+
+/// One trouble as it is, several in brackets; what is several already loses its own.
+fn aggregate(troubles: &[String]) -> String {
+    let inner = |text: &String| text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text).to_owned();
+    let mut all: Vec<String> = Vec::new();
+    for text in troubles.iter().map(inner) {
+        if !all.contains(&text) {
+            all.push(text);
+        }
+    }
+    match (all.as_slice(), troubles) {
+        ([_], [whole]) => whole.clone(),
+        ([one], _) => one.clone(),
+        (many, _) => format!("[{}]", many.join(", ")),
+    }
+}
+
+/// What became of a condition's status.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Moved {
+    /// As it was told before.
+    Not,
+    /// There was none.
+    New,
+    /// It was another.
+    Changed,
+}
+
+fn previous(work: &Work<'_>, kind: &str) -> Option<api::NodeCondition> {
+    work.status.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind).cloned()
+}
+
+/// Sets a condition where it stands, or as the last one.
+fn put(work: &mut Work<'_>, kind: &'static str, status: &str, reason: String, message: String) -> Moved {
+    let now = work.known.now;
+    let before = previous(work, kind);
+    let told = work.memory.conditions.get(kind);
+    let (moved, told) = turn(before.as_ref(), told, status, now);
+    let since = told.since;
+    work.memory.conditions.insert(kind, told);
+    let condition = api::NodeCondition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: Some(reason),
+        message: Some(message),
+        last_heartbeat_time: Some(Time(now)),
+        last_transition_time: Some(Time(since)),
+    };
+    let conditions = work.status.conditions.get_or_insert_default();
+    match conditions.iter_mut().find(|known| known.type_ == kind) {
+        Some(known) => *known = condition,
+        None => conditions.push(condition),
+    }
+    moved
+}
+
+/// What a status means after what the server has and what it was told.
+fn turn(before: Option<&api::NodeCondition>, told: Option<&Told>, status: &str, now: Timestamp) -> (Moved, Told) {
+    let on = before.map(|before| before.status.clone());
+    let is_told = told.is_some_and(|told| told.status == status);
+    let moved = |is_moved: bool| match (is_moved, &on, told) {
+        (false, ..) => Moved::Not,
+        (true, None, None) => Moved::New,
+        (true, ..) => Moved::Changed,
+    };
+    let then = |since, on| Told { status: status.to_owned(), since, on };
+    if let Some(before) = before.filter(|before| before.status == status) {
+        // It heard the last of it only if nothing else was told since.
+        let since = before.last_transition_time.as_ref().map_or(now, |time| time.0);
+        return (moved(told.is_some() && !is_told), then(since, on));
+    }
+    match told.filter(|told| is_told && told.on == on) {
+        Some(pending) => (Moved::Not, pending.clone()),
+        None => (moved(true), then(now, on)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_that_others_changed_is_a_turn() {
+        let at = |second| Timestamp::from_second(second).expect("a time");
+        let server = |status: &str, second| api::NodeCondition {
+            status: status.to_owned(),
+            last_transition_time: Some(Time(at(second))),
+            ..api::NodeCondition::default()
+        };
+        let (moved, told) = turn(None, None, "True", at(1));
+        assert_eq!((moved, told.since), (Moved::New, at(1)));
+        let (moved, told) = turn(None, Some(&told), "True", at(2));
+        assert_eq!((moved, told.since), (Moved::Not, at(1)));
+        let (moved, told) = turn(Some(&server("True", 1)), Some(&told), "True", at(3));
+        assert_eq!((moved, told.since), (Moved::Not, at(1)));
+        // The control plane lost sight of us: being ready again is news, told once.
+        let (moved, told) = turn(Some(&server("Unknown", 50)), Some(&told), "True", at(60));
+        assert_eq!((moved, told.since), (Moved::Changed, at(60)));
+        let (moved, told) = turn(Some(&server("Unknown", 50)), Some(&told), "True", at(70));
+        assert_eq!((moved, told.since), (Moved::Not, at(60)));
+        // It went away before the server heard of it.
+        let (moved, told) = turn(Some(&server("Unknown", 50)), Some(&told), "False", at(80));
+        assert_eq!((moved, told.since), (Moved::Changed, at(80)));
+        let (moved, _) = turn(Some(&server("True", 60)), Some(&told), "True", at(90));
+        assert_eq!(moved, Moved::Changed);
+        // Another process told the same.
+        assert_eq!(turn(Some(&server("True", 1)), None, "True", at(9)).0, Moved::Not);
+        assert_eq!(turn(Some(&server("False", 1)), None, "True", at(9)).0, Moved::Changed);
+    }
+
+    #[test]
+    fn several_troubles_are_told_together() {
+        let text = |list: &[&str]| aggregate(&list.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>());
+        assert_eq!(text(&["a"]), "a");
+        assert_eq!(text(&["a", "a"]), "a");
+        assert_eq!(text(&["[a, b]", "c", "c"]), "[a, b, c]");
+        assert_eq!(text(&["[a, b]"]), "[a, b]");
+    }
+}

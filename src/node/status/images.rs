@@ -1,0 +1,33 @@
+//! Images the node tells of, for the scheduler. Pure. Spec 05 §4.3 row 5.
+
+use super::Work;
+use crate::pod::api;
+
+/// Most names told of one image.
+const NAMES: usize = 5;
+
+/// An image of the runtime.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct NodeImage {
+    /// The runtime's name of it.
+    pub id: String,
+    /// Bytes.
+    pub size: u64,
+    /// `repository@digest`.
+    pub digests: Vec<String>,
+    /// `repository:tag`.
+    pub tags: Vec<String>,
+}
+
+pub(super) fn set(work: &mut Work<'_>) {
+    let Some(images) = &work.known.images else { return };
+    let mut images: Vec<&NodeImage> = images.iter().collect();
+    images.sort_by(|a, b| (b.size, &b.id).cmp(&(a.size, &a.id)));
+    let most = usize::try_from(work.settings.max_images).unwrap_or(usize::MAX);
+    work.status.images = Some(images.into_iter().take(most).map(told).collect());
+}
+
+fn told(image: &NodeImage) -> api::ContainerImage {
+    let names = image.digests.iter().chain(&image.tags).take(NAMES).cloned().collect();
+    api::ContainerImage { names: Some(names), size_bytes: Some(i64::try_from(image.size).unwrap_or(i64::MAX)) }
+}
