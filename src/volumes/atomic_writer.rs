@@ -14,7 +14,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, DirBuilder, OpenOptions, Permissions},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, fchown, symlink},
     path::{Path, PathBuf},
 };
 
@@ -33,6 +33,8 @@ pub struct Content {
     pub data: Vec<u8>,
     /// Its mode, exactly.
     pub mode: u32,
+    /// The user it is given to.
+    pub owner: Option<u32>,
 }
 
 /// Files by path relative to the volume.
@@ -94,6 +96,11 @@ pub fn write(
     Ok(if needed { Written::Published } else { Written::Unchanged })
 }
 
+/// Whether some version is in place.
+pub fn is_published(dir: &Path) -> bool {
+    current(dir).is_some_and(|version| dir.join(version).is_dir())
+}
+
 fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> WriteError {
     let path = path.to_owned();
     move |cause| WriteError::Io { action, path: path.clone(), cause }
@@ -132,7 +139,11 @@ fn write_file(path: &Path, content: &Content) -> Result<(), WriteError> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(&io)?;
     file.write_all(&content.data).map_err(&io)?;
     // Not left to the umask.
-    file.set_permissions(Permissions::from_mode(content.mode)).map_err(&io)
+    file.set_permissions(Permissions::from_mode(content.mode)).map_err(&io)?;
+    match content.owner {
+        Some(owner) => fchown(&file, Some(owner), None).map_err(failed("changing the owner of", path)),
+        None => Ok(()),
+    }
 }
 
 fn link_first_elements(dir: &Path, payload: &BTreeMap<PathBuf, &Content>) -> Result<(), WriteError> {
@@ -248,7 +259,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn payload(files: &[(&str, &str)]) -> Payload {
-        let content = |data: &str| Content { data: data.into(), mode: 0o640 };
+        let content = |data: &str| Content { data: data.into(), mode: 0o640, owner: None };
         files.iter().map(|(path, data)| ((*path).to_owned(), content(data))).collect()
     }
 
@@ -377,7 +388,7 @@ mod tests {
             let mut last: Option<Payload> = None;
             for files in all {
                 let next: Payload =
-                    files.iter().map(|(p, d)| (p.clone(), Content { data: d.clone().into(), mode: 0o644 })).collect();
+                    files.iter().map(|(p, d)| (p.clone(), Content { data: d.clone().into(), mode: 0o644, owner: None })).collect();
                 match write(dir.path(), &next, |_| Ok(()), Timestamp::UNIX_EPOCH) {
                     Ok(_) => last = Some(next),
                     // A file cannot be a directory too.

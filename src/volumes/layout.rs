@@ -8,9 +8,14 @@ use crate::pod::PodUid;
 pub const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 /// Directory of downwardAPI volumes.
 pub const DOWNWARD_API: &str = "kubernetes.io~downward-api";
+/// Directory of configMap volumes.
+pub const CONFIG_MAP: &str = "kubernetes.io~configmap";
+/// Directory of secret volumes.
+pub const SECRET: &str = "kubernetes.io~secret";
+/// Directory of projected volumes.
+pub const PROJECTED: &str = "kubernetes.io~projected";
 /// Directories whose volumes are ours to remove: nothing but this agent writes their roots.
-pub const OWNED: [&str; 5] =
-    [EMPTY_DIR, DOWNWARD_API, "kubernetes.io~configmap", "kubernetes.io~secret", "kubernetes.io~projected"];
+pub const OWNED: [&str; 5] = [EMPTY_DIR, DOWNWARD_API, CONFIG_MAP, SECRET, PROJECTED];
 
 /// A pod's UID cannot be the name of a directory.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -17,14 +17,16 @@ use tracing::{info, warn};
 
 use super::{
     desired,
+    fetched::{self, Fetched},
     layout::{self, PodLayout},
+    memory::{self, Credentials},
     orphan,
     plugins::{self, Again, SetUp},
     turns::{TurnError, Turns},
     worlds::{SetUpEnd, Worlds},
 };
 use crate::{
-    engine::ports::{Clock, MountedVolumes, NodeFacts, VolumeError, VolumeManager},
+    engine::ports::{Clock, Event, EventSink, MountedVolumes, NodeFacts, ObjectSource, VolumeError, VolumeManager},
     metrics::VolumeMetrics,
     pod::{Pod, PodUid, api},
 };
@@ -41,12 +43,18 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 pub struct VolumesConfig {
     /// The root directory (`--root-dir`).
     pub root: PathBuf,
+    /// Where secrets and tokens lie.
+    pub credentials: Credentials,
 }
 
 /// What the manager needs of others.
 pub struct VolumesDeps {
     /// Facts about the node: limits of containers that have none.
     pub facts: watch::Receiver<Arc<NodeFacts>>,
+    /// Objects and tokens of the API server.
+    pub objects: Arc<dyn ObjectSource>,
+    /// Where it is told that a volume cannot be refreshed.
+    pub events: Arc<dyn EventSink>,
     /// Wall time.
     pub clock: Arc<dyn Clock>,
     /// What is counted.
@@ -56,6 +64,7 @@ pub struct VolumesDeps {
 /// The volumes of all pods. What is on disk is the state.
 pub struct Manager {
     root: PathBuf,
+    credentials: Credentials,
     deps: VolumesDeps,
     turns: Turns,
     worlds: Worlds,
@@ -76,7 +85,7 @@ impl Manager {
         // The mount table knows paths without links only.
         let root = fs::canonicalize(&config.root).unwrap_or(config.root);
         let worlds = Worlds::new(deps.metrics.clone());
-        Self { root, deps, turns: Turns::default(), worlds, refused: Mutex::default() }
+        Self { root, credentials: config.credentials, deps, turns: Turns::default(), worlds, refused: Mutex::default() }
     }
 
     fn layout(&self, pod: &PodUid) -> Result<PodLayout, VolumeError> {
@@ -109,10 +118,14 @@ impl VolumeManager for Manager {
         let used = desired::used(pod);
         let names: Vec<String> = used.iter().map(|volume| volume.name.clone()).collect();
         let known = used.iter().filter_map(|volume| Some((volume.name.clone(), plugins::kind(volume)?.plugin)));
+        let allocatable = self.deps.facts.borrow().allocatable.clone();
         let work = Mount {
+            memory: (self.credentials == Credentials::InMemory).then(|| memory::size(&allocatable, pod)),
+            fetched: fetched::fetch(&*self.deps.objects, pod, &used).await,
+            events: self.deps.events.clone(),
             pod: pod.clone(),
             layout,
-            allocatable: self.deps.facts.borrow().allocatable.clone(),
+            allocatable,
             now: self.deps.clock.now(),
             mounted: self.worlds.desire(pod.uid(), known),
         };
@@ -174,6 +187,9 @@ fn flat(done: Result<Result<(), orphan::LeftOver>, TurnError>) -> Result<(), Vol
 
 /// All volumes of one pod; runs on the blocking pool.
 struct Mount {
+    memory: Option<u64>,
+    fetched: Fetched,
+    events: Arc<dyn EventSink>,
     pod: Arc<Pod>,
     layout: PodLayout,
     allocatable: BTreeMap<String, String>,
@@ -199,13 +215,25 @@ impl Mount {
         }
         let (mut mounted, mut missing, mut errors) = (MountedVolumes::default(), Vec::new(), Vec::new());
         for volume in desired::used(&self.pod) {
-            let request =
-                SetUp { pod: &self.pod, volume, layout: &self.layout, allocatable: &self.allocatable, now: self.now };
+            let request = SetUp {
+                pod: &self.pod,
+                volume,
+                layout: &self.layout,
+                allocatable: &self.allocatable,
+                fetched: &self.fetched,
+                memory: self.memory,
+                now: self.now,
+            };
             let began = Instant::now();
             let done = plugins::set_up(&request);
             ends.extend(self.end(volume, done.is_ok(), began.elapsed()));
             match done {
                 Ok(one) => {
+                    mounted.by_name.insert(volume.name.clone(), one);
+                }
+                // Its containers go on with what it shows, and so do those that start again.
+                Err(VolumeError::Failed(text)) if let Some(one) = plugins::as_it_was(&request) => {
+                    self.events.record(Event::warning(self.pod.id(), "FailedMount", text));
                     mounted.by_name.insert(volume.name.clone(), one);
                 }
                 Err(e @ VolumeError::Unsupported { .. }) => return Err(e),

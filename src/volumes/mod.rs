@@ -9,8 +9,10 @@
 
 mod atomic_writer;
 mod desired;
+mod fetched;
 mod layout;
 mod manager;
+mod memory;
 mod orphan;
 mod ownership;
 mod plugins;
@@ -20,3 +22,4 @@ mod worlds;
 
 pub use layout::PodLayout;
 pub use manager::{Manager, VolumesConfig, VolumesDeps};
+pub use memory::Credentials;

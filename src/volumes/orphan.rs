@@ -12,7 +12,7 @@ use std::{
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::{
-    layout::{OWNED, PodLayout},
+    layout::{OWNED, PROJECTED, PodLayout, SECRET},
     remove,
 };
 use crate::sys::mount_table;
@@ -73,7 +73,7 @@ pub fn tear_down(layout: &PodLayout) -> Result<(), LeftOver> {
         reason: e.to_string(),
     };
     unmount_sub_paths(layout).map_err(|e| failed("", &e))?;
-    unmount_in_memory(layout)?;
+    unmount_in_memory(layout, &OWNED)?;
     nothing_mounted(&layout.volumes())?;
     for (plugin, name, path) in volumes(layout) {
         if OWNED.contains(&plugin.as_str()) {
@@ -89,6 +89,8 @@ pub fn tear_down(layout: &PodLayout) -> Result<(), LeftOver> {
 /// Removes the whole directory of a pod that nobody knows.
 pub fn remove_pod(layout: &PodLayout) -> Result<(), LeftOver> {
     let pod = layout.pod().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    // The pod went away while no agent was there; these hold nothing that is not elsewhere too.
+    unmount_in_memory(layout, &[SECRET, PROJECTED])?;
     nothing_mounted(layout.pod())?;
     for (plugin, name, path) in volumes(layout) {
         // Our own volume, complete and not mounted: the pod went away before it was taken down.
@@ -120,11 +122,11 @@ pub fn remove_pod(layout: &PodLayout) -> Result<(), LeftOver> {
     remove::empty_directory(layout.pod()).map_err(other("the pod directory".to_owned()))
 }
 
-/// Unmounts file systems in memory that are the root of a volume of ours: another agent may have
-/// left them, or a later version of this one.
-fn unmount_in_memory(layout: &PodLayout) -> Result<(), LeftOver> {
+/// Unmounts file systems in memory that are the root of a volume of these plugins of ours: this
+/// agent or another mounted them.
+fn unmount_in_memory(layout: &PodLayout, plugins: &[&str]) -> Result<(), LeftOver> {
     let roots: Vec<PathBuf> =
-        volumes(layout).into_iter().filter(|(plugin, ..)| OWNED.contains(&plugin.as_str())).map(|v| v.2).collect();
+        volumes(layout).into_iter().filter(|(plugin, ..)| plugins.contains(&plugin.as_str())).map(|v| v.2).collect();
     for mount in mounted_below(&layout.volumes())?.into_iter().rev() {
         if IN_MEMORY.contains(&mount.kind.as_str()) && roots.contains(&mount.target) {
             unmount(&mount.target, UnmountFlags::NOFOLLOW).map_err(|e| LeftOver::TearDown {

@@ -8,21 +8,100 @@ use std::{
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{engine::ports::SystemClock, metrics::Registry};
+use crate::{
+    engine::ports::{ObjectError, SystemClock, TokenAsk},
+    metrics::Registry,
+};
 
 struct Bench {
     dir: tempfile::TempDir,
     manager: Manager,
+    world: Arc<World>,
+}
+
+/// What is to be had of the API server, and the events that were told.
+#[derive(Default)]
+struct World {
+    config_maps: Mutex<BTreeMap<String, BTreeMap<String, String>>>,
+    secrets: Mutex<BTreeMap<String, BTreeMap<String, Vec<u8>>>>,
+    token: Mutex<Option<String>>,
+    asked: Mutex<Vec<TokenAsk>>,
+    events: Mutex<Vec<String>>,
+    /// There is no API server.
+    standalone: std::sync::atomic::AtomicBool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().expect("not poisoned")
+}
+
+impl World {
+    fn found<T: Clone>(
+        &self,
+        kind: &'static str,
+        name: &str,
+        all: &BTreeMap<String, T>,
+    ) -> Result<Arc<T>, ObjectError> {
+        if self.standalone.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(ObjectError::NoClient { kind, namespace: "n".into(), name: name.into() });
+        }
+        all.get(name).cloned().map(Arc::new).ok_or_else(|| ObjectError::NotFound { kind, name: name.into() })
+    }
+
+    fn put(&self, name: &str, data: &[(&str, &str)]) {
+        let data = data.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        locked(&self.config_maps).insert(name.to_owned(), data);
+    }
+}
+
+#[async_trait]
+impl ObjectSource for World {
+    async fn config_map(&self, _: &str, name: &str) -> Result<Arc<BTreeMap<String, String>>, ObjectError> {
+        self.found("configmap", name, &locked(&self.config_maps))
+    }
+
+    async fn secret(&self, _: &str, name: &str) -> Result<Arc<BTreeMap<String, Vec<u8>>>, ObjectError> {
+        self.found("secret", name, &locked(&self.secrets))
+    }
+
+    fn services(&self, _: &str) -> Option<Vec<Arc<api::Service>>> {
+        None
+    }
+
+    async fn runtime_handler(&self, _: Option<&str>) -> Result<String, ObjectError> {
+        Ok(String::new())
+    }
+
+    async fn pull_secrets(&self, _: &Pod) -> (Vec<crate::engine::ports::PullSecret>, Vec<String>) {
+        (Vec::new(), Vec::new())
+    }
+
+    async fn token(&self, _: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
+        locked(&self.asked).push(ask.clone());
+        locked(&self.token).clone().ok_or_else(|| ObjectError::Other("failed to fetch token: no".into()))
+    }
+}
+
+impl EventSink for World {
+    fn record(&self, event: Event) {
+        locked(&self.events).push(format!("{} {}", event.reason, event.message));
+    }
 }
 
 fn bench() -> Bench {
+    bench_with(Credentials::OnDisk)
+}
+
+fn bench_with(credentials: Credentials) -> Bench {
     let dir = tempfile::tempdir().expect("a directory");
     let facts = NodeFacts { allocatable: [("cpu".to_owned(), "4".to_owned())].into(), ..NodeFacts::default() };
     let (_, facts) = watch::channel(Arc::new(facts));
-    let config = VolumesConfig { root: dir.path().to_owned() };
+    let config = VolumesConfig { root: dir.path().to_owned(), credentials };
     let metrics = VolumeMetrics::new(&Registry::new());
-    let deps = VolumesDeps { facts, clock: Arc::new(SystemClock), metrics };
-    Bench { manager: Manager::new(config, deps), dir }
+    let world = Arc::new(World::default());
+    let (objects, events) = (world.clone(), world.clone());
+    let deps = VolumesDeps { facts, objects, events, clock: Arc::new(SystemClock), metrics };
+    Bench { manager: Manager::new(config, deps), dir, world }
 }
 
 impl Bench {
@@ -107,11 +186,14 @@ async fn downward_files_follow_the_pod() {
     assert_eq!(fs::read_link(volume.join("..data")).expect("a link"), version, "nothing changed");
     bench.mount(downward("metadata.uid")).await.expect("refreshed");
     assert_eq!(read("sub/name"), "u");
-    let failed = bench.mount(downward("spec.nodeName")).await.expect_err("not a field for volumes");
+    let other = bench.mount(downward("spec.nodeName")).await;
     assert_eq!(
-        failed,
-        "unmounted volumes=[d], unattached volumes=[], failed to process volumes=[]: MountVolume.SetUp failed for \
-         volume \"d\" : unsupported fieldPath: spec.nodeName"
+        (other.is_ok(), &locked(&bench.world.events)[..]),
+        (
+            true,
+            &["FailedMount MountVolume.SetUp failed for volume \"d\" : unsupported fieldPath: spec.nodeName"
+                .to_owned()][..]
+        )
     );
     assert_eq!(read("sub/name"), "u", "what was there stays");
     bench.manager.unmount(&"u".into()).await.expect("unmounted");
@@ -122,9 +204,11 @@ async fn downward_files_follow_the_pod() {
 async fn other_kinds_are_refused_by_name() {
     let bench = bench();
     for (source, kind) in [
-        (json!({"configMap": {"name": "x"}}), "configMap"),
         (json!({"persistentVolumeClaim": {"claimName": "x"}}), "persistentVolumeClaim"),
-        (json!({"projected": {"sources": []}}), "projected"),
+        (
+            json!({"projected": {"defaultMode": 420, "sources": [{"clusterTrustBundle": {"name": "x", "path": "p"}}]}}),
+            "projected clusterTrustBundle",
+        ),
         (json!({"emptyDir": {"medium": "Memory"}}), "emptyDir medium Memory"),
         (json!({"emptyDir": {"medium": "HugePages-2Mi"}}), "emptyDir medium HugePages-2Mi"),
     ] {
@@ -233,4 +317,197 @@ async fn mounts_below_stop_the_removal() {
     assert!(target.join("data").exists());
     bench.manager.unmount(&"u".into()).await.expect("a tmpfs of ours is unmounted");
     assert!(!target.exists());
+}
+
+fn config_map(rest: Value) -> Value {
+    let mut source = json!({"name": "cm", "defaultMode": 0o644});
+    source.as_object_mut().expect("an object").extend(rest.as_object().expect("an object").clone());
+    json!([{"name": "c", "configMap": source}])
+}
+
+#[tokio::test]
+async fn a_config_map_is_shown_and_followed() {
+    // AC-07-5
+    let bench = bench();
+    bench.world.put("cm", &[("a", "1"), ("b", "2")]);
+    let mounted = bench.mount(config_map(json!({}))).await.expect("mounted");
+    let volume = bench.at("volumes/kubernetes.io~configmap/c");
+    assert!(mounted.by_name["c"].read_only && bench.at("plugins/kubernetes.io~empty-dir/wrapped_c/ready").exists());
+    let read = |name: &str| fs::read_to_string(volume.join(name)).expect(name);
+    assert_eq!((read("a"), read("b"), mode(&volume.join("a"))), ("1".into(), "2".into(), 0o644));
+    let version = fs::read_link(volume.join("..data")).expect("a link");
+    bench.mount(config_map(json!({}))).await.expect("again");
+    assert_eq!(fs::read_link(volume.join("..data")).expect("a link"), version, "nothing changed");
+    bench.world.put("cm", &[("a", "new"), ("b", "2")]);
+    bench.mount(config_map(json!({}))).await.expect("refreshed");
+    assert_eq!((read("a"), volume.join(&version).exists()), ("new".into(), false));
+    // AC-07-6
+    locked(&bench.world.config_maps).clear();
+    let mounted = bench.mount(config_map(json!({}))).await.expect("its pod goes on");
+    assert!(mounted.by_name["c"].host_path.is_some() && read("a") == "new");
+    let told = "FailedMount MountVolume.SetUp failed for volume \"c\" : configmap \"cm\" not found";
+    assert_eq!(*locked(&bench.world.events), [told]);
+    bench.manager.unmount(&"u".into()).await.expect("unmounted");
+    assert!(!volume.exists());
+}
+
+#[tokio::test]
+async fn keys_become_files_as_the_items_say() {
+    let bench = bench();
+    bench.world.put("cm", &[("a", "1"), ("b", "2")]);
+    let items = json!([{"key": "a", "path": "x/y", "mode": 0o400}, {"key": "a", "path": "z"}]);
+    bench.mount(config_map(json!({"items": items}))).await.expect("mounted");
+    let volume = bench.at("volumes/kubernetes.io~configmap/c");
+    assert_eq!((mode(&volume.join("x/y")), mode(&volume.join("z"))), (0o400, 0o644));
+    assert!(!volume.join("b").exists());
+    let cause = |error: String| error.rsplit_once(" : ").expect("a cause").1.to_owned();
+    let missing = json!([{"key": "none", "path": "n"}]);
+    for (source, text) in [
+        (json!({"items": missing}), "configmap references non-existent config key: none"),
+        (json!({"name": "none"}), "configmap \"none\" not found"),
+        (json!({"defaultMode": null}), "no defaultMode used, not even the default value for it"),
+        (json!({"items": [{"key": "a", "path": "..foo"}]}), "invalid path: must not start with '..': ..foo"),
+    ] {
+        let mut volume = config_map(source);
+        volume[0]["name"] = "other".into();
+        assert_eq!(cause(bench.mount(volume).await.expect_err(text)), text);
+    }
+    // AC-07-7: nothing of it is there.
+    let other = bench.at("volumes/kubernetes.io~configmap/other");
+    assert_eq!(fs::read_dir(other).expect("made").count(), 0);
+    for source in [json!({"name": "none", "optional": true}), json!({"items": missing, "optional": true})] {
+        bench.mount(config_map(source)).await.expect("optional");
+        let names: Vec<String> = fs::read_dir(&volume)
+            .expect("readable")
+            .map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned())
+            .filter(|name| !name.starts_with("..2"))
+            .collect();
+        assert_eq!(names, ["..data"], "an empty payload is a payload");
+    }
+    let secret = |name: &str, items: Value| json!([{"name": "s", "secret": {"secretName": name, "defaultMode": 256, "items": items}}]);
+    locked(&bench.world.secrets).insert("sec".into(), [("k".to_owned(), vec![0, 255])].into());
+    bench.mount(secret("sec", json!([]))).await.expect("mounted");
+    let file = bench.at("volumes/kubernetes.io~secret/s/k");
+    assert_eq!((fs::read(&file).expect("readable"), mode(&file)), (vec![0, 255], 0o400));
+    bench.manager.unmount(&"u".into()).await.expect("unmounted");
+    let failed = bench.mount(secret("none", json!([]))).await.expect_err("missing");
+    assert_eq!(cause(failed), "secret \"none\" not found");
+    let failed = bench.mount(secret("sec", missing.clone())).await.expect_err("missing");
+    assert_eq!(cause(failed), "references non-existent secret key: none");
+}
+
+/// What every pod of a cluster mounts.
+fn access(pod: Value) -> Arc<Pod> {
+    let sources = json!([
+        {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}}]);
+    let mut object = json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {
+            "volumes": [{"name": "kube-api-access-x", "projected": {"defaultMode": 0o644, "sources": sources}}],
+            "containers": [{"name": "c", "volumeMounts": [
+                {"name": "kube-api-access-x", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}]}]},
+    });
+    object["spec"].as_object_mut().expect("an object").extend(pod.as_object().expect("an object").clone());
+    Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
+}
+
+#[tokio::test]
+async fn the_access_of_a_pod_to_the_api() {
+    let bench = bench();
+    let mount = async |pod: Value| bench.manager.mount(&access(pod)).await.map_err(|e| e.to_string());
+    let failed = mount(json!({})).await.expect_err("nothing is there");
+    let both = "[failed to fetch token: no, configmap \"kube-root-ca.crt\" not found]";
+    assert!(failed.ends_with(both), "all that is wrong is told: {failed}");
+    bench.world.put("kube-root-ca.crt", &[("ca.crt", "PEM")]);
+    *locked(&bench.world.token) = Some("t1".into());
+    mount(json!({})).await.expect("mounted");
+    let volume = bench.at("volumes/kubernetes.io~projected/kube-api-access-x");
+    let read = |name: &str| fs::read_to_string(volume.join(name)).expect(name);
+    assert_eq!((read("token"), read("ca.crt"), read("namespace")), ("t1".into(), "PEM".into(), "n".into()));
+    assert_eq!((mode(&volume.join("token")), mode(&volume.join("ca.crt"))), (0o644, 0o644));
+    let asked = TokenAsk { audience: String::new(), expiration_seconds: Some(3607) };
+    assert_eq!(locked(&bench.world.asked).last(), Some(&asked));
+    *locked(&bench.world.token) = Some("t2".into());
+    mount(json!({})).await.expect("refreshed");
+    assert_eq!(read("token"), "t2");
+    // AC-07-12: what cannot be renewed stays.
+    *locked(&bench.world.token) = None;
+    mount(json!({})).await.expect("its pod goes on");
+    assert_eq!((read("token"), locked(&bench.world.events).len()), ("t2".into(), 1));
+}
+
+#[tokio::test]
+async fn a_token_belongs_to_the_user_and_group_of_the_pod() {
+    let bench = bench();
+    bench.world.put("kube-root-ca.crt", &[("ca.crt", "PEM")]);
+    *locked(&bench.world.token) = Some("t".into());
+    let token = bench.at("volumes/kubernetes.io~projected/kube-api-access-x/token");
+    let own = fs::metadata(bench.dir.path()).expect("metadata");
+    let shown = || {
+        let meta = fs::metadata(&token).expect("metadata");
+        (meta.mode() & 0o7777, meta.uid(), meta.gid())
+    };
+    for (context, expected) in [
+        // AC-07-10
+        (json!({"runAsUser": own.uid()}), (0o600, own.uid(), own.gid())),
+        // AC-07-11
+        (json!({"runAsUser": own.uid(), "fsGroup": own.gid()}), (0o640, own.uid(), own.gid())),
+        (json!({"fsGroup": own.gid()}), (0o640, own.uid(), own.gid())),
+        (json!({}), (0o644, own.uid(), own.gid())),
+    ] {
+        bench.manager.mount(&access(json!({"securityContext": context}))).await.expect("mounted");
+        assert_eq!(shown(), expected, "{context}");
+        bench.manager.unmount(&"u".into()).await.expect("unmounted");
+    }
+    if rustix::process::geteuid().is_root() {
+        bench
+            .manager
+            .mount(&access(json!({"securityContext": {"runAsUser": 1000, "fsGroup": 2000}})))
+            .await
+            .expect("mounted");
+        assert_eq!(shown(), (0o640, 1000, 2000));
+    } else {
+        println!("skipped the part of other users: only root gives files away");
+    }
+}
+
+#[tokio::test]
+async fn without_an_api_server_objects_are_refused_in_the_reference_words() {
+    let bench = bench();
+    bench.world.standalone.store(true, std::sync::atomic::Ordering::Relaxed);
+    let failed = bench.mount(config_map(json!({}))).await.expect_err("standalone");
+    assert!(failed.ends_with(" : not supported due to running kubelet in standalone mode"), "{failed}");
+    let failed = bench.manager.mount(&access(json!({}))).await.expect_err("standalone").to_string();
+    let text = " : cannot setup projected volume kube-api-access-x because kube client is not configured";
+    assert!(failed.ends_with(text), "{failed}");
+}
+
+#[tokio::test]
+async fn credentials_lie_in_memory() {
+    // Needs root: mounts a tmpfs.
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: no permission to mount");
+        return;
+    }
+    let bench = bench_with(Credentials::InMemory);
+    bench.world.put("kube-root-ca.crt", &[("ca.crt", "PEM")]);
+    *locked(&bench.world.token) = Some("t".into());
+    let volume = bench.at("volumes/kubernetes.io~projected/kube-api-access-x");
+    let in_memory = || {
+        let mounts = crate::sys::mount_table::below(bench.dir.path()).expect("readable");
+        mounts.iter().filter(|mount| mount.kind == "tmpfs" && mount.target == volume).count()
+    };
+    for _ in 0..2 {
+        bench.manager.mount(&access(json!({}))).await.expect("mounted");
+        assert_eq!(in_memory(), 1, "mounted once");
+    }
+    assert_eq!(fs::read_to_string(volume.join("token")).expect("readable"), "t");
+    bench.manager.unmount(&"u".into()).await.expect("unmounted");
+    assert!(in_memory() == 0 && !volume.exists());
+    // A pod that went away while no agent was there leaves nothing.
+    bench.manager.mount(&access(json!({}))).await.expect("mounted");
+    bench.manager.remove_directory(&"u".into()).await.expect("removed");
+    assert!(in_memory() == 0 && !bench.at("").exists());
 }

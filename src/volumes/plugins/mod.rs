@@ -1,16 +1,25 @@
 //! One file per kind of volume, and their table.
 
+mod config_map;
 mod downward_api;
 mod empty_dir;
+mod files;
 mod host_path;
+mod projected;
+mod secret;
 
 use std::{collections::BTreeMap, io, path::Path};
 
 use jiff::Timestamp;
 
-use super::layout::PodLayout;
+use super::{
+    fetched::Fetched,
+    layout::{self, PodLayout},
+};
+pub use files::ObjectOf;
+
 use crate::{
-    engine::ports::{MountedVolume, VolumeError},
+    engine::ports::{MountedVolume, ObjectError, VolumeError},
     pod::{Pod, api, fieldpath::FieldError, volume},
 };
 
@@ -24,6 +33,10 @@ pub struct SetUp<'a> {
     pub layout: &'a PodLayout,
     /// What containers without a limit may use, by resource.
     pub allocatable: &'a BTreeMap<String, String>,
+    /// What was read of the API server.
+    pub fetched: &'a Fetched,
+    /// How large volumes with credentials may get, in bytes; `None` to keep them on disk.
+    pub memory: Option<u64>,
     /// Wall time.
     pub now: Timestamp,
 }
@@ -57,6 +70,26 @@ pub enum SetUpError {
     /// Fields of the pod cannot be read.
     #[error("{}", joined(.0))]
     Fields(Vec<FieldError>),
+    /// An object cannot be read.
+    #[error("{}", unread(.0))]
+    Object(ObjectError),
+    /// An object lacks a key.
+    #[error("{} key: {key}", match .of {
+        ObjectOf::ConfigMap => "configmap references non-existent config",
+        ObjectOf::Secret => "references non-existent secret",
+    })]
+    NoKey {
+        /// What lacks it.
+        of: ObjectOf,
+        /// The key.
+        key: String,
+    },
+    /// There is no API server to read sources from.
+    #[error("cannot setup projected volume {0} because kube client is not configured")]
+    NotConfigured(String),
+    /// Several sources cannot be had.
+    #[error("{}", joined(.0))]
+    Several(Vec<SetUpError>),
     /// No mode for a file.
     #[error("no defaultMode used, not even the default value for it")]
     NoMode,
@@ -84,6 +117,14 @@ impl SetUpError {
 
 type Plugin = fn(&SetUp<'_>) -> Result<MountedVolume, SetUpError>;
 
+/// What is told of an object that cannot be read.
+fn unread(error: &ObjectError) -> String {
+    match error {
+        ObjectError::NoClient { .. } => "not supported due to running kubelet in standalone mode".to_owned(),
+        error => error.to_string(),
+    }
+}
+
 /// When a volume is set up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Again {
@@ -99,27 +140,44 @@ pub struct Kind {
     kind: &'static str,
     /// The plugin's full name.
     pub plugin: &'static str,
+    /// Its directory below the pod's volumes.
+    folder: &'static str,
     /// When it is set up.
     pub again: Again,
     set_up: Plugin,
 }
 
 /// The kinds this release sets up. Another kind is another line.
-const PLUGINS: [Kind; 3] = [
-    Kind { kind: "emptyDir", plugin: "kubernetes.io/empty-dir", again: Again::Once, set_up: empty_dir::set_up },
-    Kind { kind: "hostPath", plugin: "kubernetes.io/host-path", again: Again::Once, set_up: host_path::set_up },
-    Kind {
-        kind: "downwardAPI",
-        plugin: "kubernetes.io/downward-api",
-        again: Again::EveryTurn,
-        set_up: downward_api::set_up,
-    },
+const PLUGINS: [Kind; 6] = [
+    Kind::once("emptyDir", "kubernetes.io/empty-dir", layout::EMPTY_DIR, empty_dir::set_up),
+    Kind::once("hostPath", "kubernetes.io/host-path", "kubernetes.io~host-path", host_path::set_up),
+    Kind::every_turn("downwardAPI", "kubernetes.io/downward-api", layout::DOWNWARD_API, downward_api::set_up),
+    Kind::every_turn("configMap", "kubernetes.io/configmap", layout::CONFIG_MAP, config_map::set_up),
+    Kind::every_turn("secret", "kubernetes.io/secret", layout::SECRET, secret::set_up),
+    Kind::every_turn("projected", "kubernetes.io/projected", layout::PROJECTED, projected::set_up),
 ];
+
+impl Kind {
+    const fn once(kind: &'static str, plugin: &'static str, folder: &'static str, set_up: Plugin) -> Self {
+        Self { kind, plugin, folder, again: Again::Once, set_up }
+    }
+
+    const fn every_turn(kind: &'static str, plugin: &'static str, folder: &'static str, set_up: Plugin) -> Self {
+        Self { kind, plugin, folder, again: Again::EveryTurn, set_up }
+    }
+}
 
 /// The kind of a volume, where this release sets it up.
 pub fn kind(volume: &api::Volume) -> Option<&'static Kind> {
     let kind = volume::kinds(volume).into_iter().next()?;
     PLUGINS.iter().find(|known| known.kind == kind)
+}
+
+/// The volume as it is, where it shows things that change and was set up before: one that cannot be
+/// refreshed goes on showing what it shows.
+pub fn as_it_was(request: &SetUp<'_>) -> Option<MountedVolume> {
+    let known = kind(request.volume).filter(|known| known.again == Again::EveryTurn)?;
+    files::published(request, known.folder)
 }
 
 /// Sets up one volume. Idempotent.
@@ -138,7 +196,7 @@ pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, VolumeError> {
     })
 }
 
-fn joined(errors: &[FieldError]) -> String {
+fn joined(errors: &[impl ToString]) -> String {
     match errors {
         [one] => one.to_string(),
         all => format!("[{}]", all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),

@@ -1,0 +1,99 @@
+//! projected: several sources in one directory; what every pod of a cluster gets its token, its CA
+//! and its namespace by. Behaviour: spec 07 §7.5.
+//!
+//! All sources are tried, and what fails is told together; a later source replaces what an earlier
+//! one put at the same path.
+
+use super::{
+    SetUp, SetUpError, downward_api,
+    files::{self, ObjectOf, Reference},
+};
+use crate::{
+    engine::ports::{MountedVolume, ObjectError, TokenAsk},
+    pod::{Pod, api},
+    volumes::{
+        atomic_writer::{Content, Payload},
+        fetched,
+        layout::PROJECTED,
+        ownership,
+    },
+};
+
+/// Mode of a credential that a user or group is given: nobody else's business.
+const PRIVATE: u32 = 0o600;
+
+/// Writes the files, or refreshes them.
+pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
+    let source = request.volume.projected.clone().unwrap_or_default();
+    let mode = files::default_mode(source.default_mode)?;
+    let (mut payload, mut errors) = (Payload::new(), Vec::new());
+    for source in source.sources.iter().flatten() {
+        match of_source(request, source, mode) {
+            Ok(files) => payload.extend(files),
+            Err(e @ SetUpError::Unsupported { .. }) => return Err(e),
+            Err(SetUpError::Object(ObjectError::NoClient { .. })) => {
+                return Err(SetUpError::NotConfigured(request.volume.name.clone()));
+            }
+            Err(e) => errors.push(e),
+        }
+    }
+    if !errors.is_empty() {
+        return Err(SetUpError::Several(errors));
+    }
+    files::publish(request, PROJECTED, &payload)
+}
+
+fn of_source(request: &SetUp<'_>, source: &api::VolumeProjection, mode: u32) -> Result<Payload, SetUpError> {
+    let unsupported = |what: &str| Err(SetUpError::Unsupported { kind: format!("projected {what}") });
+    if let Some(config_map) = &source.config_map {
+        let reference = Reference {
+            of: ObjectOf::ConfigMap,
+            name: &config_map.name,
+            items: config_map.items.as_deref().unwrap_or_default(),
+            optional: config_map.optional == Some(true),
+        };
+        return files::of_object(request, &reference, mode);
+    }
+    if let Some(secret) = &source.secret {
+        let reference = Reference {
+            of: ObjectOf::Secret,
+            name: &secret.name,
+            items: secret.items.as_deref().unwrap_or_default(),
+            optional: secret.optional == Some(true),
+        };
+        return files::of_object(request, &reference, mode);
+    }
+    if let Some(downward) = &source.downward_api {
+        return downward_api::payload(request, downward.items.as_deref().unwrap_or_default(), mode);
+    }
+    if let Some(token) = &source.service_account_token {
+        return of_token(request, token, mode);
+    }
+    if source.cluster_trust_bundle.is_some() {
+        return unsupported("clusterTrustBundle");
+    }
+    if source.pod_certificate.is_some() {
+        return unsupported("podCertificate");
+    }
+    Ok(Payload::new())
+}
+
+fn of_token(request: &SetUp<'_>, token: &api::ServiceAccountTokenProjection, mode: u32) -> Result<Payload, SetUpError> {
+    let ask: TokenAsk = fetched::token_of(token);
+    let data = request.fetched.token(&ask).map_err(SetUpError::Object)?.into_bytes();
+    let owner = common_user(request.pod);
+    let is_given = owner.is_some() || ownership::group_of(request.pod).is_some();
+    let mode = if is_given { PRIVATE } else { mode };
+    Ok([(token.path.clone(), Content { data, mode, owner })].into())
+}
+
+/// The user that all containers run as; `None` where one does not say, or says another.
+fn common_user(pod: &Pod) -> Option<u32> {
+    let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
+    let of = |container: &api::Container| {
+        container.security_context.as_ref().and_then(|context| context.run_as_user).or(of_pod)
+    };
+    let mut users = pod.init_containers().iter().chain(pod.containers()).map(of);
+    let first = users.next()??;
+    users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok()).flatten()
+}
