@@ -4,6 +4,7 @@
 //! sources, servers. Every task it starts ends with the token it is given.
 
 use std::{
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -16,6 +17,7 @@ use tracing::info;
 
 use super::{
     adapters::{SourceWarnings, follow_runtime_features, forward_deaths},
+    cluster::{self, Cluster, NodeParts},
     embedded,
     events::EventLog,
     life::Life,
@@ -24,18 +26,19 @@ use super::{
     server_auth::{self, AuthDeps, ServerAuth},
     server_stats::{self, StatsParts},
     settings,
-    standalone::{NoObjects, ProbesAbsent},
+    standalone::{NoMirrors, NoObjects, ProbesAbsent},
     state_file::DiskStateFile,
 };
 use crate::{
-    config::Loaded,
+    config::{self, Loaded},
     cri::{self, Connection, RuntimeCgroupDriver, RuntimeInfo},
     engine::{
         self, EngineConfig, Inputs, SourcesReady, WorkerContext,
         admission::{AdmissionRules, sysctls::Allowlist},
         allocation::{Allocator, AllocatorDeps, resize::ResizeRules},
         ports::{
-            Clock, Event, EventSink, NodeFacts, ObjectSource, PodObserver, ProbeManager, ResourceManager, SystemClock,
+            Clock, Event, EventSink, MirrorPods, NodeFacts, ObjectSource, PodObserver, ProbeManager, ResourceManager,
+            SystemClock,
         },
     },
     images::{self, ImagesDeps},
@@ -61,7 +64,7 @@ use crate::{
             systemd::{Bus, Units},
         },
     },
-    volumes::{self, VolumesConfig, VolumesDeps},
+    volumes::{self, Credentials, VolumesConfig, VolumesDeps},
 };
 
 /// How long a runtime that is not there yet is waited for (spec 01 §20).
@@ -83,6 +86,7 @@ pub(super) fn wrong(error: impl std::fmt::Display) -> BuildError {
 /// What the parts share.
 pub(super) struct Base {
     pub(super) registry: Registry,
+    pub(super) statuses: StatusMetrics,
     pub(super) events: Arc<dyn EventSink>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) stop: CancellationToken,
@@ -103,11 +107,18 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
     let machine = Machine::read(Path::new("/"), &root).map_err(wrong)?;
     let facts = node::facts(&settings::node(loaded), &machine).map_err(wrong)?;
     metrics::register_node(&registry, facts.name.as_str());
-    let events = Arc::new(EventLog::new(facts.name.as_str()));
-    let base =
-        Base { registry, events, clock: Arc::new(SystemClock), stop: life.stop.clone(), tasks, log: life.log.clone() };
+    let mut base = Base {
+        statuses: StatusMetrics::new(&registry),
+        registry,
+        events: Arc::new(EventLog::new(facts.name.as_str())),
+        clock: Arc::new(SystemClock),
+        stop: life.stop.clone(),
+        tasks,
+        log: life.log.clone(),
+    };
     // Before the runtime is waited for: whoever mistyped a path shall not wait to hear of it.
-    let auth = who_may_call(loaded, &base, facts.name.as_str()).await?;
+    let cluster = cluster::join(loaded, &mut base, facts.name.as_str()).await?;
+    let auth = who_may_call(loaded, &base, facts.name.as_str(), cluster.as_ref()).await?;
     let (connection, targets) = if loaded.is_runtime_embedded() {
         let (connection, targets) = embedded::open(loaded, &base, facts.name.as_str()).await?;
         (connection, Some(targets))
@@ -117,7 +128,7 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
     let patience = RUNTIME_PATIENCE.min(loaded.config.runtime_request_timeout.std());
     let info = cri::probe(&connection, &base.registry, patience).await.map_err(wrong)?;
     base.events.record(Event::node_normal("Starting", "Starting kubelet."));
-    let health = assemble(loaded, &base, Known { machine, facts, auth, targets }, &connection, &info).await?;
+    let health = assemble(loaded, &base, Known { machine, facts, auth, targets, cluster }, &connection, &info).await?;
     base.tasks.spawn(memory::keep_small(base.stop.child_token()));
     info!("Started kubelet");
     Ok(health)
@@ -131,14 +142,22 @@ struct Known {
     auth: Option<ServerAuth>,
     /// Streams of our own runtime.
     targets: Option<Arc<dyn Targets>>,
+    /// `None` for a node on its own.
+    cluster: Option<Cluster>,
 }
 
-async fn who_may_call(loaded: &Loaded, base: &Base, node: &str) -> Result<Option<ServerAuth>, BuildError> {
+async fn who_may_call(
+    loaded: &Loaded,
+    base: &Base,
+    node: &str,
+    cluster: Option<&Cluster>,
+) -> Result<Option<ServerAuth>, BuildError> {
     if !loaded.config.enable_server {
         return Ok(None);
     }
     let (registry, tasks, stop, clock) = (&base.registry, &base.tasks, &base.stop, base.clock.clone());
-    server_auth::open(AuthDeps { loaded, registry, tasks, stop, clock, node }).await.map(Some)
+    let api = cluster.map(Cluster::api);
+    server_auth::open(AuthDeps { loaded, api, registry, tasks, stop, clock, node }).await.map(Some)
 }
 
 async fn assemble(
@@ -148,12 +167,13 @@ async fn assemble(
     connection: &Connection,
     info: &RuntimeInfo,
 ) -> Result<Arc<dyn Health>, BuildError> {
-    let Known { machine, facts, auth, targets } = known;
+    let Known { machine, facts, auth, targets, mut cluster } = known;
     let machine = &machine;
     let root = settings::root(loaded);
     let node_name = facts.name.clone();
     let (node, facts) = watch::channel(Arc::new(facts));
-    let objects: Arc<dyn ObjectSource> = Arc::new(NoObjects);
+    let objects: Arc<dyn ObjectSource> =
+        cluster.as_ref().map_or_else(|| Arc::new(NoObjects) as Arc<dyn ObjectSource>, Cluster::objects);
     let probes: Arc<dyn ProbeManager> = Arc::new(ProbesAbsent::new(base.events.clone()));
 
     let (resources, user_namespaces) = open_resources(loaded, base, machine, info).await?;
@@ -172,12 +192,23 @@ async fn assemble(
     let checks = vec![("PLEG", Arc::new(move || health.health()) as Arc<dyn Fn() -> Option<String> + Send + Sync>)];
     let (check, runtime_state) = RuntimeCheck::new(connection.runtime.clone(), checks);
     base.tasks.spawn(check_runtime(check, pleg.clone(), base.stop.child_token()));
-    base.tasks.spawn(follow_runtime_features(runtime_state.clone(), node, base.stop.child_token()));
+    base.tasks.spawn(follow_runtime_features(runtime_state.clone(), node.clone(), base.stop.child_token()));
 
     let images = open_images(loaded, base, connection).await?;
+    if let Some(cluster) = &cluster {
+        let parts = NodeParts { facts: node, runtime: runtime_state.clone(), images: images.clone() };
+        let ranges = cluster.keep_node(loaded, base, machine, info, parts)?;
+        cluster.tell_ranges(base, ranges, connection.runtime.clone());
+    }
     let volumes = volumes::Manager::new(
-        VolumesConfig { root: root.clone() },
-        VolumesDeps { facts: facts.clone(), clock: base.clock.clone(), metrics: VolumeMetrics::new(&base.registry) },
+        VolumesConfig { root: root.clone(), credentials: Credentials::of_this_process() },
+        VolumesDeps {
+            facts: facts.clone(),
+            objects: objects.clone(),
+            events: base.events.clone(),
+            clock: base.clock.clone(),
+            metrics: VolumeMetrics::new(&base.registry),
+        },
     );
     let preparer = Preparer::new(
         settings::preparer(loaded, machine, &node_name, read_kernel()),
@@ -217,7 +248,7 @@ async fn assemble(
     let sources = sources::start(
         settings::sources(loaded, &node_name),
         SourcesDeps {
-            feed: None,
+            feed: cluster.as_ref().map(Cluster::feed),
             events: Arc::new(SourceWarnings(base.events.clone())),
             metrics: SourceMetrics::new(&base.registry),
             now: Arc::new(Timestamp::now),
@@ -229,7 +260,7 @@ async fn assemble(
     }
     let observer: Arc<dyn PodObserver> = pleg.clone();
     let (reports, reported) = engine::reports();
-    let status = Arc::new(StatusManager::new(StatusMetrics::new(&base.registry)));
+    let status = Arc::new(StatusManager::new(base.statuses.clone()));
     let context = Arc::new(WorkerContext {
         runtime: runtime.clone(),
         observer: pleg.clone(),
@@ -237,6 +268,7 @@ async fn assemble(
         probes,
         resources,
         objects,
+        mirrors: cluster.as_ref().map_or_else(|| Arc::new(NoMirrors) as Arc<dyn MirrorPods>, Cluster::mirrors),
         events: base.events.clone(),
         clock: base.clock.clone(),
         allocations: allocator.allocations(),
@@ -247,6 +279,8 @@ async fn assemble(
         config: EngineConfig {
             sync_frequency: loaded.config.sync_frequency.std(),
             started_at: base.clock.now(),
+            api_client: cluster.is_some(),
+            prefer_ipv6: prefers_ipv6(loaded),
             ..EngineConfig::default()
         },
         reports,
@@ -256,6 +290,10 @@ async fn assemble(
     let ready = SourcesReady::new(sources.registered);
     let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
     base.tasks.spawn(runtime.run_gc(Arc::new(engine.fates.clone()), base.stop.child_token()));
+    if let Some(cluster) = &mut cluster {
+        cluster.write_statuses(base, status.clone());
+        cluster.follow_changes(base, engine.commands.clone());
+    }
     let (statistics, surveyors) = server_stats::open(
         loaded,
         machine,
@@ -276,6 +314,11 @@ async fn assemble(
     let runtime = info.name.clone();
     let parts = server::Parts { engine, status, observer, cri, statistics, runtime, targets };
     server::start(loaded, base, parts, auth).await
+}
+
+/// Whether the node's first address is IPv6.
+fn prefers_ipv6(loaded: &Loaded) -> bool {
+    config::node_ips(&loaded.flags.node_ip).is_ok_and(|given| given.ips.first().is_some_and(IpAddr::is_ipv6))
 }
 
 /// Checks the runtime from the moment that PLEG, whose health is part of it, can have any.

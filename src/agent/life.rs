@@ -91,7 +91,6 @@ async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
     }
     let period = loaded.config.logging.flush_frequency.duration.std();
     life.tasks.spawn(log.clone().keep_flushing(period, life.stop.child_token()));
-    may_start(loaded)?;
     process::tune(loaded);
     let (health, _lock) = tokio::select! {
         started = start(loaded, &life) => started?,
@@ -132,23 +131,6 @@ fn service_manager(loaded: &Loaded) -> Option<Arc<ServiceManager>> {
         warn!("WATCHDOG_USEC is set without a NOTIFY_SOCKET that can be reached: the watchdog will hear nothing");
     }
     manager.map(Arc::new)
-}
-
-/// What this release cannot do is refused with the setting's name, or told.
-fn may_start(loaded: &Loaded) -> Result<(), String> {
-    if !loaded.flags.bootstrap_kubeconfig.is_empty() {
-        return Err("client certificates are not asked for yet: leave out --bootstrap-kubeconfig and give a \
-                    --kubeconfig with credentials"
-            .to_owned());
-    }
-    if !loaded.is_standalone() {
-        warn!(
-            kubeconfig = loaded.flags.kubeconfig,
-            "The API server is asked who may call this node, and nothing else yet: the node is not registered, pods \
-             come from directory and URL only"
-        );
-    }
-    Ok(())
 }
 
 /// SIGTERM and SIGINT.

@@ -4,12 +4,14 @@
 mod adapters;
 mod build;
 pub mod certificates;
+mod cluster;
 pub mod embedded;
 pub mod embedded_streams;
 mod events;
 mod life;
 pub mod logging;
 mod memory;
+pub mod offline;
 mod pages;
 mod process;
 mod profile;

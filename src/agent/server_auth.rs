@@ -23,8 +23,8 @@ use super::{
 use crate::{
     config::Loaded,
     engine::ports::Clock,
-    kube::{self, Reviews},
-    metrics::{AuthMetrics, Registry, RestClientMetrics, ReviewMetrics},
+    kube::{Reviews, api::ApiClient, certificates::ServingCertificates},
+    metrics::{AuthMetrics, Registry, ReviewMetrics},
     server::{
         auth::{
             AccessCache, AccessTtls, Anonymous, Authenticator, AuthenticatorDeps, Authorizer, POLICY_LIMIT, Policy,
@@ -43,6 +43,8 @@ const STALE: Duration = Duration::from_secs(60);
 pub(super) struct AuthDeps<'a> {
     /// The configuration.
     pub(super) loaded: &'a Loaded,
+    /// The way to the API server, if there is one.
+    pub(super) api: Option<Arc<dyn ApiClient>>,
     /// Where families are registered.
     pub(super) registry: &'a Registry,
     /// Where tasks are spawned.
@@ -67,13 +69,14 @@ pub(super) struct ServerAuth {
     pub(super) try_this: Option<String>,
 }
 
-/// Reads and makes certificates, connects to the API server if there is one, starts the reloads.
+/// Reads and makes certificates, starts the reloads.
 ///
 /// # Errors
 /// What stands in the way, in the reference's words.
 pub(super) async fn open(deps: AuthDeps<'_>) -> Result<ServerAuth, BuildError> {
     let loaded = deps.loaded;
-    let reviews = reviews(&deps).await?.map(Arc::new);
+    let reviews = |api| Arc::new(ApiReviews(Reviews::new(api, ReviewMetrics::new(deps.registry))));
+    let reviews = deps.api.clone().map(reviews);
     let certificates = certificates(&deps).await?;
     let tls = Tls::new(tls_settings(loaded, &certificates)).await.map_err(wrong)?;
     deps.tasks.spawn(tls.clone().run(deps.stop.child_token()));
@@ -107,16 +110,6 @@ pub(super) async fn open(deps: AuthDeps<'_>) -> Result<ServerAuth, BuildError> {
 
 fn wrong(error: impl std::fmt::Display) -> BuildError {
     BuildError(error.to_string())
-}
-
-async fn reviews(deps: &AuthDeps<'_>) -> Result<Option<ApiReviews>, BuildError> {
-    if deps.loaded.is_standalone() {
-        return Ok(None);
-    }
-    let (config, path) = (&deps.loaded.config, Path::new(&deps.loaded.flags.kubeconfig));
-    let rate = kube::Rate::of(config.kube_api_qps, config.kube_api_burst);
-    let client = kube::connect_counted(path, RestClientMetrics::new(deps.registry), rate).await.map_err(wrong)?;
-    Ok(Some(ApiReviews(Reviews::new(client, ReviewMetrics::new(deps.registry)))))
 }
 
 fn authorizer(deps: &AuthDeps<'_>, reviews: Option<Arc<ApiReviews>>) -> Result<Authorizer, BuildError> {
@@ -182,6 +175,13 @@ async fn certificates(deps: &AuthDeps<'_>) -> Result<Certificates, BuildError> {
 /// The configured pair, else one we make and renew.
 async fn serving(deps: &AuthDeps<'_>, directory: &Path) -> Result<PairFiles, BuildError> {
     let config = &deps.loaded.config;
+    if is_signed_by_cluster(deps.loaded) {
+        // News of files come from their folder: it must be there before the first pair is.
+        let own = |error| BuildError(format!("cannot create directory {}: {error}", directory.display()));
+        tokio::fs::create_dir_all(directory).await.map_err(own)?;
+        let file = ServingCertificates::file(directory);
+        return Ok(PairFiles { certificate: file.clone(), key: file });
+    }
     let (certificate, key) = (&config.tls_cert_file, &config.tls_private_key_file);
     let half = |missing: &str| {
         BuildError(format!("tlsCertFile and tlsPrivateKeyFile must be given together: {missing} is empty"))
@@ -201,6 +201,11 @@ async fn serving(deps: &AuthDeps<'_>, directory: &Path) -> Result<PairFiles, Bui
     let (files, clock) = (serving.files().clone(), deps.clock.clone());
     deps.tasks.spawn(serving.keep(move || clock.now(), deps.stop.child_token()));
     Ok(files)
+}
+
+/// Whether the API server signs the pair we serve with.
+fn is_signed_by_cluster(loaded: &Loaded) -> bool {
+    loaded.config.server_tls_bootstrap && !loaded.is_standalone()
 }
 
 /// By which names a node without a cluster is called from itself.
@@ -226,6 +231,7 @@ fn tls_settings(loaded: &Loaded, certificates: &Certificates) -> TlsSettings {
         cert_file: certificates.serving.certificate.clone(),
         key_file: certificates.serving.key.clone(),
         keeps_pair: is_given && !loaded.gates.enabled("ReloadKubeletServerCertificateFile"),
+        awaits_pair: is_signed_by_cluster(loaded),
         client_ca_file: certificates.client_ca.clone(),
         min_version: config.tls_min_version.clone(),
         cipher_suites: config.tls_cipher_suites.clone(),

@@ -1,12 +1,18 @@
 //! Players for roles that have nothing to play without an API server, or are not built yet.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 
 use crate::{
-    engine::ports::{Event, EventSink, ObjectError, ObjectSource, ProbeManager, ProbeResult, ProbeResults, PullSecret},
-    pod::{ContainerId, Pod, PodUid, api},
+    engine::ports::{
+        Event, EventSink, MirrorFate, MirrorPods, ObjectError, ObjectSource, ProbeManager, ProbeResult, ProbeResults,
+        PullSecret,
+    },
+    pod::{ContainerId, Pod, PodFullName, PodUid, api},
 };
 
 /// There is no API server: references fail with the reference's words, no service exists.
@@ -37,6 +43,16 @@ impl ObjectSource for NoObjects {
         let named = pod.spec().image_pull_secrets.iter().flatten().map(|s| s.name.clone());
         (Vec::new(), named.filter(|name| !name.is_empty()).collect())
     }
+}
+
+/// There is no API server: static pods have no mirrors.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoMirrors;
+
+impl MirrorPods for NoMirrors {
+    fn want(&self, _pod: &Arc<Pod>) {}
+
+    fn keep(&self, _names: HashMap<PodFullName, MirrorFate>) {}
 }
 
 /// Probes are not run yet: every probe counts as passed, and each pod that has one is told so.

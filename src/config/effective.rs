@@ -26,18 +26,8 @@ macro_rules! waiting {
 }
 
 const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
-    "the HTTPS server":
-        "serverTLSBootstrap" => server_tls_bootstrap,
-        "enableContentionProfiling" => enable_contention_profiling;
-    "the API client":
-        "rotateCertificates" => rotate_certificates, "eventRecordQPS" => event_record_qps,
-        "eventBurst" => event_burst, "contentType" => content_type,
-        "configMapAndSecretChangeDetectionStrategy" => config_map_and_secret_change_detection_strategy;
-    "node registration":
-        "nodeStatusUpdateFrequency" => node_status_update_frequency,
-        "nodeLeaseDurationSeconds" => node_lease_duration_seconds,
-        "nodeStatusMaxImages" => node_status_max_images, "registerNode" => register_node,
-        "providerID" => provider_id;
+    "profiles of locks": "enableContentionProfiling" => enable_contention_profiling;
+    "an API client that speaks anything but JSON": "contentType" => content_type;
     "eviction":
         "evictionHard" => eviction_hard, "evictionSoft" => eviction_soft,
         "evictionSoftGracePeriod" => eviction_soft_grace_period,
@@ -63,14 +53,10 @@ const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
         "shutdownGracePeriodByPodPriority" => shutdown_grace_period_by_pod_priority;
     "tracing": "tracing" => tracing;
     "user namespaces": "userNamespaces" => user_namespaces;
-    "volume plugins":
-        "volumePluginDir" => volume_plugin_dir, "enableControllerAttachDetach" => enable_controller_attach_detach;
+    "volume plugins": "volumePluginDir" => volume_plugin_dir;
 };
 
 const FLAGS: &[Row<KubeletFlags>] = waiting! {
-    "the API client": "--kubeconfig" => kubeconfig, "--bootstrap-kubeconfig" => bootstrap_kubeconfig;
-    "node registration":
-        "--node-labels" => node_labels, "--cloud-provider" => cloud_provider;
     "container statistics":
         "--runtime-cgroups" => runtime_cgroups, "--housekeeping-interval" => housekeeping_interval,
         "--max-housekeeping-interval" => max_housekeeping_interval;
@@ -103,8 +89,8 @@ mod tests {
         assert_eq!(not_yet_effective(&config, &flags), []);
         config.cpu_manager_policy = "static".to_owned();
         config.max_pods = 5;
-        flags.kubeconfig = "/k".to_owned();
+        flags.runtime_cgroups = "/k".to_owned();
         let told: Vec<_> = not_yet_effective(&config, &flags).iter().map(|n| n.setting).collect();
-        assert_eq!(told, ["cpuManagerPolicy", "--kubeconfig"]);
+        assert_eq!(told, ["cpuManagerPolicy", "--runtime-cgroups"]);
     }
 }

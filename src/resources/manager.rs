@@ -92,8 +92,8 @@ struct Groups {
 }
 
 impl Manager {
-    /// Puts it together; touches no group yet. Must be called within a runtime. `hierarchy` is not needed where there are no groups
-    /// per pod.
+    /// Puts it together; touches no group yet. Must be called within a runtime. `hierarchy` is not
+    /// needed where there are no groups per pod.
     ///
     /// # Errors
     /// For a root that is no name, systemd as a driver where it does not run, or reservations

@@ -11,7 +11,7 @@ use super::{
     lookup,
 };
 use crate::pod::{
-    api,
+    ContainerKind, api,
     quantity::{Amount, Format},
 };
 
@@ -37,13 +37,26 @@ fn same_conditions(a: &api::PodStatus, b: &api::PodStatus) -> bool {
 
 /// The rest in one form.
 fn plain(status: &api::PodStatus) -> api::PodStatus {
-    let mut status = api::PodStatus {
+    let mut status = without_blanks(&api::PodStatus {
         conditions: None,
         resource_claim_statuses: None,
         extended_resource_claim_status: None,
         node_allocatable_resource_claim_statuses: None,
         ..status.clone()
-    };
+    });
+    for_each_amount(&mut status, |_, quantity| {
+        if let Ok(amount) = Amount::parse(&quantity.0) {
+            // In one family of suffixes the same number has one text.
+            quantity.0 = Amount::from_value(0, Format::DecimalSi).plus(amount).canonical();
+        }
+    });
+    status
+}
+
+/// The status without what says nothing: empty texts, lists and states. Quantities in their
+/// canonical text.
+pub(super) fn without_blanks(status: &api::PodStatus) -> api::PodStatus {
+    let mut status = status.clone();
     for text in [
         &mut status.reason,
         &mut status.message,
@@ -56,10 +69,24 @@ fn plain(status: &api::PodStatus) -> api::PodStatus {
     ] {
         drop_empty_text(text);
     }
+    for condition in status.conditions.iter_mut().flatten() {
+        drop_empty_text(&mut condition.reason);
+        drop_empty_text(&mut condition.message);
+        condition.observed_generation = condition.observed_generation.filter(|g| *g != 0);
+    }
+    status.observed_generation = status.observed_generation.filter(|g| *g != 0);
+    for_each_amount(&mut status, |_, quantity| {
+        if let Ok(amount) = Amount::parse(&quantity.0) {
+            quantity.0 = amount.canonical();
+        }
+    });
+    drop_empty(&mut status.conditions);
     drop_empty(&mut status.pod_ips);
     drop_empty(&mut status.host_ips);
-    plain_amounts(&mut status.allocated_resources);
-    plain_requirements(&mut status.resources);
+    drop_empty(&mut status.resource_claim_statuses);
+    drop_empty(&mut status.node_allocatable_resource_claim_statuses);
+    drop_no_amounts(&mut status.allocated_resources);
+    drop_no_resources(&mut status.resources);
     for (_, list) in lists_mut(&mut status) {
         list.iter_mut().for_each(plain_container);
     }
@@ -69,11 +96,51 @@ fn plain(status: &api::PodStatus) -> api::PodStatus {
     status
 }
 
+/// Writes the quantities of `old` as `new` does where they are the same number.
+pub(super) fn spell_alike(old: &mut api::PodStatus, new: &mut api::PodStatus) {
+    let mut texts = BTreeMap::new();
+    for_each_amount(new, |place, quantity| {
+        texts.insert(place, quantity.0.clone());
+    });
+    for_each_amount(old, |place, quantity| {
+        if let Some(text) = texts.get(&place)
+            && let (Ok(a), Ok(b)) = (Amount::parse(&quantity.0), Amount::parse(text))
+            && a == b
+        {
+            quantity.0.clone_from(text);
+        }
+    });
+}
+
+/// Where a quantity stands: which container (none for the pod), which field, which resource.
+type Place = (Option<(ContainerKind, String)>, &'static str, String);
+
+/// Visits every quantity.
+fn for_each_amount(status: &mut api::PodStatus, mut visit: impl FnMut(Place, &mut Quantity)) {
+    let mut each = |owner: &Option<(ContainerKind, String)>,
+                    allocated: &mut Option<BTreeMap<String, Quantity>>,
+                    resources: &mut Option<api::ResourceRequirements>| {
+        let (requests, limits) = resources.as_mut().map_or((None, None), |r| (r.requests.as_mut(), r.limits.as_mut()));
+        for (field, list) in [("allocated", allocated.as_mut()), ("requests", requests), ("limits", limits)] {
+            for (name, quantity) in list.into_iter().flatten() {
+                visit((owner.clone(), field, name.clone()), quantity);
+            }
+        }
+    };
+    each(&None, &mut status.allocated_resources, &mut status.resources);
+    for (kind, list) in lists_mut(status) {
+        for c in list.iter_mut() {
+            each(&Some((kind, c.name.clone())), &mut c.allocated_resources, &mut c.resources);
+        }
+    }
+}
+
 fn plain_container(status: &mut api::ContainerStatus) {
     for state in [&mut status.state, &mut status.last_state] {
         if let Some(api::ContainerState { terminated: Some(end), .. }) = state {
             drop_empty_text(&mut end.reason);
             drop_empty_text(&mut end.message);
+            drop_empty_text(&mut end.container_id);
             end.signal = end.signal.filter(|s| *s != 0);
         }
         if let Some(api::ContainerState { waiting: Some(waiting), .. }) = state {
@@ -85,8 +152,8 @@ fn plain_container(status: &mut api::ContainerStatus) {
         }
     }
     drop_empty_text(&mut status.container_id);
-    plain_amounts(&mut status.allocated_resources);
-    plain_requirements(&mut status.resources);
+    drop_no_amounts(&mut status.allocated_resources);
+    drop_no_resources(&mut status.resources);
     drop_empty(&mut status.allocated_resources_status);
     for mount in status.volume_mounts.iter_mut().flatten() {
         mount.read_only = mount.read_only.filter(|r| *r);
@@ -97,10 +164,10 @@ fn plain_container(status: &mut api::ContainerStatus) {
     }
 }
 
-fn plain_requirements(resources: &mut Option<api::ResourceRequirements>) {
+fn drop_no_resources(resources: &mut Option<api::ResourceRequirements>) {
     if let Some(some) = resources {
-        plain_amounts(&mut some.requests);
-        plain_amounts(&mut some.limits);
+        drop_no_amounts(&mut some.requests);
+        drop_no_amounts(&mut some.limits);
         drop_empty(&mut some.claims);
     }
     if *resources == Some(api::ResourceRequirements::default()) {
@@ -108,13 +175,7 @@ fn plain_requirements(resources: &mut Option<api::ResourceRequirements>) {
     }
 }
 
-fn plain_amounts(list: &mut Option<BTreeMap<String, Quantity>>) {
-    for quantity in list.iter_mut().flat_map(|l| l.values_mut()) {
-        if let Ok(amount) = Amount::parse(&quantity.0) {
-            // In one family of suffixes the same number has one text.
-            quantity.0 = Amount::from_value(0, Format::DecimalSi).plus(amount).canonical();
-        }
-    }
+fn drop_no_amounts(list: &mut Option<BTreeMap<String, Quantity>>) {
     if list.as_ref().is_some_and(BTreeMap::is_empty) {
         *list = None;
     }

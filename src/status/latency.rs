@@ -39,7 +39,8 @@ struct Tracked {
     created: Timestamp,
     pulls_open: VecDeque<Timestamp>,
     pulls: Vec<(Timestamp, Timestamp)>,
-    init_open: HashMap<String, Timestamp>,
+    /// Runs of init containers that were counted.
+    init_seen: HashSet<(String, Timestamp)>,
     init: Duration,
     running_told: Option<Timestamp>,
     recorded: bool,
@@ -112,20 +113,18 @@ impl StartLatency {
         }
     }
 
-    /// An init container (no sidecar) started.
-    pub fn init_started(&mut self, uid: &PodUid, container: &str, at: Timestamp) {
-        if let Some(tracked) = self.pods.get_mut(uid) {
-            tracked.init_open.insert(container.to_owned(), at);
+    /// An init container (no sidecar) ran; told again and again, each run counts once.
+    pub fn init_ran(&mut self, uid: &PodUid, container: &str, began: Timestamp, ended: Timestamp) {
+        if let Some(tracked) = self.pods.get_mut(uid)
+            && tracked.init_seen.insert((container.to_owned(), began))
+        {
+            tracked.init += between(began, ended);
         }
     }
 
-    /// An init container ended.
-    pub fn init_finished(&mut self, uid: &PodUid, container: &str, at: Timestamp) {
-        if let Some(tracked) = self.pods.get_mut(uid)
-            && let Some(began) = tracked.init_open.remove(container)
-        {
-            tracked.init += between(began, at);
-        }
+    /// Whether nothing more is to be measured of a pod.
+    pub fn is_settled(&self, uid: &PodUid) -> bool {
+        self.excluded.contains(uid) || self.pods.get(uid).is_some_and(|tracked| tracked.recorded)
     }
 
     /// A status was written to the API server.
@@ -151,7 +150,7 @@ impl StartLatency {
                 created,
                 pulls_open: VecDeque::new(),
                 pulls: Vec::new(),
-                init_open: HashMap::new(),
+                init_seen: HashSet::new(),
                 init: Duration::ZERO,
                 running_told: None,
                 recorded: false,
@@ -243,10 +242,10 @@ mod tests {
             for (second, starts) in [(101, true), (102, true), (103, false), (104, false), (105, true)] {
                 if starts { latency.pull_started(uid, at(second)) } else { latency.pull_finished(uid, at(second)) }
             }
-            latency.init_started(uid, "i", at(106));
-            latency.init_finished(uid, "i", at(108));
-            latency.init_started(uid, "j", at(108));
-            latency.init_finished(uid, "j", at(107));
+            for _ in 0..2 {
+                latency.init_ran(uid, "i", at(106), at(108));
+            }
+            latency.init_ran(uid, "j", at(108), at(107));
         })
         .expect("a sample");
         assert_eq!((told.total, told.pulling, told.init, told.sli), (seconds(12), seconds(3), seconds(2), seconds(7)));

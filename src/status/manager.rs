@@ -20,6 +20,7 @@ use super::{
     accept::{Refused, accept, newly_ended},
     conditions::Containers,
     diff::is_same,
+    merge::Remains,
     phase::Phase,
     terminate::terminate,
 };
@@ -53,39 +54,40 @@ pub enum StatusEvent {
     Removed(PodUid, Arc<api::PodStatus>),
 }
 
-/// A status that was not sent yet, for the API sender.
+/// A status as it is kept, for the API sender.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Unsent {
+pub struct Kept {
     /// Whose it is.
     pub pod: PodRef,
+    /// Whether that is a static pod: its status goes to its mirror.
+    pub is_static: bool,
     /// The status.
     pub status: Arc<api::PodStatus>,
     /// Its version.
     pub version: u64,
-    /// When the first change happened that was not sent.
-    pub since: Timestamp,
+    /// When the first change happened that was not sent; `None` where all is sent.
+    pub unsent_since: Option<Timestamp>,
     /// Whether the pod is finished here and may be deleted once the status is written.
     pub finished: bool,
-}
-
-#[derive(Clone)]
-struct Entry {
-    pod: PodRef,
-    status: Arc<api::PodStatus>,
-    version: u64,
-    unsent_since: Option<Timestamp>,
-    finished: bool,
+    /// Whether anything of the pod may still run.
+    pub remains: Remains,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Life {
+    /// Its containers may run.
     Goes,
+    /// Nothing runs any more.
+    Stopped,
+    /// Nothing is left to do.
     IsOver,
+    /// As before.
+    Unknown,
 }
 
 /// Holds every pod's latest status. Cheap to share as `Arc`.
 pub struct StatusManager {
-    entries: Mutex<HashMap<PodUid, Entry>>,
+    entries: Mutex<HashMap<PodUid, Kept>>,
     changes: watch::Sender<u64>,
     events: broadcast::Sender<StatusEvent>,
     metrics: StatusMetrics,
@@ -142,6 +144,13 @@ impl StatusManager {
         self.update(&update, |_| Some(status.clone()))
     }
 
+    /// As [`StatusManager::set`], for a pod of which nothing runs: from then on its end may be told.
+    pub fn set_stopped(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> Outcome {
+        let first = pod.status.as_ref();
+        let update = Update { pod, first, now, force: pod.is_deleting(), life: Life::Stopped };
+        self.update(&update, |_| Some(status.clone()))
+    }
+
     /// Ends a pod's status: what is still open counts as failed (spec 02b §7.1).
     pub fn terminate(&self, pod: &Pod, now: Timestamp) -> Outcome {
         let update = Update { pod, first: pod.status.as_ref(), now, force: true, life: Life::IsOver };
@@ -171,22 +180,20 @@ impl StatusManager {
         self.lock().retain(|uid, _| uids.contains(uid));
     }
 
+    /// A pod's status as it is kept.
+    pub fn kept_of(&self, uid: &PodUid) -> Option<Kept> {
+        self.lock().get(uid).cloned()
+    }
+
+    /// Every status, in no order.
+    pub fn kept(&self) -> Vec<Kept> {
+        self.lock().values().cloned().collect()
+    }
+
     /// The statuses with a change that was not [`StatusManager::sent`] yet, the longest waiting first.
-    pub fn unsent(&self) -> Vec<Unsent> {
-        let mut all: Vec<Unsent> = self
-            .lock()
-            .values()
-            .filter_map(|e| {
-                Some(Unsent {
-                    pod: e.pod.clone(),
-                    status: e.status.clone(),
-                    version: e.version,
-                    since: e.unsent_since?,
-                    finished: e.finished,
-                })
-            })
-            .collect();
-        all.sort_by_key(|u| u.since);
+    pub fn unsent(&self) -> Vec<Kept> {
+        let mut all: Vec<Kept> = self.lock().values().filter(|kept| kept.unsent_since.is_some()).cloned().collect();
+        all.sort_by_key(|kept| kept.unsent_since);
         all
     }
 
@@ -208,7 +215,7 @@ impl StatusManager {
 
     /// Changes a stored status; `change` says whether it did.
     fn change(&self, pod: &Pod, now: Timestamp, change: impl Fn(&mut api::PodStatus) -> bool) -> Outcome {
-        let update = Update { pod, first: None, now, force: false, life: Life::Goes };
+        let update = Update { pod, first: None, now, force: false, life: Life::Unknown };
         self.update(&update, |old| {
             let mut status = old.clone();
             change(&mut status).then_some(status)
@@ -229,11 +236,13 @@ impl StatusManager {
                     return Outcome::Refused(refused);
                 }
             };
-            if !update.force && cached.as_ref().is_some_and(|e| is_same(&e.status, &status)) {
-                return Outcome::Unchanged;
-            }
             let ended = newly_ended(old, &status);
             let entry = update.entry(cached.as_ref(), status);
+            let says_the_same =
+                |before: &Kept| before.remains == entry.remains && is_same(&before.status, &entry.status);
+            if !update.force && cached.as_ref().is_some_and(says_the_same) {
+                return Outcome::Unchanged;
+            }
             if !self.store(cached.as_ref().map(|e| &e.status), &entry) {
                 continue;
             }
@@ -246,7 +255,7 @@ impl StatusManager {
     }
 
     /// Stores an entry over the status it was computed from; `false` where somebody was faster.
-    fn store(&self, over: Option<&Arc<api::PodStatus>>, entry: &Entry) -> bool {
+    fn store(&self, over: Option<&Arc<api::PodStatus>>, entry: &Kept) -> bool {
         let mut entries = self.lock();
         let same = match (entries.get(&entry.pod.uid), over) {
             (Some(stored), Some(over)) => Arc::ptr_eq(&stored.status, over),
@@ -259,7 +268,7 @@ impl StatusManager {
         same
     }
 
-    fn tell(&self, before: Option<&Entry>, entry: &Entry) {
+    fn tell(&self, before: Option<&Kept>, entry: &Kept) {
         let (uid, status) = (entry.pod.uid.clone(), entry.status.clone());
         let event = match before {
             Some(before) if before.finished && entry.finished => None,
@@ -274,7 +283,7 @@ impl StatusManager {
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PodUid, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PodUid, Kept>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -291,15 +300,22 @@ struct Update<'a> {
 }
 
 impl Update<'_> {
-    fn entry(&self, cached: Option<&Entry>, status: api::PodStatus) -> Entry {
+    fn entry(&self, cached: Option<&Kept>, status: api::PodStatus) -> Kept {
         // A static pod may come back under its UID; any other that is finished stays so.
         let was_finished = cached.is_some_and(|e| e.finished) && !self.pod.is_static();
-        Entry {
+        let remains = match self.life {
+            Life::Goes => Remains::Something,
+            Life::Stopped | Life::IsOver => Remains::Nothing,
+            Life::Unknown => cached.map_or(Remains::Something, |e| e.remains),
+        };
+        Kept {
             pod: self.pod.id().clone(),
+            is_static: self.pod.is_static(),
             status: Arc::new(status),
             version: cached.map_or(1, |e| e.version + 1),
             unsent_since: cached.and_then(|e| e.unsent_since).or(Some(self.now)),
             finished: was_finished || self.life == Life::IsOver,
+            remains,
         }
     }
 }
@@ -365,7 +381,7 @@ mod tests {
         assert_eq!(manager.set(&world.pod, world.build(), at(30)), Outcome::Accepted(2));
         assert!(changes.has_changed().expect("alive"));
         let unsent = manager.unsent();
-        assert_eq!((unsent[0].version, unsent[0].since, unsent[0].finished), (2, at(10), false));
+        assert_eq!((unsent[0].version, unsent[0].unsent_since, unsent[0].finished), (2, Some(at(10)), false));
     }
 
     #[test]
@@ -458,6 +474,23 @@ mod tests {
     }
 
     #[test]
+    fn that_nothing_runs_any_more_is_a_change() {
+        // AC-02b-12
+        let (manager, _) = manager();
+        let world = world(Seen::Exited(0));
+        manager.set(&world.pod, world.build(), at(10));
+        let remains = || manager.unsent()[0].remains;
+        assert_eq!(
+            (manager.set(&world.pod, world.build(), at(20)), remains()),
+            (Outcome::Unchanged, Remains::Something)
+        );
+        let stopped = manager.set_stopped(&world.pod, world.build(), at(30));
+        assert_eq!((stopped, remains()), (Outcome::Accepted(2), Remains::Nothing));
+        manager.set_ready(&world.pod, &"c-0".into(), true, at(40));
+        assert_eq!(remains(), Remains::Nothing, "a probe knows nothing of it");
+    }
+
+    #[test]
     fn what_was_sent_is_not_sent_again() {
         let (manager, registry) = manager();
         let mut world = world(Seen::Running);
@@ -466,7 +499,7 @@ mod tests {
         world.observed = observed(&[("c", Seen::Exited(1))]);
         manager.set(&world.pod, world.build(), at(12));
         manager.sent(&uid, 1, at(15));
-        assert_eq!(manager.unsent()[0].since, at(15), "version 2 waits since then");
+        assert_eq!(manager.unsent()[0].unsent_since, Some(at(15)), "version 2 waits since then");
         manager.sent(&uid, 2, at(16));
         assert_eq!(manager.unsent(), []);
         let families = registry.gather();

@@ -5,11 +5,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
     accept::set_transition_time,
-    conditions::{CONTAINERS_READY, DISRUPTION_TARGET, READY, is_owned, make, with_generation},
+    conditions::{CONTAINERS_READY, DISRUPTION_TARGET, READY, is_owned, make},
     lookup::{condition, is_true},
     phase::Phase,
 };
-use crate::pod::{Pod, PodUid, api};
+use crate::pod::api;
 
 /// Whether anything of the pod may still use what the end of a pod gives back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,13 +21,7 @@ pub enum Remains {
 }
 
 /// The status to write over the API's present one.
-pub fn merge(
-    pod: &Pod,
-    api: &api::PodStatus,
-    cached: &api::PodStatus,
-    remains: Remains,
-    now: Timestamp,
-) -> api::PodStatus {
+pub fn merge(api: &api::PodStatus, cached: &api::PodStatus, remains: Remains, now: Timestamp) -> api::PodStatus {
     let ended = |status| Phase::of(status).is_some_and(Phase::is_terminal);
     let ending = !ended(api) && ended(cached);
     let mut merged = cached.clone();
@@ -43,7 +37,9 @@ pub fn merge(
     if ended(&merged) && (is_true(&merged, READY) || is_true(&merged, CONTAINERS_READY)) {
         let reason = if Phase::of(&merged) == Some(Phase::Failed) { "PodFailed" } else { "PodCompleted" };
         for type_ in [CONTAINERS_READY, READY] {
-            put(&mut merged, with_generation(pod, make(type_, false, reason, "")), now);
+            let mut untrue = make(type_, false, reason, "");
+            untrue.observed_generation = cached.observed_generation;
+            put(&mut merged, untrue, now);
         }
     }
     merged
@@ -84,30 +80,10 @@ fn put(status: &mut api::PodStatus, mut new: api::PodCondition, now: Timestamp) 
     }
 }
 
-/// What is to be done with a cached status, given the pod that the API server has under its name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Addressee {
-    /// The pod it was made for.
-    Same,
-    /// Another pod under the same name: forget the status, never write it.
-    Another,
-}
-
-/// Whom a status would be written to; `resolved` is the API pod's UID, a mirror's translated.
-pub fn addressee(cached: &PodUid, resolved: &PodUid) -> Addressee {
-    if cached == resolved { Addressee::Same } else { Addressee::Another }
-}
-
-/// Whether the API object can be deleted now: deletion requested, no mirror, its end told and
-/// the pod finished here.
-pub fn is_deletable(api_pod: &Pod, finished: bool) -> bool {
-    api_pod.is_deleting() && !api_pod.is_mirror() && api_pod.is_api_terminal() && finished
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::testing::{at, pod, set_status};
+    use crate::status::testing::at;
     use serde_json::{Value, json};
 
     fn status(v: Value) -> api::PodStatus {
@@ -115,7 +91,7 @@ mod tests {
     }
 
     fn merged(api: Value, cached: Value, remains: Remains) -> Value {
-        let merged = merge(&pod("Always", &["c"]), &status(api), &status(cached), remains, at(0));
+        let merged = merge(&status(api), &status(cached), remains, at(0));
         serde_json::to_value(merged).expect("JSON")
     }
 
@@ -140,13 +116,14 @@ mod tests {
         // AC-02b-12
         let api = || json!({"phase": "Running", "message": "m"});
         let cached = || {
-            json!({"phase": "Failed", "reason": "Evicted", "conditions": [
+            json!({"phase": "Failed", "reason": "Evicted", "observedGeneration": 3, "conditions": [
                 {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"},
                 {"type": "Ready", "status": "True"}]})
         };
         assert_eq!(
             merged(api(), cached(), Remains::Something),
-            json!({"phase": "Running", "message": "m", "conditions": [{"type": "Ready", "status": "True"}]})
+            json!({"phase": "Running", "message": "m", "observedGeneration": 3,
+                "conditions": [{"type": "Ready", "status": "True"}]})
         );
         let epoch = "1970-01-01T00:00:00Z";
         let not_ready = |type_: &str| {
@@ -155,32 +132,9 @@ mod tests {
         };
         assert_eq!(
             merged(api(), cached(), Remains::Nothing),
-            json!({"phase": "Failed", "reason": "Evicted", "conditions": [
+            json!({"phase": "Failed", "reason": "Evicted", "observedGeneration": 3, "conditions": [
                 {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": epoch},
                 not_ready("Ready"), not_ready("ContainersReady")]})
         );
-    }
-
-    #[test]
-    fn a_pod_is_deleted_once_its_end_is_told_and_it_is_finished() {
-        // AC-02b-13
-        let mut world =
-            crate::status::testing::World::new(pod("Always", &["c"]), crate::status::testing::observed(&[]));
-        assert!(!is_deletable(&world.pod, true), "no deletion requested");
-        world.delete();
-        assert!(!is_deletable(&world.pod, true), "end not told");
-        set_status(&mut world.pod, json!({"phase": "Failed"}));
-        assert!(is_deletable(&world.pod, true));
-        assert!(!is_deletable(&world.pod, false), "not finished here");
-        let mut mirror = world.pod.to_object();
-        mirror.metadata.annotations = Some([("kubernetes.io/config.mirror".to_owned(), String::new())].into());
-        assert!(!is_deletable(&Pod::new(mirror).expect("complete"), true), "mirrors have their own end");
-    }
-
-    #[test]
-    fn a_new_pod_under_the_same_name_is_left_alone() {
-        // AC-02b-14
-        assert_eq!(addressee(&"a".into(), &"b".into()), Addressee::Another);
-        assert_eq!(addressee(&"a".into(), &"a".into()), Addressee::Same);
     }
 }

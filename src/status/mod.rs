@@ -11,8 +11,8 @@
 //!                   ─► conditions
 //! ```
 //!
-//! Absent: the API sender. It comes with cluster mode and works from [`StatusManager::unsent`],
-//! [`merge`] and [`patch`]. Behaviour: spec 02b §1-9, §14.
+//! The API sender is `kube::status_writer`; it works from [`StatusManager::kept`], [`mod@merge`] and
+//! [`mod@patch`]. Behaviour: spec 02b §1-9, §14.
 
 pub mod accept;
 pub mod addresses;
@@ -36,6 +36,6 @@ mod testing;
 
 pub use build::build;
 pub use input::{Build, Eviction, NodeFacts, PodCgroup, ProbeOutcome, StartFailure, StatusInput};
-pub use manager::{Outcome, StatusEvent, StatusManager, Unsent};
+pub use manager::{Kept, Outcome, StatusEvent, StatusManager};
 pub use phase::Phase;
 pub use restart_all::{in_progress as restart_all_in_progress, triggered as restart_all_triggered};

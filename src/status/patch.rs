@@ -1,24 +1,25 @@
-//! The patch that turns the API's status into ours. Pure. Behaviour: spec 02b §8.4.
+//! The patch that turns the API's status into ours. Pure. Behaviour: spec 02b §8.4, 10 §5.
 //!
 //! A strategic merge patch: conditions are merged by `type`, addresses by `ip`, all other lists
-//! are replaced whole. Keys are sorted, as the reference sends them.
+//! are replaced whole. Keys are sorted, as the reference sends them. Both sides are brought into
+//! one form first, so that what the server spells otherwise is no change (spec 10 §5.2, §8.4).
 
 use serde_json::{Map, Value, json};
 
-use crate::pod::{PodUid, api};
-
-/// `Content-Type` of the request.
-pub const CONTENT_TYPE: &str = "application/strategic-merge-patch+json";
+use super::diff::{spell_alike, without_blanks};
+use crate::pod::api;
 
 /// The body of the request; `None` where nothing changed and nothing is to be sent.
 ///
 /// The UID is part of it as a precondition: the API server refuses a patch for another pod.
-pub fn patch(uid: &PodUid, old: &api::PodStatus, new: &api::PodStatus) -> Option<Vec<u8>> {
-    let status = diff_objects(&to_map(old), &to_map(new));
+pub fn patch(uid: &str, old: &api::PodStatus, new: &api::PodStatus) -> Option<Vec<u8>> {
+    let (mut old, mut new) = (without_blanks(old), without_blanks(new));
+    spell_alike(&mut old, &mut new);
+    let status = diff_objects(&to_map(&old), &to_map(&new));
     if status.is_empty() {
         return None;
     }
-    let mut body = json!({"metadata": {"uid": uid.as_str()}, "status": status});
+    let mut body = json!({"metadata": {"uid": uid}, "status": status});
     body.sort_all_objects();
     Some(body.to_string().into_bytes())
 }
@@ -100,7 +101,7 @@ mod tests {
 
     fn body(old: Value, new: Value) -> Option<String> {
         let status = |v: Value| serde_json::from_value::<api::PodStatus>(v).expect("a status");
-        patch(&"u".into(), &status(old), &status(new)).map(|b| String::from_utf8(b).expect("JSON"))
+        patch("u", &status(old), &status(new)).map(|b| String::from_utf8(b).expect("JSON"))
     }
 
     fn check(old: Value, new: Value, expected: &str) {
@@ -114,7 +115,25 @@ mod tests {
     }
 
     #[test]
+    fn what_is_only_spelled_otherwise_is_no_change() {
+        // AC-10-19
+        let server = json!({"phase": "Running", "message": "", "hostIPs": [], "podIPs": null,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "", "lastProbeTime": null,
+                "lastTransitionTime": null}],
+            "allocatedResources": {"cpu": "1000m", "memory": "1Gi"}, "resources": {},
+            "containerStatuses": [{"name": "c", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
+                "lastState": {}, "resources": {}, "state": {"terminated": {"exitCode": 0, "startedAt": null,
+                "finishedAt": null, "reason": ""}}}]});
+        let ours = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}],
+            "allocatedResources": {"cpu": "1", "memory": "1073741824"},
+            "containerStatuses": [{"name": "c", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
+                "state": {"terminated": {"exitCode": 0}}}]});
+        assert_eq!(body(server, ours), None);
+    }
+
+    #[test]
     fn only_what_changed_is_sent() {
+        // AC-10-17
         let conditions = |ready: &str| {
             json!({"phase": "Running", "conditions": [
                 {"type": "Ready", "status": ready}, {"type": "PodScheduled", "status": "True"}]})
@@ -123,6 +142,28 @@ mod tests {
             conditions("True"),
             conditions("False"),
             r#"{"metadata":{"uid":"u"},"status":{"$setElementOrder/conditions":[{"type":"Ready"},{"type":"PodScheduled"}],"conditions":[{"status":"False","type":"Ready"}]}}"#,
+        );
+        check(json!({}), json!({"message": "m"}), r#"{"metadata":{"uid":"u"},"status":{"message":"m"}}"#);
+        check(
+            json!({"reason": "r", "message": "m"}),
+            json!({}),
+            r#"{"metadata":{"uid":"u"},"status":{"message":null,"reason":null}}"#,
+        );
+        check(
+            json!({"conditions": []}),
+            json!({"conditions": [{"type": "Ready", "status": "True"}]}),
+            r#"{"metadata":{"uid":"u"},"status":{"conditions":[{"status":"True","type":"Ready"}]}}"#,
+        );
+    }
+
+    #[test]
+    fn an_address_that_is_gone_is_deleted() {
+        // AC-10-18
+        let ip = |ip: &str| json!({"podIP": ip, "podIPs": [{"ip": ip}]});
+        check(
+            ip("10.0.0.1"),
+            ip("10.0.0.2"),
+            r#"{"metadata":{"uid":"u"},"status":{"$setElementOrder/podIPs":[{"ip":"10.0.0.2"}],"podIP":"10.0.0.2","podIPs":[{"ip":"10.0.0.2"},{"$patch":"delete","ip":"10.0.0.1"}]}}"#,
         );
     }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use async_trait::async_trait;
 
 use super::PullSecret;
-use crate::pod::{Pod, api};
+use crate::pod::{Pod, PodUid, api};
 
 /// Why an object cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum ObjectError {
     /// The object does not exist.
     #[error("{kind} \"{name}\" not found")]
     NotFound {
-        /// Plural resource, e.g. `configmaps`.
+        /// As the server or the store of it says: `configmaps`, `configmap`, `runtimeclass.node.k8s.io`.
         kind: &'static str,
         /// Name.
         name: String,
@@ -31,6 +31,15 @@ pub enum ObjectError {
     /// Anything else.
     #[error("{0}")]
     Other(String),
+}
+
+/// A token that the service account of a pod is to get.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct TokenAsk {
+    /// Who it is for; empty for the API server itself.
+    pub audience: String,
+    /// How long it should live, in seconds; `None` for one that is never renewed.
+    pub expiration_seconds: Option<i64>,
 }
 
 /// ConfigMaps, Secrets, Services, RuntimeClasses and pull secrets.
@@ -47,4 +56,23 @@ pub trait ObjectSource: Send + Sync + 'static {
     async fn runtime_handler(&self, class: Option<&str>) -> Result<String, ObjectError>;
     /// The pull secrets that could be read, and the names of those that could not.
     async fn pull_secrets(&self, pod: &Pod) -> (Vec<PullSecret>, Vec<String>);
+
+    /// All keys of a ConfigMap as files: `data` and `binaryData`.
+    async fn config_map_files(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Arc<BTreeMap<String, Vec<u8>>>, ObjectError> {
+        let data = self.config_map(namespace, name).await?;
+        Ok(Arc::new(data.iter().map(|(key, value)| (key.clone(), value.clone().into_bytes())).collect()))
+    }
+    /// The pod refers to what it names, and to nothing else any more. Cheap where nothing changed;
+    /// comes before any read for the pod.
+    fn register(&self, _pod: &Pod) {}
+    /// The pod is gone, and what was mounted for it.
+    fn unregister(&self, _pod: &PodUid) {}
+    /// A token of the pod's service account, bound to the pod: the one it has, until that is due.
+    async fn token(&self, _pod: &Pod, _ask: &TokenAsk) -> Result<String, ObjectError> {
+        Err(ObjectError::Other("cannot use TokenManager when kubelet is in standalone mode".to_owned()))
+    }
 }

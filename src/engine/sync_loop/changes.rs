@@ -92,7 +92,7 @@ impl SyncLoop {
             message: Some(refusal.status_message()),
             ..Default::default()
         };
-        self.context.status.set(pod, status, self.context.clock.now());
+        self.context.status.set_stopped(pod, status, self.context.clock.now());
         self.rejected.insert(pod.uid().clone());
     }
 

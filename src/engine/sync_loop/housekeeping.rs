@@ -1,6 +1,10 @@
 //! Housekeeping: what no event told, every two seconds and cheap (spec 02a §11).
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::StreamExt;
 use tokio::time::Instant;
@@ -14,9 +18,10 @@ use crate::{
     engine::{
         allocation::Trigger,
         lifecycle::{Lifecycle, Wish},
+        ports::MirrorFate,
         worker::Cause,
     },
-    pod::{Pod, PodRef, PodUid, observed::ObservedPod},
+    pod::{Pod, PodFullName, PodRef, PodUid, observed::ObservedPod},
 };
 
 /// How often leftovers on disk are looked for although nothing was removed.
@@ -46,6 +51,7 @@ impl SyncLoop {
         }
         self.revive();
         self.bury_orphans();
+        self.context.mirrors.keep(self.mirror_fates());
         self.sweep();
         let taken = begun.elapsed();
         if taken > Duration::from_secs(1) {
@@ -61,6 +67,13 @@ impl SyncLoop {
         for pod in forgotten.into_iter().filter(|pod| !self.preempting.contains(pod.uid())).collect::<Vec<_>>() {
             self.hand_over(&pod, Cause::Create);
         }
+    }
+
+    /// Which names may have a mirror: static pods that are desired, and what is still going.
+    fn mirror_fates(&self) -> HashMap<PodFullName, MirrorFate> {
+        let going = self.records.values().map(|record| (record.id.full_name(), MirrorFate::Leaving));
+        let fixed = self.pods.pods().filter(|pod| pod.is_static());
+        going.chain(fixed.map(|pod| (pod.full_name(), MirrorFate::Desired(pod.uid().clone())))).collect()
     }
 
     /// Static pods that wait for the first list of the runtime.

@@ -11,8 +11,8 @@ use crate::{
     engine::{
         allocation::Allocations,
         ports::{
-            Clock, EventSink, NodeFacts, ObjectSource, PodObserver, PodRuntime, ProbeManager, ResourceManager,
-            RuntimeState, VolumeManager,
+            Clock, EventSink, MirrorPods, NodeFacts, ObjectSource, PodObserver, PodRuntime, ProbeManager,
+            ResourceManager, RuntimeState, VolumeManager,
         },
     },
     metrics::EngineMetrics,
@@ -63,6 +63,8 @@ pub struct WorkerContext {
     pub resources: Arc<dyn ResourceManager>,
     /// API objects.
     pub objects: Arc<dyn ObjectSource>,
+    /// Mirrors of static pods.
+    pub mirrors: Arc<dyn MirrorPods>,
     /// Events.
     pub events: Arc<dyn EventSink>,
     /// Wall time.

@@ -88,6 +88,8 @@ impl Turn<'_> {
         self.publish(&pod, &observed, Build::Terminal, None);
         self.memory.stage.set("unmount volumes");
         self.context.volumes.unmount(pod.uid()).await.map_err(|error| error.to_string())?;
+        // Not before: what is mounted is refreshed from them.
+        self.context.objects.unregister(pod.uid());
         self.memory.stage.set("remove pod cgroup");
         self.context.resources.remove(pod.id()).await.map_err(|error| error.to_string())?;
         self.context.status.terminate(&pod, self.context.clock.now());
@@ -128,7 +130,11 @@ impl Turn<'_> {
         if let Some(order) = order {
             overrule(&mut built, order, self.context.clock.now());
         }
-        self.context.status.set(pod, built, self.context.clock.now());
+        let now = self.context.clock.now();
+        match kind {
+            Build::Ongoing => self.context.status.set(pod, built, now),
+            Build::Terminal => self.context.status.set_stopped(pod, built, now),
+        };
     }
 }
 

@@ -228,6 +228,9 @@ impl Turn<'_> {
             self.context.allocations.finished(pod.uid());
             return Ok(Outcome::Moved(Done::PhaseTerminal));
         }
+        if pod.is_static() {
+            self.context.mirrors.want(&pod);
+        }
         if let Some(end) = self.runtime_in_the_way(&pod) {
             return Ok(Outcome::Stays(end));
         }
@@ -256,6 +259,7 @@ impl Turn<'_> {
         stopping: CancellationToken,
     ) -> Result<SyncPod, String> {
         let Look { observed, status, restart_all } = look;
+        self.context.objects.register(pod);
         self.memory.stage.set("volumes");
         let volumes = match self.context.volumes.mount(pod).await {
             Ok(volumes) => volumes,

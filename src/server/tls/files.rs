@@ -27,16 +27,16 @@ pub struct Pair {
 
 /// What the files said.
 pub struct Texts {
-    /// The serving pair.
-    pub serving: Pair,
+    /// The serving pair; none where it has not come yet.
+    pub serving: Option<Pair>,
     /// The client authorities, if any are configured.
     pub client_ca: Option<Vec<u8>>,
 }
 
 /// What reading came to.
 pub struct Outcome {
-    /// The serving pair.
-    pub serving: Result<Pair, String>,
+    /// The serving pair; none where it may come later and is not there.
+    pub serving: Result<Option<Pair>, String>,
     /// The client authorities, if any are configured.
     pub client_ca: Result<Option<Vec<u8>>, String>,
 }
@@ -50,10 +50,8 @@ pub async fn read(settings: &TlsSettings, one: &Arc<Semaphore>) -> Outcome {
     };
     let settings = settings.clone();
     let reading = tokio::task::spawn_blocking(move || {
-        let outcome = Outcome {
-            serving: pair(&settings.cert_file, &settings.key_file),
-            client_ca: settings.client_ca_file.as_deref().map(file).transpose(),
-        };
+        let outcome =
+            Outcome { serving: pair(&settings), client_ca: settings.client_ca_file.as_deref().map(file).transpose() };
         drop(permit);
         outcome
     });
@@ -63,8 +61,11 @@ pub async fn read(settings: &TlsSettings, one: &Arc<Semaphore>) -> Outcome {
     }
 }
 
-fn pair(certificate: &Path, key: &Path) -> Result<Pair, String> {
-    Ok(Pair { certificate: file(certificate)?, key: file(key)? })
+fn pair(settings: &TlsSettings) -> Result<Option<Pair>, String> {
+    if settings.awaits_pair && !settings.cert_file.exists() {
+        return Ok(None);
+    }
+    Ok(Some(Pair { certificate: file(&settings.cert_file)?, key: file(&settings.key_file)? }))
 }
 
 fn file(path: &Path) -> Result<Vec<u8>, String> {

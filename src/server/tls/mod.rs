@@ -26,7 +26,7 @@ use std::{
 use arc_swap::ArcSwap;
 use rustls::{
     ServerConfig,
-    server::WebPkiClientVerifier,
+    server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
 };
 use tokio::{
@@ -61,6 +61,8 @@ pub struct TlsSettings {
     pub key_file: PathBuf,
     /// Whether the pair that was read first is served for ever (gate `ReloadKubeletServerCertificateFile` off).
     pub keeps_pair: bool,
+    /// Whether the first pair may come later, signed by the cluster; until then no handshake succeeds.
+    pub awaits_pair: bool,
     /// The authorities whose clients are believed, PEM; `None`: no certificate is asked for.
     pub client_ca_file: Option<PathBuf>,
     /// `VersionTLS10` to `VersionTLS13`; empty is 1.2.
@@ -107,7 +109,7 @@ struct Inner {
 /// What is in use, and what was last complained about.
 struct State {
     used: Texts,
-    key: Arc<CertifiedKey>,
+    key: Option<Arc<CertifiedKey>>,
     complaint: Option<String>,
 }
 
@@ -129,7 +131,10 @@ impl Tls {
             serving: read.serving.map_err(TlsError::Serving)?,
             client_ca: read.client_ca.map_err(|cause| client_ca_error(&settings, cause))?,
         };
-        let key = usable(&settings, &used.serving).map_err(TlsError::Serving)?;
+        let key = used.serving.as_ref().map(|pair| usable(&settings, pair)).transpose().map_err(TlsError::Serving)?;
+        if key.is_none() {
+            info!(file = %settings.cert_file.display(), "No serving certificate available yet");
+        }
         let cas = match &used.client_ca {
             Some(pem) => {
                 let wrong = |e: super::auth::BundleError| client_ca_error(&settings, e.to_string());
@@ -137,7 +142,7 @@ impl Tls {
             }
             None => None,
         };
-        let config = configure(&offer, &key, cas.as_deref()).map_err(|e| TlsError::Serving(e.to_string()))?;
+        let config = configure(&offer, key.as_ref(), cas.as_deref()).map_err(|e| TlsError::Serving(e.to_string()))?;
         Ok(Self(Arc::new(Inner {
             settings,
             offer,
@@ -192,7 +197,7 @@ impl Tls {
         let serving = if self.0.settings.keeps_pair { Ok(state.used.serving.clone()) } else { read.serving };
         match new_key(&self.0.settings, serving, &state) {
             Ok(Some((pair, key))) => {
-                (state.used.serving, state.key) = (pair, key);
+                (state.used.serving, state.key) = (Some(pair), Some(key));
                 is_new = true;
                 info!(file = %self.0.settings.cert_file.display(), "Loaded a new serving certificate");
             }
@@ -210,7 +215,7 @@ impl Tls {
             Err(cause) => complaints.push(format!("client CA bundle: {cause}")),
         }
         if is_new {
-            match configure(&self.0.offer, &state.key, cas.as_deref()) {
+            match configure(&self.0.offer, state.key.as_ref(), cas.as_deref()) {
                 Ok(config) => self.0.current.store(Arc::new(config)),
                 Err(cause) => complaints.push(cause.to_string()),
             }
@@ -236,14 +241,15 @@ type Read<T> = Result<T, String>;
 
 fn new_key(
     settings: &TlsSettings,
-    read: Read<files::Pair>,
+    read: Read<Option<files::Pair>>,
     state: &State,
 ) -> Read<Option<(files::Pair, Arc<CertifiedKey>)>> {
-    let pair = read?;
-    if pair == state.used.serving {
-        return Ok(None);
+    match read? {
+        Some(pair) if state.used.serving.as_ref() != Some(&pair) => {
+            usable(settings, &pair).map(|key| Some((pair, key)))
+        }
+        _ => Ok(None),
     }
-    usable(settings, &pair).map(|key| Some((pair, key)))
 }
 
 /// The key to serve with, or what is wrong with which files.
@@ -264,17 +270,35 @@ fn new_roots(read: Read<Option<Vec<u8>>>, state: &State) -> Read<Option<(Vec<u8>
 
 /// Sessions are resumed by tickets, so that a scraper that comes every few seconds costs little;
 /// their key is made anew with every configuration.
-fn configure(offer: &Offer, key: &Arc<CertifiedKey>, cas: Option<&ClientCas>) -> Result<ServerConfig, rustls::Error> {
+fn configure(
+    offer: &Offer,
+    key: Option<&Arc<CertifiedKey>>,
+    cas: Option<&ClientCas>,
+) -> Result<ServerConfig, rustls::Error> {
     let provider = Arc::new(offer.provider());
     let verifier = match cas {
         Some(cas) => Arc::new(AskOnly::new(cas.subjects(), &provider)),
         None => WebPkiClientVerifier::no_client_auth(),
     };
+    let pair: Arc<dyn ResolvesServerCert> = match key {
+        Some(key) => Arc::new(SingleCertAndKey::from(key.clone())),
+        None => Arc::new(NoPair),
+    };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&offer.versions())?
         .with_client_cert_verifier(verifier)
-        .with_cert_resolver(Arc::new(SingleCertAndKey::from(key.clone())));
+        .with_cert_resolver(pair);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     config.ticketer = rustls::crypto::ring::Ticketer::new()?;
     Ok(config)
+}
+
+/// Nothing to serve with.
+#[derive(Debug)]
+struct NoPair;
+
+impl ResolvesServerCert for NoPair {
+    fn resolve(&self, _client: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        None
+    }
 }

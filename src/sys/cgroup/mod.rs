@@ -1,8 +1,9 @@
 //! Control groups as the kernel shows them: directories and small files.
 //!
 //! What is written into the files is decided elsewhere (`resources/values.rs`), what they say is read
-//! by [`files`]; here is how groups are made, checked, written, emptied and removed, on the unified hierarchy ([`v2`]) and on the old
-//! ones ([`v1`], also in hybrid mode). Every call blocks: use the blocking pool.
+//! by [`files`]; here is how groups are made, checked, written, emptied and removed, on the unified
+//! hierarchy ([`v2`]) and on the old ones ([`v1`], also in hybrid mode). Every call blocks: use the
+//! blocking pool.
 //! Behaviour: spec 06a §6.
 
 pub mod files;

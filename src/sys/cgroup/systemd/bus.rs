@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -19,7 +19,8 @@ use super::{Property, Release, UnitError, Units, Value, jobs::Jobs};
 
 /// There where systemd is process 1.
 const RUNNING: &str = "/run/systemd/system";
-const BUS: &str = "unix:path=/run/dbus/system_bus_socket";
+/// The system's bus.
+const BUS: &str = "/run/dbus/system_bus_socket";
 const SERVICE: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
@@ -132,21 +133,22 @@ impl Bus {
 
 async fn connect(place: &Place) -> zbus::Result<Connection> {
     match place {
-        Place::Socket(path) => private(path).await,
-        Place::Machine => Builder::address(BUS).build().await,
+        Place::Machine => Builder::unix_stream(dial(Path::new(BUS)).await?).build().await,
+        Place::Socket(path) => Builder::unix_stream(dial(path).await?).p2p().build().await,
     }
 }
 
-async fn private(path: &Path) -> zbus::Result<Connection> {
+/// Connects, again where the socket's queue is full.
+async fn dial(path: &Path) -> io::Result<std::os::unix::net::UnixStream> {
     let mut pause = PAUSE;
-    for attempt in 1.. {
+    for _ in 1..ATTEMPTS {
         match UnixStream::connect(path).await {
-            Err(e) if e.kind() == ErrorKind::WouldBlock && attempt < ATTEMPTS => tokio::time::sleep(pause).await,
-            other => return Builder::unix_stream(other?.into_std()?).p2p().build().await,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => tokio::time::sleep(pause).await,
+            other => return other?.into_std(),
         }
         pause *= 2;
     }
-    Err(zbus::Error::Unsupported)
+    UnixStream::connect(path).await?.into_std()
 }
 
 /// Why a question got no answer.
@@ -312,5 +314,33 @@ impl Units for Bus {
     fn reset_failed(&self, unit: &str) -> Result<(), UnitError> {
         let about = About { what: "forget", unit };
         self.ask(async |link| link.call(about, "ResetFailedUnit", &(unit,)).await.map(drop))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_full_queue_is_waited_for() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("bus");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket");
+        bind(&socket, &SocketAddrUnix::new(&path).expect("short")).expect("bound");
+        listen(&socket, 0).expect("listens");
+        let listener = UnixListener::from_std(socket.into()).expect("a listener");
+        let _first = UnixStream::connect(&path).await.expect("there is room for one");
+        let full = UnixStream::connect(&path).await.expect_err("and not for two");
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        // It is asked before anybody is let in.
+        let (dialled, accepted) = tokio::join!(dial(&path), listener.accept());
+        dialled.expect("there is room again");
+        accepted.expect("the first");
+        let nowhere = dial(&dir.path().join("nowhere")).await.expect_err("nobody listens");
+        assert_eq!(nowhere.kind(), ErrorKind::NotFound, "told at once");
     }
 }

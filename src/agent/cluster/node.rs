@@ -1,0 +1,170 @@
+//! What the Node object is made of, from the configuration and from the rooms that know
+//! (spec 05 §4, spec 01 §12).
+
+use std::{net::IpAddr, sync::Arc};
+
+use futures::FutureExt;
+use k8s_openapi::api::core::v1::NodeAddress;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::{
+    super::{
+        build::{BuildError, wrong},
+        settings,
+    },
+    Cluster,
+};
+use crate::{
+    config::{self, Loaded},
+    cri::RuntimeInfo,
+    engine::ports::{NodeFacts, RuntimeState},
+    images,
+    kube::Store,
+    metrics::NodeMetrics,
+    node::{
+        self, KernelNetwork, Machine, Origin,
+        cluster::{ClusterConfig, NodeDeps, Stops},
+        reserved::Reserved,
+        status::{NodeImage, StatusSettings},
+    },
+    pod::api,
+    proto::cri,
+};
+
+use super::super::build::Base;
+
+/// What other rooms tell the node.
+pub(in crate::agent) struct NodeParts {
+    /// The facts that admission and statuses read.
+    pub(in crate::agent) facts: watch::Sender<Arc<NodeFacts>>,
+    /// What the runtime check finds.
+    pub(in crate::agent) runtime: watch::Receiver<Arc<RuntimeState>>,
+    /// Images.
+    pub(in crate::agent) images: Arc<images::Manager>,
+}
+
+impl Cluster {
+    /// Registers the node and keeps its object and its lease true from now on.
+    ///
+    /// # Errors
+    /// The configuration does not suit the machine.
+    pub(in crate::agent) fn keep_node(
+        &self,
+        loaded: &Loaded,
+        base: &Base,
+        machine: &Machine,
+        info: &RuntimeInfo,
+        parts: NodeParts,
+    ) -> Result<watch::Receiver<String>, BuildError> {
+        let config = cluster_config(loaded, machine, &self.name)?;
+        let (pod_cidr, ranges) = watch::channel(String::new());
+        let listed = parts.images.listed();
+        let deps = NodeDeps {
+            api: self.api.clone(),
+            nodes: self.nodes.clone(),
+            facts: parts.facts,
+            runtime: parts.runtime,
+            runtime_version: watch::channel(format!("{}://{}", info.name, info.version)).1,
+            images: Arc::new(move || images_of(&listed.borrow())),
+            devices: watch::channel(Arc::default()).1,
+            volumes_in_use: watch::channel(Some(Vec::new())).1,
+            volumes_reported: Arc::new(|_| {}),
+            pod_cidr,
+            network: Arc::new(KernelNetwork::default()),
+            events: base.events.clone(),
+            clock: base.clock.clone(),
+            chance: Arc::new(rand::random::<f64>),
+            metrics: NodeMetrics::new(&base.registry),
+        };
+        let stops = Stops { work: base.stop.child_token(), lease: base.stop.child_token() };
+        for (name, task) in node::cluster::start(config, deps, &stops) {
+            base.tasks.spawn(task.map(move |()| tracing::debug!(task = name, "Ended")));
+        }
+        Ok(ranges)
+    }
+
+    /// The addresses in the node's status, as they are told.
+    pub(in crate::agent) fn addresses(&self, base: &Base) -> watch::Receiver<Vec<NodeAddress>> {
+        let (told, addresses) = watch::channel(Vec::new());
+        base.tasks.spawn(follow_addresses(self.nodes.clone(), self.name.clone(), told, base.stop.child_token()));
+        addresses
+    }
+}
+
+async fn follow_addresses(
+    mut nodes: Store<api::Node>,
+    name: String,
+    told: watch::Sender<Vec<NodeAddress>>,
+    stop: CancellationToken,
+) {
+    loop {
+        let node = nodes.get("", &name);
+        let addresses = node.and_then(|node| node.status.clone()?.addresses).unwrap_or_default();
+        told.send_if_modified(|known| {
+            let moved = *known != addresses;
+            *known = addresses;
+            moved
+        });
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = nodes.changed() => {}
+        }
+    }
+}
+
+fn cluster_config(loaded: &Loaded, machine: &Machine, name: &str) -> Result<ClusterConfig, BuildError> {
+    let config = &loaded.config;
+    let own = settings::node(loaded);
+    let capacity = node::capacity(&own, machine);
+    let reserved = Reserved::new(&own.reserved, &machine.cpus, &capacity).map_err(wrong)?;
+    let hostname = node::identity::hostname(&own.hostname_override, &machine.hostname).map_err(wrong)?;
+    Ok(ClusterConfig {
+        status: StatusSettings {
+            name: name.to_owned(),
+            hostname,
+            node: own,
+            machine: machine.clone(),
+            reserved,
+            node_ips: node_ips(&loaded.flags.node_ip)?,
+            max_images: config.node_status_max_images,
+            port: if config.enable_server { config.port } else { 0 },
+            kubelet_version: loaded.version.clone(),
+            soft_problem: None,
+        },
+        origin: Origin {
+            provider_id: config.provider_id.clone(),
+            attach_detach: config.enable_controller_attach_detach,
+        },
+        register: config.register_node,
+        reregister: false,
+        update_frequency: config.node_status_update_frequency.std(),
+        report_frequency: config.node_status_report_frequency.std(),
+        lease_seconds: config.node_lease_duration_seconds,
+        devices_lost: true,
+        wipes_slices: loaded.gates.enabled("DynamicResourceAllocation"),
+    })
+}
+
+fn node_ips(text: &str) -> Result<Vec<IpAddr>, BuildError> {
+    let found = config::node_ips(text).map_err(BuildError)?;
+    if !found.ignored.is_empty() {
+        warn!(nodeIPs = ?found.ignored, "Could not parse some node IP(s), ignoring them");
+    }
+    Ok(found.ips)
+}
+
+fn node_image(image: &cri::Image) -> NodeImage {
+    NodeImage {
+        id: image.id.clone(),
+        size: image.size,
+        digests: image.repo_digests.clone(),
+        tags: image.repo_tags.clone(),
+    }
+}
+
+/// `None` as long as nobody has asked the runtime.
+fn images_of(listed: &[cri::Image]) -> Option<Vec<NodeImage>> {
+    (!listed.is_empty()).then(|| listed.iter().map(node_image).collect())
+}
