@@ -1,6 +1,8 @@
 //! The binary as operators meet it before anything runs: flags, files, errors, the first log lines.
 //! Spec 01 §1-8, §22. No root needed.
 
+mod kubeadm;
+
 use std::{
     fs,
     os::unix::process::CommandExt,

@@ -1,7 +1,7 @@
 //! Pods that really run, from manifest to process and back to nothing: on a real containerd and runc, and once more, as
 //! `on_embedded`, on the embedded runtime. Every test here needs root and is skipped by name without.
 
-#[path = "../kit/mod.rs"]
+#[path = "../kit/cluster.rs"]
 mod kit;
 
 mod adversity;

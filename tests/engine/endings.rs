@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::pod::Pod;
+use berth::{engine::ports::MirrorFate, pod::Pod};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -192,5 +192,31 @@ async fn a_pod_that_comes_back_while_its_end_is_cleared_up_has_a_second_life() {
     agent.until_ready(job.uid(), Duration::from_secs(10)).await;
     let over = |s: &berth::pod::api::PodStatus| s.reason.as_deref() == Some("DeadlineExceeded");
     agent.until(job.uid(), "over once more", Duration::from_secs(6), over).await;
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_static_pod_is_mirrored_until_it_is_gone() {
+    // AC-10a-33: what the engine says; who writes mirrors has tests of its own
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    machine.cri.behave("main", [Behaviour::stubborn()]);
+    let (web, db) = (simple("web"), api_pod("db", None));
+    agent.files([&web]).await;
+    agent.api([&db]).await;
+    agent.until_ready(web.uid(), SOON).await;
+    agent.until_ready(db.uid(), SOON).await;
+    assert!(agent.mirrors.wanted(web.uid()) && !agent.mirrors.wanted(db.uid()), "static pods only");
+    let housekeeping = SOON + Duration::from_millis(100);
+    tokio::time::sleep(housekeeping).await;
+    let fate = || agent.mirrors.fate(&web.full_name());
+    assert_eq!(fate(), Some(MirrorFate::Desired(web.uid().clone())));
+    agent.files([]).await;
+    tokio::time::sleep(housekeeping).await;
+    assert_eq!(fate(), Some(MirrorFate::Leaving), "it is being stopped");
+    agent.api([]).await;
+    machine.cri.until("nothing is left", Duration::from_secs(60), nothing_left).await;
+    tokio::time::sleep(housekeeping).await;
+    assert_eq!(fate(), None);
     agent.stop(SOON).await;
 }

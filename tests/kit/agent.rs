@@ -29,7 +29,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     clock::TokioClock,
     leash::{Fuse, Leash},
-    players::{Disk, MemoryFile, NoApi, NoLogs, PlainRequests, Probes, Recorder, RuntimeMessages},
+    players::{Disk, MemoryFile, MirrorWishes, NoApi, NoLogs, PlainRequests, Probes, Recorder, RuntimeMessages},
     pods::simple,
     scripted::ScriptedCri,
 };
@@ -96,6 +96,8 @@ pub struct Agent {
     pub events: Arc<Recorder>,
     /// What probes say.
     pub probes: Arc<Probes>,
+    /// Which mirrors are wished for.
+    pub mirrors: Arc<MirrorWishes>,
     /// Metrics.
     pub registry: Registry,
     /// Everything that runs.
@@ -145,6 +147,7 @@ impl Machine {
         let (reports, reported) = engine::reports();
         let allocator = self.allocator(&parts).await;
         let status = Arc::new(StatusManager::new(StatusMetrics::new(&registry)));
+        let mirrors = Arc::<MirrorWishes>::default();
         let context = Arc::new(WorkerContext {
             runtime: parts.runtime.clone(),
             observer: parts.pleg.clone(),
@@ -152,6 +155,7 @@ impl Machine {
             probes: parts.probes.clone(),
             resources: self.disk.clone(),
             objects: Arc::new(NoApi),
+            mirrors: mirrors.clone(),
             events: parts.events.clone(),
             clock: self.clock.clone(),
             allocations: allocator.allocations(),
@@ -180,6 +184,7 @@ impl Machine {
             status,
             events: parts.events,
             probes: parts.probes,
+            mirrors,
             registry,
             tasks: parts.tasks,
             doors,

@@ -106,7 +106,7 @@ async fn respond(kubelet: &Kubelet, request: Request<Incoming>) -> Result<Respon
 }
 
 /// The kubelet's path and query for a subresource of a pod.
-async fn target(kubelet: &Kubelet, namespace: &str, name: &str, what: &str, query: &str) -> Result<String> {
+pub(super) async fn target(kubelet: &Kubelet, namespace: &str, name: &str, what: &str, query: &str) -> Result<String> {
     let pairs: Vec<(String, String)> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
     let asked = pairs.iter().find(|(key, value)| key == "container" && !value.is_empty()).map(|(_, v)| v.clone());
     let container = match asked {
@@ -159,7 +159,7 @@ async fn pods(kubelet: &Kubelet) -> Result<Vec<Value>> {
     Ok(list["items"].as_array().cloned().unwrap_or_default())
 }
 
-async fn pass_on(kubelet: &Kubelet, mut request: Request<Incoming>, target: &str) -> Result<Response<Body>> {
+pub(super) async fn pass_on(kubelet: &Kubelet, mut request: Request<Incoming>, target: &str) -> Result<Response<Body>> {
     let upgrade = request.headers().contains_key(header::UPGRADE).then(|| hyper::upgrade::on(&mut request));
     let (mut parts, body) = request.into_parts();
     parts.uri = target.parse::<Uri>()?;

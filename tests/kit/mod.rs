@@ -3,15 +3,14 @@
 
 pub mod agent;
 pub mod alone;
-pub mod api_server;
 pub mod bench;
 pub mod clock;
 pub mod containerd;
 pub mod cri_calls;
 pub mod disk;
 pub mod embedded;
+pub mod ground;
 pub mod image;
-pub mod kube_front;
 pub mod leash;
 pub mod machine;
 pub mod main_port;

@@ -14,11 +14,15 @@ use std::{
 use async_trait::async_trait;
 use berth::{
     engine::ports::{
-        ContainerExit, ContainerLogFile, ContainerLogs, ContainerTuning, Event, EventSink, MayGo, MountedVolumes,
-        ObjectError, ObjectSource, PodCgroup, PodCgroupValues, ProbeManager, ProbeResult, ProbeResults, PullSecret,
-        ResourceError, ResourceManager, StateFile, TerminationMessages, VolumeError, VolumeManager,
+        ContainerExit, ContainerLogFile, ContainerLogs, ContainerTuning, Event, EventSink, MayGo, MirrorFate,
+        MirrorPods, MountedVolumes, ObjectError, ObjectSource, PodCgroup, PodCgroupValues, ProbeManager, ProbeResult,
+        ProbeResults, PullSecret, ResourceError, ResourceManager, StateFile, TerminationMessages, VolumeError,
+        VolumeManager,
     },
-    pod::{ContainerId, ContainerKind, Pod, PodRef, PodUid, api, hash, observed::ObservedContainer, resource_state},
+    pod::{
+        ContainerId, ContainerKind, Pod, PodFullName, PodRef, PodUid, api, hash, observed::ObservedContainer,
+        resource_state,
+    },
     proto::cri,
     runtime::prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
     sources::ports::SourceEvents,
@@ -308,6 +312,40 @@ impl ObjectSource for NoApi {
     }
     async fn pull_secrets(&self, _pod: &Pod) -> (Vec<PullSecret>, Vec<String>) {
         (Vec::new(), Vec::new())
+    }
+}
+
+/// Remembers which mirrors are wished for.
+#[derive(Default)]
+pub struct MirrorWishes {
+    wanted: Mutex<BTreeSet<PodUid>>,
+    kept: Mutex<HashMap<PodFullName, MirrorFate>>,
+}
+
+impl MirrorWishes {
+    /// Whether a mirror of that pod was ever wanted.
+    pub fn wanted(&self, uid: &PodUid) -> bool {
+        lock(&self.wanted).contains(uid)
+    }
+
+    /// Forgets which were ever wanted.
+    pub fn forget_past(&self) {
+        lock(&self.wanted).clear();
+    }
+
+    /// What was last said of a name.
+    pub fn fate(&self, name: &PodFullName) -> Option<MirrorFate> {
+        lock(&self.kept).get(name).cloned()
+    }
+}
+
+impl MirrorPods for MirrorWishes {
+    fn want(&self, pod: &Arc<Pod>) {
+        lock(&self.wanted).insert(pod.uid().clone());
+    }
+
+    fn keep(&self, names: HashMap<PodFullName, MirrorFate>) {
+        *lock(&self.kept) = names;
     }
 }
 

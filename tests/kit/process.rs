@@ -50,9 +50,26 @@ pub enum Called {
     Berth,
 }
 
+/// A folder that goes with everything that was mounted in it.
+struct Folder(tempfile::TempDir);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let places = mounts
+            .lines()
+            .filter_map(|line| line.split(' ').nth(4))
+            .filter(|at| Path::new(at).starts_with(self.0.path()));
+        let places: Vec<&str> = places.collect();
+        for place in places.iter().rev() {
+            let _ = nix::mount::umount2(*place, nix::mount::MntFlags::MNT_DETACH); // it may be gone with another
+        }
+    }
+}
+
 /// Where an agent lives: what outlasts its process.
 pub struct Home {
-    dir: Arc<tempfile::TempDir>,
+    dir: Arc<Folder>,
     config: Value,
     flags: Vec<String>,
     environment: Vec<(String, String)>,
@@ -92,7 +109,15 @@ impl Home {
         });
         let flags =
             vec![format!("--root-dir={}", dir.path().join("root").display()), format!("--hostname-override={NODE}")];
-        Self { dir: Arc::new(dir), config, flags, environment: Vec::new(), called: Called::Kubelet, healthz, read_only }
+        Self {
+            dir: Arc::new(Folder(dir)),
+            config,
+            flags,
+            environment: Vec::new(),
+            called: Called::Kubelet,
+            healthz,
+            read_only,
+        }
     }
 
     /// Sets fields of the configuration.
@@ -127,7 +152,7 @@ impl Home {
 
     /// The folder of it all.
     pub fn path(&self) -> &Path {
-        self.dir.path()
+        self.dir.0.path()
     }
 
     /// The static pod directory.
@@ -208,7 +233,7 @@ impl Home {
 pub struct Agent {
     child: Child,
     /// Kept as long as there is a process in it.
-    _dir: Arc<tempfile::TempDir>,
+    _dir: Arc<Folder>,
     log: PathBuf,
     log_start: u64,
     healthz: u16,

@@ -92,6 +92,7 @@ async fn live_through(machine: &Machine, agent: &Agent, round: usize) {
     tokio::time::sleep(Duration::from_secs(900)).await;
     agent.events.clear();
     machine.cri.forget_past();
+    agent.mirrors.forget_past();
     tokio::time::sleep(Duration::from_secs(130)).await; // lists and sweeps of after that
 }
 

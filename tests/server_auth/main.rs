@@ -1,6 +1,6 @@
 //! Who gets in: TLS of the main listener and its reloads, and reviews by an API server.
 
-#[path = "../kit/mod.rs"]
+#[path = "../kit/cluster.rs"]
 mod kit;
 
 mod client;

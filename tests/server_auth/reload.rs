@@ -105,3 +105,25 @@ async fn a_new_bundle_counts_without_a_restart() {
     tokio::time::sleep(Duration::from_millis(500)).await; // long enough for a notification to do harm
     assert_eq!(named(&roots), good);
 }
+
+#[tokio::test]
+async fn a_pair_that_the_cluster_signs_may_come_later() {
+    let first = authority("first");
+    let server = Server::start(&serving(&first), None, |settings| {
+        let later = settings.cert_file.with_file_name("kubelet-server-current.pem");
+        (settings.cert_file, settings.key_file, settings.awaits_pair) = (later.clone(), later, true);
+    })
+    .await;
+    assert!(Client::new(&first).connect(&server).await.is_err(), "there is nothing to serve with");
+    // As the store lays it out: certificate and key in one file, behind a link.
+    let issued = serving(&first);
+    let dated = server.path("kubelet-server-2026-01-31-12-00-00.pem");
+    std::fs::write(&dated, format!("{}{}", issued.certificate, issued.key)).expect("written");
+    let (updated, link) = (server.path("kubelet-server-updated.pem"), server.path("kubelet-server-current.pem"));
+    std::os::unix::fs::symlink(&dated, &updated).expect("linked");
+    std::fs::rename(&updated, &link).expect("renamed");
+    until_served(&server, &first).await;
+    std::fs::remove_file(&link).expect("removed");
+    tokio::time::sleep(Duration::from_millis(500)).await; // long enough for a notification to do harm
+    Client::new(&first).connect(&server).await.expect("what was served once is served on");
+}

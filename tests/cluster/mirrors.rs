@@ -1,0 +1,73 @@
+//! Static pods as the API server sees them (spec 10a §16).
+
+use serde_json::json;
+
+use crate::{
+    NAMESPACE, World, a_moment,
+    kit::process::{NODE, manifest, manifest_of, skips},
+};
+
+const NAME: &str = "web-test-node";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_static_pod_has_a_mirror_that_can_be_deleted_in_vain() {
+    // AC-10a-33, AC-10-28
+    if skips("a_static_pod_has_a_mirror_that_can_be_deleted_in_vain") {
+        return;
+    }
+    let world = World::new().await;
+    world.home.put_pod(&manifest("web"));
+    let agent = world.start().await;
+    let mirror = world.until_ready(&agent, NAME).await;
+    let metadata = &mirror["metadata"];
+    assert_eq!(
+        metadata["annotations"]["kubernetes.io/config.mirror"],
+        metadata["annotations"]["kubernetes.io/config.hash"]
+    );
+    let node = world.api.get("nodes", "", NODE).expect("there");
+    assert_eq!(metadata["ownerReferences"][0]["uid"], node["metadata"]["uid"]);
+    let ran = world.ground.cri.count("start_container");
+
+    for grace in [30, 0] {
+        let old = world.pod(NAME).expect("a mirror")["metadata"]["uid"].clone();
+        world.api.delete("pods", NAMESPACE, NAME, Some(grace));
+        let is_new =
+            |pod: &serde_json::Value| pod["metadata"]["uid"] != old && pod["metadata"]["deletionTimestamp"].is_null();
+        world.until_pod(&agent, NAME, "is there again", is_new).await;
+        world.until_ready(&agent, NAME).await;
+    }
+    assert_eq!(world.ground.cri.count("start_container"), ran, "the container is never restarted");
+
+    world.home.put_pod(&manifest_of("web", json!({"containers": [{"name": "main", "command": ["/other"]}]})));
+    let old = world.pod(NAME).expect("a mirror")["metadata"]["annotations"]["kubernetes.io/config.hash"].clone();
+    world
+        .until_pod(&agent, NAME, "is the new one", |pod| {
+            pod["metadata"]["annotations"]["kubernetes.io/config.hash"] != old
+        })
+        .await;
+    world.until_ready(&agent, NAME).await;
+
+    world.home.remove("web.json");
+    world.until_gone(&agent, NAME).await;
+    a_moment().await;
+    assert!(world.pod(NAME).is_none(), "it does not come back");
+    drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_static_pod_that_may_have_no_mirror_runs_all_the_same() {
+    // AC-10-27
+    if skips("a_static_pod_that_may_have_no_mirror_runs_all_the_same") {
+        return;
+    }
+    let mut world = World::new().await;
+    world.home = world.home.with(json!({"featureGates": {"PreventStaticPodAPIReferences": false}}));
+    world.home.put_pod(&manifest_of("web", json!({"serviceAccountName": "x", "containers": [{"name": "main"}]})));
+    let agent = world.start().await;
+    agent.until_ready("web").await;
+    world.until(&agent, "the mirror is refused", |seen| !seen.log().of("pods").verb("create").is_empty()).await;
+    a_moment().await;
+    let posts = world.asked().of("pods").verb("create");
+    assert_eq!(posts.codes(), [403], "{posts}");
+    drop(agent);
+}

@@ -1,0 +1,156 @@
+//! Objects that are strange, too big, or gone (the bad input of issue "A node in a cluster"): whoever has nothing to do
+//! with them runs on.
+
+use serde_json::{Value, json};
+
+use crate::{
+    NAMESPACE, World, a_moment,
+    kit::{
+        api_server::view::Write,
+        process::{NODE, skips},
+    },
+    pod, pod_of,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_of_a_newer_cluster() {
+    if skips("pods_of_a_newer_cluster") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    world.run(pod("a"));
+    world.until_ready(&agent, "a").await;
+    world.api.rules(|rules| rules.is_newer = true);
+    let mut newer = pod_of(
+        "newer",
+        json!({"containers": [{"name": "main", "future": {"of": ["containers"]}}], "future": true,
+               "tolerations": [{"key": "x", "operator": "Roughly", "effect": "NoSchedule"}]}),
+    );
+    newer["metadata"]["future"] = json!(1);
+    newer["status"] = json!({"future": 1, "conditions": [{"type": "Future", "status": "Perhaps"}]});
+    world.run(newer);
+    world.until_ready(&agent, "newer").await;
+    let put = |name: &str, change: &dyn Fn(&mut Value)| {
+        let mut object = pod(name);
+        object["metadata"]["uid"] = json!(format!("11111111-1111-4111-8111-1111111111{:02}", name.len()));
+        object["spec"]["nodeName"] = json!(NODE);
+        object["status"] = json!({"phase": "Pending", "qosClass": "BestEffort"});
+        change(&mut object);
+        world.api.with(|core| core.apply(vec![Write::Put { resource: "pods".to_owned(), object }]));
+    };
+    put("policies", &|pod| {
+        pod["spec"]["dnsPolicy"] = json!("Quantum");
+        pod["spec"]["containers"][0]["imagePullPolicy"] = json!("Sometimes");
+    });
+    put("restart", &|pod| pod["spec"]["restartPolicy"] = json!("Perhaps"));
+    put("lists", &|pod| pod["spec"]["containers"] = json!("many"));
+    put("ports-of-words", &|pod| pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": "http"}]));
+    put("volumes-of-future", &|pod| pod["spec"]["volumes"] = json!([{"name": "v", "future": {"x": 1}}]));
+    a_moment().await;
+    world.run(pod("b"));
+    world.until_ready(&agent, "b").await;
+    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0, "nobody is stopped\n{}", agent.log_end());
+    world.api.delete("pods", NAMESPACE, "b", Some(1));
+    world.until_gone(&agent, "b").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_config_map_that_is_too_big() {
+    if skips("a_config_map_that_is_too_big") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    world.run(pod("a"));
+    world.until_ready(&agent, "a").await;
+    let text = "x".repeat(1_400_000);
+    let metadata = json!({"name": "big", "namespace": NAMESPACE, "uid": "22222222-2222-4222-8222-222222222222"});
+    let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"text": text}});
+    world.api.with(|core| core.apply(vec![Write::Put { resource: "configmaps".to_owned(), object }]));
+    let spec = json!({
+        "containers": [{"name": "main", "volumeMounts": [{"name": "files", "mountPath": "/big"}]}],
+        "volumes": [{"name": "files", "configMap": {"name": "big"}}]});
+    let created = world.run(pod_of("reader", spec));
+    world.until_ready(&agent, "reader").await;
+    let uid = created["metadata"]["uid"].as_str().expect("a uid");
+    let file = world.home.root().join("pods").join(uid).join("volumes/kubernetes.io~configmap/files/text");
+    assert_eq!(std::fs::metadata(&file).expect("there").len(), 1_400_000);
+    world.run(pod("b"));
+    world.until_ready(&agent, "b").await;
+    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0, "{}", agent.log_end());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_secret_that_is_deleted_under_its_pod() {
+    if skips("a_secret_that_is_deleted_under_its_pod") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    let secret = || {
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "word", "namespace": NAMESPACE},
+               "data": {"word": "aGVsbG8="}})
+    };
+    world.api.create(secret());
+    let spec = json!({
+        "containers": [{"name": "main", "envFrom": [{"secretRef": {"name": "word"}}],
+                        "volumeMounts": [{"name": "files", "mountPath": "/word"}]}],
+        "volumes": [{"name": "files", "secret": {"secretName": "word"}}]});
+    let created = world.run(pod_of("user", spec));
+    world.run(pod("a"));
+    world.until_ready(&agent, "user").await;
+    world.until_ready(&agent, "a").await;
+    let uid = created["metadata"]["uid"].as_str().expect("a uid");
+    let file = world.home.root().join("pods").join(uid).join("volumes/kubernetes.io~secret/files/word");
+    let started = world.ground.cri.count("start_container");
+    world.api.delete("secrets", NAMESPACE, "word", None);
+    a_moment().await;
+    assert_eq!(std::fs::read_to_string(&file).expect("it stays"), "hello");
+    assert_eq!(world.ground.cri.count("start_container"), started, "it runs on");
+    world.end(&created, 1);
+    world
+        .until_pod(&agent, "user", "says what it waits for", |pod| {
+            pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == "CreateContainerConfigError"
+        })
+        .await;
+    world.api.create(secret());
+    world.until_ready(&agent, "user").await;
+    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0, "{}", agent.log_end());
+    drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_wants_more_where_nobody_can_get_more() {
+    // AC-10a-35, as far as a node without cgroups of pods goes.
+    if skips("a_pod_that_wants_more_where_nobody_can_get_more") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    let resources = |cpu: &str| json!({"requests": {"cpu": cpu, "memory": "32Mi"}, "limits": {"cpu": "1"}});
+    let resize = |cpu: &str| {
+        let patch = json!({"spec": {"containers": [{"name": "main", "resources": resources(cpu)}]}});
+        world.api.admin().patch_sub("pods", NAMESPACE, "web", "resize", patch).expect("allowed");
+    };
+    world.run(pod_of("web", json!({"containers": [{"name": "main", "resources": resources("100m")}]})));
+    world.run(pod("a"));
+    world.until_ready(&agent, "web").await;
+    world.until_ready(&agent, "a").await;
+    a_moment().await;
+    let (started, before) = (world.ground.cri.count("start_container"), world.api.last());
+    resize("200m");
+    let wanted = world.until_pod(&agent, "web", "says why it cannot", |pod| resizing(pod)["reason"] == "Error").await;
+    assert_eq!(resizing(&wanted)["observedGeneration"], 2, "{wanted:#}");
+    assert_eq!(wanted["status"]["containerStatuses"][0]["allocatedResources"]["cpu"], "200m");
+    assert_eq!(wanted["status"]["containerStatuses"][0]["resources"]["requests"]["cpu"], "100m");
+    a_moment().await;
+    let patches = world.asked().since(before).at("pods", NAMESPACE, "web").sub("status");
+    assert!((1..=3).contains(&patches.len()), "{patches}");
+    resize("100m");
+    world.until_pod(&agent, "web", "wants no more", |pod| resizing(pod).is_null()).await;
+    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
+    drop(agent);
+}
+
+/// The condition of a resize that is under way; null where there is none.
+fn resizing(pod: &Value) -> Value {
+    let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.into_iter().find(|condition| condition["type"] == "PodResizeInProgress").cloned().unwrap_or_default()
+}

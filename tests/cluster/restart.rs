@@ -1,0 +1,46 @@
+//! The agent is restarted, and nobody notices (spec 10a §22).
+
+use serde_json::Value;
+
+use crate::{NAMESPACE, World, a_moment, kit::process::NODE, kit::process::skips, pod};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_changes_nothing() {
+    // AC-10-42, AC-10a-38
+    if skips("a_restart_changes_nothing") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    let names: Vec<String> = (0..20).map(|i| format!("pod-{i}")).collect();
+    names.iter().for_each(|name| drop(world.run(pod(name))));
+    for name in &names {
+        world.until_ready(&agent, name).await;
+    }
+    a_moment().await;
+    agent.kill().await;
+    world.api.delete("pods", NAMESPACE, "pod-0", Some(0));
+    world.api.delete("pods", NAMESPACE, "pod-1", Some(30));
+    let (started, before) = (world.ground.cri.count("start_container"), world.api.last());
+    let versions: Vec<Value> = names.iter().skip(2).map(|name| version(&world, name)).collect();
+    let agent = world.home.start().await;
+    world.until_gone(&agent, "pod-1").await;
+    world.ground.until("who was deleted meanwhile is stopped", &agent, |cri| cri.count("stop_podsandbox") >= 2).await;
+    a_moment().await;
+    let asked = world.asked().since(before);
+    let others = asked.of("pods").filter(|logged| !["pod-0", "pod-1"].contains(&logged.name.as_str()));
+    assert!(others.verb("patch").is_empty() && others.verb("get").is_empty(), "{others}");
+    assert_eq!(names.iter().skip(2).map(|name| version(&world, name)).collect::<Vec<_>>(), versions);
+    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
+    let node = asked.of("nodes").verb("create");
+    assert_eq!(node.codes(), [409], "{asked}");
+    let unready = asked.at("nodes", "", NODE).sub("status").filter(|logged| {
+        let conditions = logged.body["status"]["conditions"].as_array();
+        conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "Ready" && c["status"] == "False"))
+    });
+    assert!(unready.is_empty(), "{unready}");
+    drop(agent);
+}
+
+fn version(world: &World, name: &str) -> Value {
+    world.pod(name).expect("there")["metadata"]["resourceVersion"].clone()
+}
