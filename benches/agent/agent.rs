@@ -32,6 +32,8 @@ pub struct Target {
 /// A running agent; stopped when dropped.
 pub struct Agent {
     child: Child,
+    command: Command,
+    healthz: u16,
     dir: PathBuf,
     cgroup: String,
     read_only: u16,
@@ -77,6 +79,42 @@ impl Agent {
         .await
     }
 
+    /// Starts it as a node of the cluster that a kubeconfig says how to reach.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_in_cluster(target: &Target, socket: &Path, kubeconfig: &Path) -> Result<Self> {
+        // A node without it tells each pod and itself that it has none.
+        let fields = json!({"clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local"});
+        Self::launch(target, &fields, |command| {
+            command.arg("--container-runtime-endpoint").arg(format!("unix://{}", socket.display()));
+            command.arg("--kubeconfig").arg(kubeconfig);
+        })
+        .await
+    }
+
+    /// It is killed, without a chance to tell anybody.
+    ///
+    /// # Errors
+    /// It cannot be killed.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Starts what was killed, as it was started at first, and waits until it is healthy. Returns when it began.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_again(&mut self) -> Result<Instant> {
+        let began = Instant::now();
+        self.child = self.command.spawn()?;
+        self.until_healthy(self.healthz, began).await?;
+        self.ready_after = began.elapsed();
+        Ok(began)
+    }
+
     async fn launch(target: &Target, fields: &Value, on_runtime: impl Fn(&mut Command)) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix(target.label).tempdir_in(&target.home)?.keep();
         for folder in ["pods", "root", "logs"] {
@@ -108,7 +146,7 @@ impl Agent {
         on_runtime(&mut command);
         let began = Instant::now();
         let child = command.spawn().with_context(|| format!("cannot start {}", target.binary.display()))?;
-        let mut agent = Self { child, dir, cgroup, read_only, secure, ready_after: Duration::ZERO };
+        let mut agent = Self { child, command, healthz, dir, cgroup, read_only, secure, ready_after: Duration::ZERO };
         agent.until_healthy(healthz, began).await?;
         agent.ready_after = began.elapsed();
         Ok(agent)
@@ -195,6 +233,11 @@ impl Agent {
         }
     }
 
+    /// How many lines it wrote.
+    pub fn log_lines(&self) -> usize {
+        fs::read(self.dir.join("log")).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count()
+    }
+
     /// The last lines it wrote.
     pub fn log_end(&self) -> String {
         let log = fs::read(self.dir.join("log")).unwrap_or_default();
@@ -215,6 +258,17 @@ impl Drop for Agent {
         let _ = self.child.kill(); // likewise
         let _ = self.child.wait();
         cgroups(&self.cgroup, remove_tree);
+        unmount(&self.dir);
+    }
+}
+
+/// Takes away what is mounted below a folder (tokens of pods that live on), so that it can be removed.
+fn unmount(folder: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let places = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    let below: Vec<&str> = places.filter(|at| Path::new(at).starts_with(folder)).collect();
+    for place in below.into_iter().rev() {
+        let _ = nix::mount::umount2(place, nix::mount::MntFlags::MNT_DETACH); // it may be gone with another
     }
 }
 

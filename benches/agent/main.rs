@@ -1,16 +1,20 @@
 //! What an agent costs and how fast it is: drives any kubelet-compatible binary through
 //! kubelet's own interface and prints a table of figures with their bars.
 //!
-//! Two grounds: the scripted CRI of the test kit (in this process, on a unix socket, real
+//! Three grounds: the scripted CRI of the test kit (in this process, on a unix socket, real
 //! clock), where whatever time passes is the agent's own; and a private containerd, where the
 //! same work done by a plain CRI client in the same run (the column `raw`) says what the
-//! runtime itself takes. With `--against` both binaries take turns within one run.
+//! runtime itself takes; and the scripted CRI beside the test API server, which remembers when
+//! which request came. With `--against` both binaries take turns within one run.
 //!
 //! `make bench`, or `cargo bench --bench agent -- --help`.
 
 mod agent;
 mod bytes;
 mod churn;
+mod cluster;
+mod cluster_outage;
+mod cluster_pods;
 mod containerd_cost;
 mod containerd_pods;
 mod embedded_image;
@@ -33,7 +37,7 @@ mod scripted_starts;
 mod secure;
 mod streams;
 
-#[path = "../../tests/kit/mod.rs"]
+#[path = "../../tests/kit/cluster.rs"]
 mod kit;
 
 use std::process::ExitCode;

@@ -10,7 +10,7 @@ use futures::future::LocalBoxFuture;
 
 use crate::{
     agent::{self, Target},
-    bytes, churn, containerd_cost, containerd_pods, embedded_image, embedded_pods,
+    bytes, churn, cluster_outage, cluster_pods, containerd_cost, containerd_pods, embedded_image, embedded_pods,
     figures::{Figure, Samples},
     followers, handshakes,
     kit::containerd::{self, Containerd},
@@ -49,6 +49,8 @@ pub enum Group {
     Containerd,
     /// Our own runtime, and a private containerd beside it.
     Runtime,
+    /// The scripted CRI, and the test API server.
+    Cluster,
 }
 
 impl Group {
@@ -58,6 +60,7 @@ impl Group {
             Self::Server => "server",
             Self::Containerd => "containerd",
             Self::Runtime => "runtime",
+            Self::Cluster => "cluster",
         }
     }
 }
@@ -90,6 +93,8 @@ fn measurements() -> Vec<Measurement> {
     all.extend(streams::measurements());
     all.extend(bytes::measurements());
     all.extend(followers::measurements());
+    all.extend(cluster_pods::measurements());
+    all.extend(cluster_outage::measurements());
     all.extend(containerd_pods::measurements());
     all.extend(containerd_cost::measurements());
     all.extend(embedded_pods::measurements());

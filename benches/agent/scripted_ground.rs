@@ -55,6 +55,11 @@ impl Runtime {
         Agent::start(target, &self.socket).await
     }
 
+    /// An agent on it that is a node of a cluster.
+    pub async fn agent_in_cluster(&self, target: &Target, kubeconfig: &std::path::Path) -> Result<Agent> {
+        Agent::start_in_cluster(target, &self.socket, kubeconfig).await
+    }
+
     /// An agent on it whose main port lets somebody in.
     pub async fn secured_agent(&self, target: &Target, secure: &Secure) -> Result<Agent> {
         Agent::start_with(target, &self.socket, &secure.fields()).await

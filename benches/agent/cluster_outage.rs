@@ -1,0 +1,166 @@
+//! An API server that is not reached, an agent that was not there, and what a node costs with and without them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures::FutureExt;
+use serde_json::json;
+
+use crate::{
+    agent::{Agent, Target},
+    cluster::{Cluster, begun, is_write, kinds},
+    figures::{Bar, Figure, Samples, Unit, median, p99},
+    manifest::NODE,
+    process,
+    run::{Ground, Group, Measurement},
+    scripted_ground::{first, ms},
+};
+
+const BLACK: &[Figure] = &[
+    p99(
+        "renewal",
+        "black-holed connections → good lease renewal after the last, worst",
+        Unit::Seconds,
+        Bar::AtMost(15.0),
+    ),
+    p99("pod", "black-holed connections → a pod assigned then is Running, worst", Unit::Seconds, Bar::Open),
+];
+const RESTART: &[Figure] = &[
+    median("patches", "restart with 110 ready pods: status PATCHes", Unit::Count, Bar::AtMost(0.0)),
+    median("pod", "restart → sandbox of a pod assigned meanwhile", Unit::Seconds, Bar::AtMost(1.0)),
+    median("node", "restart → own Node told Ready", Unit::Seconds, Bar::Open),
+    median("healthz", "restart → healthz, 110 pods", Unit::Milliseconds, Bar::Open),
+    median("requests", "restart: requests in all", Unit::Count, Bar::Open),
+];
+const COST: &[Figure] = &[
+    median("rss", "RSS, 110 API pods", Unit::Megabytes, Bar::AtMost(30.0)),
+    median("cpu", "CPU, 110 idle API pods, of one core", Unit::Percent, Bar::Open),
+    median("idle", "requests a minute, 110 idle API pods", Unit::Count, Bar::Open),
+    median("outage", "CPU during an outage, of one core", Unit::Percent, Bar::AtMost(1.0)),
+    median("log", "lines logged a minute during an outage", Unit::Count, Bar::Open),
+    median("back", "API server is back → lease renewed", Unit::Seconds, Bar::Open),
+    median("lists", "full lists after that", Unit::Count, Bar::Open),
+    median("told", "status PATCHes after that", Unit::Count, Bar::AtMost(0.0)),
+    median("rss_end", "RSS after that", Unit::Megabytes, Bar::Open),
+];
+
+/// What is measured here.
+pub fn measurements() -> Vec<Measurement> {
+    let base =
+        |name, figures, rounds, agent| Measurement { name, group: Group::Cluster, figures, rounds, agent, raw: None };
+    vec![
+        base("black", BLACK, (1, 1), |g, t| black(g, t).boxed_local()),
+        base("api-restart", RESTART, (3, 1), |g, t| restart(g, t).boxed_local()),
+        base("api-cost", COST, (1, 1), |g, t| cost(g, t).boxed_local()),
+    ]
+}
+
+/// Longer than what any agent needs to find out that a connection is dead.
+const DEAD: Duration = Duration::from_secs(120);
+
+/// All connections turn black at once, soon after a renewal, between two and right before the next; new ones are fine.
+async fn black(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (cluster, agent) = Cluster::joined(target, 10_000).await?;
+    let mut samples = Samples::default();
+    for (number, after) in ground.options.amount(&[0.2, 3.0, 6.0, 8.0, 9.5][..], &[3.0][..]).iter().enumerate() {
+        let renewed = renewal(&cluster, &agent, cluster.api.last()).await?;
+        tokio::time::sleep_until((renewed + Duration::from_secs_f64(*after)).into()).await;
+        let (last, before) = (last_renewal(&cluster, renewed), cluster.api.last());
+        cluster.api.connections().iter().for_each(|connection| connection.black(true));
+        let name = format!("dark{number}");
+        cluster.create(&name, json!({}));
+        let bound = cluster.bind(&name);
+        let next = renewal(&cluster, &agent, before).await?;
+        samples.add("renewal", (next - last).as_secs_f64());
+        let running = cluster.until_within(DEAD, &format!("{name} runs"), &agent, |c| c.is_ready(&name)).await?;
+        samples.add("pod", (running - bound).as_secs_f64());
+    }
+    Ok(samples)
+}
+
+/// Waits for the first good renewal after a request.
+async fn renewal(cluster: &Cluster, agent: &Agent, since: u64) -> Result<Instant> {
+    let is_there = |c: &Cluster| !c.renewals(since).is_empty();
+    cluster.until_within(DEAD, "the lease is renewed", agent, is_there).await?;
+    cluster.renewals(since).first().copied().context("just seen")
+}
+
+/// The last good renewal; that one if there was none since.
+fn last_renewal(cluster: &Cluster, known: Instant) -> Instant {
+    cluster.renewals(0).into_iter().fold(known, Instant::max)
+}
+
+/// The agent is killed and started; meanwhile one pod more is assigned, which shows when it is at work again: what
+/// was running is known by then, and every source was heard.
+async fn restart(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (cluster, mut agent) = Cluster::joined(target, 10_000).await?;
+    let names = cluster.run_pods(&agent, "old", 110, &json!({})).await?;
+    cluster.quiet().await;
+    agent.kill()?;
+    cluster.create("new", json!({}));
+    cluster.bind("new");
+    cluster.runtime.cri.clear_calls();
+    let before = cluster.api.last();
+    let began = agent.start_again().await?;
+    cluster.until("the new pod is Ready", &agent, |c| c.is_ready("new")).await?;
+    // What else there is to tell comes now.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let calls = cluster.runtime.cri.calls();
+    let sandbox = first(&calls, "run_podsandbox", "new").context("it has a sandbox")?.at.into_std();
+    let asked = cluster.asked(before);
+    if ground.options.keep {
+        eprintln!("\nrequests of a restart:\n{}", kinds(&asked));
+    }
+    let old = asked.of("pods").filter(|logged| is_write(logged) && names.contains(&logged.name));
+    let mut samples = Samples::default();
+    samples.add("patches", count(old.len())?);
+    samples.add("pod", (sandbox - began).as_secs_f64());
+    if let Some(at) = begun(&asked.at("nodes", "", NODE).sub("status"), is_write) {
+        samples.add("node", (at - began).as_secs_f64());
+    }
+    samples.add("healthz", ms(agent.ready_after));
+    samples.add("requests", count(asked.len())?);
+    Ok(samples)
+}
+
+async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (cluster, agent) = Cluster::joined(target, 10_000).await?;
+    let names = cluster.run_pods(&agent, "idle", 110, &json!({})).await?;
+    tokio::time::sleep(Duration::from_secs(ground.options.amount(15, 8))).await;
+    let mut samples = Samples::default();
+    let before = cluster.api.last();
+    samples.add("rss", process::resident(agent.pid())?);
+    let window = Duration::from_secs(ground.options.amount(60, 20));
+    samples.add("cpu", busy(&agent, window).await?);
+    samples.add("idle", count(cluster.asked(before).len())? * 60.0 / window.as_secs_f64());
+
+    cluster.api.go().await;
+    let (outage, lines) = (Duration::from_secs(ground.options.amount(600, 60)), agent.log_lines());
+    samples.add("outage", busy(&agent, outage).await?);
+    samples.add("log", count(agent.log_lines() - lines)? * 60.0 / outage.as_secs_f64());
+
+    let (before, back) = (cluster.api.last(), Instant::now());
+    cluster.api.come_back().await;
+    samples.add("back", (renewal(&cluster, &agent, before).await? - back).as_secs_f64());
+    tokio::time::sleep(Duration::from_secs(ground.options.amount(60, 20))).await;
+    let asked = cluster.asked(before);
+    if ground.options.keep {
+        eprintln!("\nrequests after an outage:\n{}", kinds(&asked));
+    }
+    samples.add("lists", count(asked.verb("list").len())?);
+    let told = asked.of("pods").filter(|logged| is_write(logged) && names.contains(&logged.name));
+    samples.add("told", count(told.len())?);
+    samples.add("rss_end", process::resident(agent.pid())?);
+    Ok(samples)
+}
+
+/// Its share of a core in that time, in percent.
+async fn busy(agent: &Agent, window: Duration) -> Result<f64> {
+    let (began, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
+    tokio::time::sleep(window).await;
+    Ok((process::cpu_seconds(agent.pid())? - before) / began.elapsed().as_secs_f64() * 100.0)
+}
+
+fn count(things: usize) -> Result<f64> {
+    Ok(f64::from(u32::try_from(things)?))
+}

@@ -1,0 +1,173 @@
+//! What the API server sees of a pod's life, and how soon.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures::FutureExt;
+use serde_json::{Value, json};
+
+use crate::{
+    agent::{Agent, Target},
+    cluster::{Cluster, LEASES, begun, kinds, once},
+    figures::{Bar, Figure, Samples, Unit, median, p99},
+    kit::api_server::Logged,
+    run::{Ground, Group, Measurement},
+    scripted_ground::ms,
+};
+
+const LIFE: &[Figure] = &[
+    median("all", "requests per pod life (create → running → deleted)", Unit::Count, Bar::Open),
+    median("patch", "… PATCH pods/status", Unit::Count, Bar::Open),
+    median("get", "… GET pods", Unit::Count, Bar::Open),
+    median("delete", "… DELETE pods", Unit::Count, Bar::Open),
+    median("events", "… events", Unit::Count, Bar::Open),
+    median("tokens", "… POST serviceaccounts/token", Unit::Count, Bar::Open),
+    median("maps", "… GET, LIST and WATCH configmaps", Unit::Count, Bar::Open),
+    median("rest", "… anything else", Unit::Count, Bar::Open),
+];
+const REPORT: &[Figure] = &[
+    p99("over", "container exit → status PATCH begun, p99 (pod is over)", Unit::Milliseconds, Bar::AtMost(30.0)),
+    median("over", "container exit → status PATCH begun, median (pod is over)", Unit::Milliseconds, Bar::Open),
+    p99("back", "container exit → status PATCH begun, p99 (it is restarted)", Unit::Milliseconds, Bar::AtMost(30.0)),
+    median("back", "container exit → status PATCH begun, median (it is restarted)", Unit::Milliseconds, Bar::Open),
+];
+const DELETE: &[Figure] = &[
+    p99("delete", "last exit → DELETE, p99", Unit::Milliseconds, Bar::AtMost(100.0)),
+    median("delete", "last exit → DELETE, median", Unit::Milliseconds, Bar::Open),
+];
+const BURST: &[Figure] = &[
+    median("last", "110 pods assigned at once, last Running PATCH", Unit::Seconds, Bar::AtMost(4.0)),
+    median("first", "110 pods assigned at once, first Running PATCH", Unit::Seconds, Bar::Open),
+    median("requests", "requests until then", Unit::Count, Bar::Open),
+];
+
+/// What is measured here.
+pub fn measurements() -> Vec<Measurement> {
+    let base =
+        |name, figures, rounds, agent| Measurement { name, group: Group::Cluster, figures, rounds, agent, raw: None };
+    vec![
+        base("pod-life", LIFE, (1, 1), |g, t| life(g, t).boxed_local()),
+        base("report", REPORT, (2, 1), |g, t| report(g, t).boxed_local()),
+        base("delete", DELETE, (2, 1), |g, t| delete(g, t).boxed_local()),
+        base("assigned", BURST, (3, 1), |g, t| burst(g, t).boxed_local()),
+    ]
+}
+
+/// Which figure a request counts for; none for those that nodes make without pods.
+fn figure_of(logged: &Logged) -> Option<&'static str> {
+    let key = match (logged.verb, logged.resource.as_str(), logged.subresource.as_str()) {
+        (_, "nodes" | LEASES, _) => return None,
+        ("patch" | "update", "pods", "status") => "patch",
+        ("get", "pods", _) => "get",
+        ("delete", "pods", _) => "delete",
+        (_, "events" | "events.events.k8s.io", _) => "events",
+        (_, "serviceaccounts", "token") => "tokens",
+        (_, "configmaps", _) => "maps",
+        _ => "rest",
+    };
+    Some(key)
+}
+
+/// One pod after the other, so that none has anything of another's.
+async fn life(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (cluster, agent) = Cluster::joined(target, 10_000).await?;
+    let mut samples = Samples::default();
+    for i in 0..ground.options.amount(20, 5) {
+        let before = cluster.api.last();
+        let name = format!("life{i}");
+        cluster.create(&name, json!({}));
+        cluster.bind(&name);
+        cluster.until(&format!("{name} is Ready"), &agent, |c| c.is_ready(&name)).await?;
+        cluster.quiet().await;
+        cluster.delete(&name);
+        cluster.until(&format!("{name} is gone"), &agent, |c| c.pod(&name).is_none()).await?;
+        cluster.quiet().await;
+        let asked = cluster.asked(before);
+        let keys: Vec<&str> = asked.iter().filter_map(|logged| figure_of(logged)).collect();
+        for figure in LIFE {
+            let count = keys.iter().filter(|key| **key == figure.key || figure.key == "all").count();
+            samples.add(figure.key, f64::from(u32::try_from(count)?));
+        }
+        if i == 0 && ground.options.keep {
+            eprintln!("\nrequests of one pod:\n{asked}");
+        }
+    }
+    Ok(samples)
+}
+
+/// Containers end one after the other, of pods that are over then, and of pods that are not.
+async fn report(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (cluster, agent) = Cluster::joined(target, 10_000).await?;
+    let count = ground.options.amount(100, 30);
+    let mut samples = Samples::default();
+    for (key, fields) in [("over", once()), ("back", json!({}))] {
+        let names = cluster.run_pods(&agent, key, count, &fields).await?;
+        cluster.quiet().await;
+        for name in &names {
+            samples.add(key, ms(exit(&cluster, &agent, name).await?));
+        }
+    }
+    Ok(samples)
+}
+
+async fn exit(cluster: &Cluster, agent: &Agent, name: &str) -> Result<Duration> {
+    let (id, before, at) = (cluster.container(name)?, cluster.api.last(), Instant::now());
+    cluster.runtime.cri.kill(&id, 1, "Error");
+    cluster.until(&format!("the end of {name} is told"), agent, |c| c.told(before, name, at).is_some()).await?;
+    breathe().await;
+    Ok(cluster.told(before, name, at).context("just seen")? - at)
+}
+
+async fn delete(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (cluster, agent) = Cluster::joined(target, 10_000).await?;
+    let names = cluster.run_pods(&agent, "gone", ground.options.amount(100, 30), &json!({})).await?;
+    cluster.quiet().await;
+    let mut samples = Samples::default();
+    for name in &names {
+        let (id, before) = (cluster.container(name)?, cluster.api.last());
+        cluster.delete(name);
+        cluster.until(&format!("{name} is gone"), &agent, |c| c.pod(name).is_none()).await?;
+        let ended = cluster.exit_of(&id).context("it ended")?;
+        samples.add("delete", ms(cluster.deleted(before, name).context("it was deleted")? - ended));
+        breathe().await;
+    }
+    Ok(samples)
+}
+
+async fn burst(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (cluster, agent) = Cluster::joined(target, 10).await?;
+    for (op, millis) in [("run_podsandbox", 50), ("create_container", 10), ("start_container", 20)] {
+        cluster.runtime.cri.latency(op, Duration::from_millis(millis));
+    }
+    let names: Vec<String> = (0..110).map(|i| format!("burst{i}")).collect();
+    names.iter().for_each(|name| cluster.create(name, json!({})));
+    cluster.quiet().await;
+    let (before, began) = (cluster.api.last(), Instant::now());
+    for name in &names {
+        cluster.bind(name);
+    }
+    cluster.until("all pods are Ready", &agent, |c| names.iter().all(|name| c.is_ready(name))).await?;
+    let asked = cluster.asked(before);
+    if ground.options.keep {
+        eprintln!("\nrequests of 110 pods that start:\n{}", kinds(&asked));
+    }
+    let told = names.iter().map(|name| {
+        let is_it = |logged: &Logged| logged.name == *name && tells_running(&logged.body);
+        begun(&asked, is_it).with_context(|| format!("nobody told that {name} runs"))
+    });
+    let told: Vec<Instant> = told.collect::<Result<_>>()?;
+    let mut samples = Samples::default();
+    samples.add("last", (*told.iter().max().context("pods")? - began).as_secs_f64());
+    samples.add("first", (*told.iter().min().context("pods")? - began).as_secs_f64());
+    samples.add("requests", f64::from(u32::try_from(asked.len())?));
+    Ok(samples)
+}
+
+fn tells_running(body: &Value) -> bool {
+    body["status"]["phase"] == "Running"
+}
+
+/// Lets what follows (restarts, events) come to its end before the next begins.
+async fn breathe() {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
