@@ -6,7 +6,7 @@ BUILT = $(abspath $(or $(CARGO_TARGET_DIR),target))
 STATIC = -C target-feature=+crt-static -C relocation-model=static
 BENCH = $(CARGO) bench --profile harness --bench agent -- --agent "$(BUILT)/$(HOST)/release/berth"
 
-.PHONY: run test bench bench-server bench-runtime lint release deps fuzz-smoke fuzz fuzz-api
+.PHONY: run test bench bench-server bench-runtime bench-cluster lint release deb deps fuzz-smoke fuzz fuzz-api
 
 run:            ## pods on this machine, everything under ./.run; RUNTIME=containerd: on a private containerd
 	@examples/run.sh
@@ -24,6 +24,9 @@ bench-server: deps release ## the figures of the server alone; BIN=/path/to/kube
 bench-runtime: deps release ## the embedded runtime beside containerd and runc
 	$(BENCH) --only runtime
 
+bench-cluster: release ## a node of the test API server; BIN=/path/to/kubelet measures that one beside
+	$(BENCH) --only cluster $(if $(BIN),--against $(BIN))
+
 lint:           ## what CI refuses
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
@@ -32,6 +35,10 @@ lint:           ## what CI refuses
 release:        ## one static binary, with its shim within: target/<host>/release/berth
 	RUSTFLAGS="$(STATIC)" $(CARGO) build --profile shim --bin berth-shim --target $(HOST)
 	RUSTFLAGS="$(STATIC)" BERTH_SHIM="$(BUILT)/$(HOST)/shim/berth-shim" $(CARGO) build --release --bin berth --target $(HOST)
+
+deb: release    ## a Debian package that takes the place of the kubelet's: target/debian/ (packaging/README.md)
+	@$(CARGO) deb --version >/dev/null 2>&1 || { echo "needs cargo-deb: cargo install cargo-deb"; exit 2; }
+	$(CARGO) deb --no-build --no-strip --target $(HOST)
 
 deps:           ## Debian packages the real-runtime tests use; without root they are skipped by name
 	@examples/install-deps.sh
