@@ -12,7 +12,7 @@ run:            ## pods on this machine, everything under ./.run; RUNTIME=contai
 	@examples/run.sh
 
 test: deps      ## everything: tables, properties, simulation, scripted CRI, real containerd
-	$(CARGO) test --lib --bins --tests --examples
+	$(CARGO) test --no-fail-fast --lib --bins --tests --examples
 	$(CARGO) test --doc
 
 bench: deps release ## the figures of BENCHMARKS.md; BIN=/path/to/kubelet measures that one beside

@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::kit::api_server::ApiServer;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 const SMP: &str = "application/strategic-merge-patch+json";
 
 /// A server, and a namespace and a node of the script's own.

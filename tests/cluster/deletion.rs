@@ -32,7 +32,8 @@ async fn a_deleted_pod_ends_and_goes() {
         "{asked}"
     );
     let ended = last.ended.expect("answered");
-    assert!(deletes[0].begun - ended < Duration::from_millis(300), "{:?}", deletes[0].begun - ended);
+    // By event, not by a turn; how long it takes is measured in the bench.
+    assert!(deletes[0].begun - ended < Duration::from_secs(5), "{:?}", deletes[0].begun - ended);
     drop(agent);
 }
 

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// No call of kubectl takes longer.
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(90);
 
 /// A node with its main port open to the API server.
 pub async fn open_world() -> (World, MainPort) {

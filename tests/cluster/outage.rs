@@ -108,6 +108,6 @@ async fn a_black_hole_does_not_cost_the_lease() {
             seen.log().since(before).at(LEASES, "kube-node-lease", NODE).iter().any(|logged| logged.code == Some(200))
         })
         .await;
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
     drop(agent);
 }

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Longer than two pauses of a reflector.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 fn map(name: &str, value: &str) -> Value {
     json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": name, "namespace": "default"},

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// No call of kubectl takes longer.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A node with its main port open, and kubectl in front of it.
 pub struct Cluster {

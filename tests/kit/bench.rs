@@ -32,7 +32,7 @@ use tempfile::TempDir;
 use super::plans;
 
 /// How long anything may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The ids of a pod's user namespace.
 pub const MAP: IdMap = IdMap { inside: 0, outside: 200_000, count: 65_536 };
 

@@ -13,7 +13,7 @@ use tokio::{net::UnixStream, time::timeout};
 use tonic::transport::{Channel, Endpoint};
 
 /// Longest wait for what should come at once.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A channel to a socket that is there already.
 async fn connect(socket: PathBuf) -> Channel {

@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// A period that never comes.
 pub const NEVER: Duration = Duration::from_secs(3600);
 

@@ -178,9 +178,17 @@ impl Machine {
         self.phase == Phase::Watching
     }
 
-    /// An event or bookmark was seen.
+    /// An event or bookmark was seen. A watch that says something is one that works: the next failure is the first again,
+    /// or a pod that is bound after a bad minute would wait half a minute more (the reference forgets after two).
     pub fn moved(&mut self, version: &str) {
-        if self.is_watching() && !version.is_empty() {
+        if self.is_watching() {
+            self.backoff = Backoff::default();
+            self.reached(version);
+        }
+    }
+
+    fn reached(&mut self, version: &str) {
+        if !version.is_empty() {
             self.version = Some(version.to_owned());
         }
     }
@@ -195,7 +203,7 @@ impl Machine {
         self.phase = Phase::Watching;
         self.cuts = 0;
         self.quick = QuickRetry::default();
-        self.moved(version);
+        self.reached(version);
     }
 
     /// The list was read.
@@ -383,6 +391,9 @@ mod tests {
             machine.streamed("5");
         }
         assert_eq!(pauses, [800, 1600, 3200, 6400, 12800, 25600, 30000, 30000]);
+        machine.moved("6");
+        let next = machine.ended(SECOND / 2, true, Moment { now, chance: 0.0 });
+        assert_eq!(shown(next), (stream("6"), 800), "one that said something worked");
     }
 
     #[test]

@@ -32,7 +32,8 @@ pub struct Track {
     due: bool,
     /// Whether nothing of it will ever be written.
     gone: bool,
-    in_flight: bool,
+    /// When the write that is under way began.
+    in_flight: Option<Instant>,
     failures: u32,
     not_before: Option<Instant>,
 }
@@ -48,7 +49,7 @@ impl Track {
             answered: None,
             due: true,
             gone: false,
-            in_flight: false,
+            in_flight: None,
             failures: 0,
             not_before: None,
         }
@@ -99,27 +100,37 @@ impl Track {
 
     /// Whether it may be asked for the next step.
     pub fn is_ready(&self, now: Instant) -> bool {
-        self.due && !self.in_flight && self.not_before.is_none_or(|at| at <= now)
+        self.due && self.in_flight.is_none() && self.not_before.is_none_or(|at| at <= now)
     }
 
     /// When it may be asked, where that is later.
     pub fn wakes_at(&self) -> Option<Instant> {
-        self.not_before.filter(|_| self.due && !self.in_flight)
+        self.not_before.filter(|_| self.due && self.in_flight.is_none())
     }
 
     /// Its place among those that are ready: ends and readiness first, then who waits longest.
     pub fn rank(&self) -> (bool, Option<Timestamp>) {
-        (!decide::is_urgent(&self.kept, self.sight()), self.kept.unsent_since)
+        (!self.is_urgent(), self.kept.unsent_since)
+    }
+
+    /// Whether it is an end, or what traffic depends on.
+    pub fn is_urgent(&self) -> bool {
+        decide::is_urgent(&self.kept, self.sight())
     }
 
     /// A write begins.
-    pub fn launched(&mut self) {
-        self.in_flight = true;
+    pub fn launched(&mut self, now: Instant) {
+        self.in_flight = Some(now);
+    }
+
+    /// When the write that is under way began.
+    pub fn in_flight(&self) -> Option<Instant> {
+        self.in_flight
     }
 
     /// A write came to its end, be it refused; there may be more to do.
     pub fn landed(&mut self) {
-        (self.in_flight, self.failures, self.not_before, self.due) = (false, 0, None, true);
+        (self.in_flight, self.failures, self.not_before, self.due) = (None, 0, None, true);
     }
 
     /// The server says how its pod is now.
@@ -135,7 +146,7 @@ impl Track {
             ApiError::Unreachable(_) => backoff(self.failures).min(UNREACHED),
             _ => wait.unwrap_or_else(|| backoff(self.failures)),
         };
-        (self.in_flight, self.not_before, self.due) = (false, Some(now + wait), true);
+        (self.in_flight, self.not_before, self.due) = (None, Some(now + wait), true);
         wait
     }
 
