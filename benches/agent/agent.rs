@@ -85,7 +85,7 @@ impl Agent {
     /// As [`Self::start`].
     pub async fn start_in_cluster(target: &Target, socket: &Path, kubeconfig: &Path) -> Result<Self> {
         // A node without it tells each pod and itself that it has none.
-        let fields = json!({"clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local"});
+        let fields = json!({"clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local", "maxPods": 600});
         Self::launch(target, &fields, |command| {
             command.arg("--container-runtime-endpoint").arg(format!("unix://{}", socket.display()));
             command.arg("--kubeconfig").arg(kubeconfig);

@@ -43,6 +43,12 @@ const COST: &[Figure] = &[
     median("told", "status PATCHes after that", Unit::Count, Bar::AtMost(0.0)),
     median("rss_end", "RSS after that", Unit::Megabytes, Bar::Open),
 ];
+const MANY: &[Figure] = &[
+    median("rss", "RSS, 500 API pods with 4 ConfigMaps each, 2,000 in all", Unit::Megabytes, Bar::AtMost(40.0)),
+    median("ready", "… all Ready after", Unit::Seconds, Bar::Open),
+    median("streams", "… watches open", Unit::Count, Bar::Open),
+    median("cpu", "… CPU while nothing happens, of one core", Unit::Percent, Bar::Open),
+];
 
 /// What is measured here.
 pub fn measurements() -> Vec<Measurement> {
@@ -51,6 +57,7 @@ pub fn measurements() -> Vec<Measurement> {
     vec![
         base("black", BLACK, (1, 1), |g, t| black(g, t).boxed_local()),
         base("api-restart", RESTART, (3, 1), |g, t| restart(g, t).boxed_local()),
+        base("api-many", MANY, (1, 1), |g, t| many(g, t).boxed_local()),
         base("api-cost", COST, (1, 1), |g, t| cost(g, t).boxed_local()),
     ]
 }
@@ -151,6 +158,38 @@ async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let told = asked.of("pods").filter(|logged| is_write(logged) && names.contains(&logged.name));
     samples.add("told", count(told.len())?);
     samples.add("rss_end", process::resident(agent.pid())?);
+    Ok(samples)
+}
+
+/// What a node remembers of 500 pods and the 2,000 objects they refer to.
+async fn many(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    const PODS: usize = 500;
+    const LIMIT: Duration = Duration::from_secs(300);
+    let (cluster, agent) = Cluster::joined(target, 10_000).await?;
+    let began = Instant::now();
+    for pod in 0..PODS {
+        let maps: Vec<String> = (0..4).map(|map| format!("map{pod}-{map}")).collect();
+        for map in &maps {
+            cluster.api.create(json!({
+                "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": map, "namespace": "default"},
+                "data": {"settings.yaml": "x".repeat(1024)},
+            }));
+        }
+        let volumes = maps.iter().map(|map| json!({"name": map, "configMap": {"name": map}}));
+        let name = format!("many{pod}");
+        cluster.create(&name, json!({"volumes": volumes.collect::<Vec<_>>()}));
+        cluster.bind(&name);
+    }
+    let are_ready = |c: &Cluster| (0..PODS).rev().all(|pod| c.is_ready(&format!("many{pod}")));
+    let ready = cluster.until_within(LIMIT, "all pods are Ready", &agent, are_ready).await?;
+    cluster.quiet().await;
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    let mut samples = Samples::default();
+    samples.add("ready", (ready - began).as_secs_f64());
+    let maps = cluster.asked(0).of("configmaps").filter(|logged| logged.end.is_none());
+    samples.add("streams", count(maps.len())?);
+    samples.add("cpu", busy(&agent, Duration::from_secs(ground.options.amount(60, 20))).await?);
+    samples.add("rss", process::resident(agent.pid())?);
     Ok(samples)
 }
 

@@ -148,6 +148,15 @@ impl Rig {
         }
     }
 
+    /// Waits until a container has said that.
+    pub async fn until_said(&self, id: &str, what: &str) {
+        let (begun, log) = (Instant::now(), self.status(id).await.log_path);
+        while !fs::read_to_string(&log).is_ok_and(|text| text.contains(what)) {
+            assert!(begun.elapsed() < LIMIT, "{id} does not say \"{what}\" in {log}");
+            sleep(LOOK).await;
+        }
+    }
+
     /// Waits until a sandbox is not ready.
     pub async fn until_not_ready(&self, id: &str) -> Duration {
         let begun = Instant::now();

@@ -126,9 +126,16 @@ impl Life {
     async fn act(&mut self, rig: &Rig, act: Act) -> Result<(), tonic::Status> {
         match act {
             Act::Run => self.sandbox = rig.run(&self.pod).await?,
-            Act::Create => self.id = rig.create(&self.sandbox, &self.container).await?,
+            Act::Create => {
+                let _ = std::fs::remove_file(rig.place.join("logs/c.log")); // of the life before
+                self.id = rig.create(&self.sandbox, &self.container).await?;
+            }
             Act::Start => rig.start_container(&self.id).await?,
-            Act::Stop => rig.stop_container(&self.id, 10).await?,
+            Act::Stop => {
+                // A shell that is not yet told what to do with the signal ends of it.
+                rig.until_said(&self.id, "begun").await;
+                rig.stop_container(&self.id, 10).await?;
+            }
             Act::Kill => rig.stop_container(&self.id, 0).await?,
             Act::Remove => rig.remove_container(&self.id).await?,
             Act::StopPod => rig.stop(&self.sandbox).await?,

@@ -437,7 +437,7 @@ async fn ends_and_readiness_go_before_the_rest() {
     assert!(began.elapsed() <= STUCK, "writes that are stuck hold up nobody for long");
     let all = bodies(&api);
     assert_eq!(
-        (all[4].1.as_str(), &all[4].2["status"]["phase"]),
+        (api.calls()[4].name.as_str(), &all[4].2["status"]["phase"]),
         ("c", &json!("Failed")),
         "states in between are not told"
     );
