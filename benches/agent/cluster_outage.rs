@@ -46,7 +46,9 @@ const COST: &[Figure] = &[
 const MANY: &[Figure] = &[
     median("rss", "RSS, 500 API pods with 4 ConfigMaps each, 2,000 in all", Unit::Megabytes, Bar::AtMost(40.0)),
     median("ready", "… all Ready after", Unit::Seconds, Bar::Open),
-    median("streams", "… watches open", Unit::Count, Bar::Open),
+    median("streams", "… watches of ConfigMaps open", Unit::Count, Bar::Open),
+    median("connections", "… connections open, at most 100 requests at a time on each", Unit::Count, Bar::Open),
+    median("gap", "… longest gap between two renewals of the lease", Unit::Seconds, Bar::AtMost(11.0)),
     median("cpu", "… CPU while nothing happens, of one core", Unit::Percent, Bar::Open),
 ];
 
@@ -188,6 +190,10 @@ async fn many(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     samples.add("ready", (ready - began).as_secs_f64());
     let maps = cluster.asked(0).of("configmaps").filter(|logged| logged.end.is_none());
     samples.add("streams", count(maps.len())?);
+    samples.add("connections", count(cluster.api.connections().len())?);
+    let renewals = cluster.renewals(0);
+    let gaps = renewals.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64());
+    samples.add("gap", gaps.fold(0.0, f64::max));
     samples.add("cpu", busy(&agent, Duration::from_secs(ground.options.amount(60, 20))).await?);
     samples.add("rss", process::resident(agent.pid())?);
     Ok(samples)
