@@ -10,7 +10,7 @@ use nix::mount::{MsFlags, mount};
 
 use crate::{
     ground,
-    rig::{Manner, Pids, Rig, container, pod},
+    rig::{LIMIT, Manner, Pids, Rig, container, pod},
     tests,
 };
 
@@ -30,11 +30,12 @@ async fn a_bomb_is_held_down_and_ended(mut rig: Rig) {
         for folder in ground::directories(&ground::parent()).iter().filter(|folder| folder.join("pids.max").exists()) {
             fs::write(folder.join("pids.max"), "300").expect("limited");
         }
-        let bomb = container("bomb", "trap '' TERM; f() { while :; do f & done; }; f & exec sleep 1000", pids);
+        // A shell that cannot fork ends: one in a loop is gone again at once, with all of its kind.
+        let bomb = container("bomb", "trap '' TERM; f() { f & f & sleep 1000; }; f & exec sleep 1000", pids);
         let id = rig.running(&sandbox, &bomb).await;
         let begun = Instant::now();
         while forks(&id) < 100 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "{} processes only", forks(&id));
+            assert!(begun.elapsed() < LIMIT, "{} processes only", forks(&id));
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         rig.stop_container(&id, 1).await.expect("stops");
@@ -59,7 +60,7 @@ async fn who_ignores_the_signal_is_killed(rig: Rig) {
     let begun = Instant::now();
     rig.stop_container(&id, 1).await.expect("stops");
     let took = begun.elapsed();
-    assert!(took >= Duration::from_secs(1) && took < Duration::from_secs(5), "{took:?}");
+    assert!(took >= Duration::from_secs(1) && took < LIMIT, "{took:?}");
     let status = rig.status(&id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (137, "Error"));
     rig.remove_all("ignores").await;
