@@ -16,6 +16,7 @@ pub mod interface;
 #[allow(unsafe_code, reason = "Landlock has no safe interface")]
 pub mod landlock;
 pub mod machine;
+pub mod memory_events;
 #[allow(unsafe_code, reason = "mount_setattr has no safe interface")]
 pub mod mount_api;
 pub mod mount_table;

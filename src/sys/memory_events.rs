@@ -1,0 +1,154 @@
+//! The kernel's word on memory: tasks wait for it (pressure stall information), or a group of the old hierarchy uses more or
+//! less than a line (its event counter). Behaviour: spec 05 §3.10, `Documentation/accounting/psi.rst`.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
+    path::Path,
+};
+
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fs::OFlags,
+    io::read,
+};
+
+use super::watched::Watched;
+
+/// When the kernel tells of stalls: so many microseconds of waiting within so many. Without privileges only whole multiples
+/// of two seconds are taken.
+const STALLS: [&str; 2] = ["some 50000 1000000\0", "some 100000 2000000\0"];
+
+/// Tells when tasks wait for memory.
+#[derive(Debug)]
+pub struct Stalls(Watched);
+
+impl Stalls {
+    /// Hears of those that a pressure file (`/proc/pressure/memory`) counts. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// There is no such file, or the kernel does not tell.
+    pub fn of(file: &Path) -> io::Result<Self> {
+        let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+        let open = || OpenOptions::new().read(true).write(true).custom_flags(nonblock).open(file);
+        let mut refused = io::Error::from(io::ErrorKind::Unsupported);
+        for trigger in STALLS {
+            let mut opened = open()?;
+            match opened.write_all(trigger.as_bytes()) {
+                Ok(()) => return Watched::for_priority(OwnedFd::from(opened)).map(Self),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    /// Waits until tasks wait again. Safe to drop.
+    ///
+    /// # Errors
+    /// The kernel does not tell any more.
+    pub async fn next(&self) -> io::Result<()> {
+        let mut told = self.0.ready(tokio::io::Interest::PRIORITY).await?;
+        let is_over = told.ready().is_error();
+        told.clear_ready();
+        if is_over { Err(io::ErrorKind::NotFound.into()) } else { Ok(()) }
+    }
+}
+
+/// Tells when a group's use of memory crosses a line, either way. Of the old hierarchy.
+#[derive(Debug)]
+pub struct UsageLine {
+    counter: Watched,
+    _usage: File,
+}
+
+impl UsageLine {
+    /// Draws a line of so many bytes in the group of that directory. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// There is no such group, or the kernel does not tell.
+    pub fn draw(group: &Path, bytes: u64) -> io::Result<Self> {
+        let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let usage = File::open(group.join("memory.usage_in_bytes"))?;
+        let line = format!("{} {} {bytes}", counter.as_raw_fd(), usage.as_raw_fd());
+        OpenOptions::new().write(true).open(group.join("cgroup.event_control"))?.write_all(line.as_bytes())?;
+        Ok(Self { counter: Watched::new(counter)?, _usage: usage })
+    }
+
+    /// Waits until it is crossed. Safe to drop.
+    ///
+    /// # Errors
+    /// The kernel does not tell any more.
+    pub async fn next(&self) -> io::Result<()> {
+        loop {
+            let mut told = self.counter.readable().await?;
+            let taken = told.try_io(|counter| {
+                let mut crossings = [0_u8; 8];
+                Ok(read(counter.get_ref(), &mut crossings)?)
+            });
+            if let Ok(taken) = taken {
+                return taken.map(drop);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, process::Command, time::Duration};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_tells_nothing_is_an_error() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        assert!(Stalls::of(file.path()).is_err(), "no pressure file");
+        assert!(Stalls::of(Path::new("/no/such/file")).is_err());
+        assert!(UsageLine::draw(Path::new("/no/such/group"), 1).is_err());
+    }
+
+    #[tokio::test]
+    async fn this_kernel_tells_of_stalls_if_it_counts_them() {
+        let file = Path::new("/proc/pressure/memory");
+        if OpenOptions::new().write(true).open(file).is_err() {
+            println!("skipped: this_kernel_tells_of_stalls_if_it_counts_them: no {}", file.display());
+            return;
+        }
+        let stalls = Stalls::of(file).expect("watched");
+        // A machine may stall while it tests: what counts is that waiting neither fails nor spins.
+        let heard = tokio::time::timeout(Duration::from_millis(10), stalls.next()).await;
+        assert!(heard.is_err() || heard.is_ok_and(|told| told.is_ok()));
+    }
+
+    #[tokio::test]
+    async fn a_group_that_uses_more_is_told_of() {
+        let test = "a_group_that_uses_more_is_told_of";
+        let group = Path::new("/sys/fs/cgroup/memory").join(format!("berth-line-{}", std::process::id()));
+        if fs::create_dir(&group).is_err() {
+            println!("skipped: {test}: needs root and the old hierarchy of memory");
+            return;
+        }
+        let line = UsageLine::draw(&group, 8 << 20).expect("drawn");
+        let quiet = tokio::time::timeout(Duration::from_millis(10), line.next()).await;
+        let script = format!(
+            "echo $$ > {}/cgroup.procs && head -c 33554432 /dev/zero | tail -c 33554432 | wc -c",
+            group.display()
+        );
+        let used = Command::new("sh").arg("-c").arg(script).output().expect("a shell");
+        let told = tokio::time::timeout(Duration::from_secs(60), line.next()).await;
+        drop(line);
+        // Who was in it is gone; the kernel may need a moment.
+        for _ in 0..100 {
+            if fs::remove_dir(&group).is_ok() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(used.status.success(), "{used:?}");
+        assert!(quiet.is_err(), "nothing is in use");
+        told.expect("it is told in time").expect("the kernel tells");
+    }
+}
