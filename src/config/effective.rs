@@ -28,13 +28,6 @@ macro_rules! waiting {
 const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
     "profiles of locks": "enableContentionProfiling" => enable_contention_profiling;
     "an API client that speaks anything but JSON": "contentType" => content_type;
-    "eviction":
-        "evictionHard" => eviction_hard, "evictionSoft" => eviction_soft,
-        "evictionSoftGracePeriod" => eviction_soft_grace_period,
-        "evictionPressureTransitionPeriod" => eviction_pressure_transition_period,
-        "evictionMaxPodGracePeriod" => eviction_max_pod_grace_period,
-        "evictionMinimumReclaim" => eviction_minimum_reclaim,
-        "kernelMemcgNotification" => kernel_memcg_notification;
     "the CPU manager":
         "cpuManagerPolicy" => cpu_manager_policy, "cpuManagerPolicyOptions" => cpu_manager_policy_options,
         "cpuManagerReconcilePeriod" => cpu_manager_reconcile_period;
@@ -60,17 +53,11 @@ const FLAGS: &[Row<KubeletFlags>] = waiting! {
     "container statistics":
         "--runtime-cgroups" => runtime_cgroups, "--housekeeping-interval" => housekeeping_interval,
         "--max-housekeeping-interval" => max_housekeeping_interval;
-    "eviction":
-        "--experimental-allocatable-ignore-eviction" => experimental_allocatable_ignore_eviction;
 };
 
 /// The settings that differ from their defaults and have no effect yet, in the order of the table.
 pub fn not_yet_effective(config: &KubeletConfiguration, flags: &KubeletFlags) -> Vec<NotYet> {
-    let (mut default, default_flags) = (defaults::defaults(), KubeletFlags::default());
-    // Nobody asks for the thresholds a file gets by saying nothing.
-    if config.eviction_hard == defaults::hard_eviction() {
-        default.eviction_hard.clone_from(&config.eviction_hard);
-    }
+    let (default, default_flags) = (defaults::defaults(), KubeletFlags::default());
     let told = |(setting, feature): (&'static str, &'static str)| NotYet { setting, feature };
     let fields = FIELDS.iter().filter(|row| row.2(config, &default)).map(|row| told((row.0, row.1)));
     let flags = FLAGS.iter().filter(|row| row.2(flags, &default_flags)).map(|row| told((row.0, row.1)));
@@ -84,7 +71,6 @@ mod tests {
     #[test]
     fn only_what_differs_is_told() {
         let mut config = defaults::defaults();
-        config.eviction_hard = defaults::hard_eviction();
         let mut flags = KubeletFlags::default();
         assert_eq!(not_yet_effective(&config, &flags), []);
         config.cpu_manager_policy = "static".to_owned();

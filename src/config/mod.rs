@@ -22,6 +22,7 @@ pub mod dropins;
 mod duration;
 mod effective;
 mod errors;
+pub mod eviction;
 pub mod fields;
 pub mod flags;
 pub mod gates;

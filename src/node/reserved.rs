@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::CpuSet;
-use crate::pod::{
-    quantity::{Amount, Format, QuantityError},
-    resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, add, amount_of},
+use crate::{
+    config::eviction::{Signal, level},
+    pod::{
+        quantity::{Amount, Format, QuantityError},
+        resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, add, amount_of},
+    },
 };
 
 /// The `pid` resource, which only reservations know.
@@ -160,42 +163,13 @@ impl Reserved {
 /// What hard thresholds keep: of memory and of the root directory's file system.
 fn eviction(hard: &BTreeMap<String, String>, capacity: &Amounts) -> Result<Amounts, ReservedError> {
     let mut kept = Amounts::new();
-    for (signal, resource) in [("memory.available", MEMORY), ("nodefs.available", EPHEMERAL_STORAGE)] {
-        let Some(text) = hard.get(signal) else { continue };
-        if let Some(amount) = threshold(signal, text.trim(), amount_of(capacity, resource))? {
-            kept.insert(resource.to_owned(), amount);
+    for (signal, resource) in [(Signal::Memory, MEMORY), (Signal::NodeFs, EPHEMERAL_STORAGE)] {
+        let Some(text) = hard.get(signal.as_str()) else { continue };
+        if let Some(below) = level(signal, text).map_err(ReservedError::Threshold)? {
+            kept.insert(resource.to_owned(), below.of(amount_of(capacity, resource).value()));
         }
     }
     Ok(kept)
-}
-
-/// The amount of a threshold; `None` where the text switches it off.
-fn threshold(signal: &str, text: &str, capacity: Amount) -> Result<Option<Amount>, ReservedError> {
-    if matches!(text, "0%" | "100%") {
-        return Ok(None);
-    }
-    let error = |text: String| Err(ReservedError::Threshold(text));
-    if let Some(number) = text.strip_suffix('%') {
-        let Ok(percent) = number.parse::<f32>() else {
-            return error(format!("eviction percentage threshold {signal} cannot be parsed: {text}"));
-        };
-        if percent.is_nan() || percent < 0.0 {
-            return error(format!("eviction percentage threshold {signal} must be >= 0%: {text}"));
-        }
-        if percent > 100.0 {
-            return error(format!("eviction percentage threshold {signal} must be <= 100%: {text}"));
-        }
-        // Single precision first, as the reference does: it shows in what nodes report.
-        let bytes = capacity.value() as f64 * f64::from(percent / 100.0);
-        return Ok(Some(Amount::from_value(bytes as i64, Format::BinarySi)));
-    }
-    match Amount::parse(text) {
-        Err(cause) => error(cause.to_string()),
-        Ok(amount) if amount.is_zero() || amount.is_negative() => {
-            error(format!("eviction threshold {signal} must be positive: {}", amount.canonical()))
-        }
-        Ok(amount) => Ok(Some(amount)),
-    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::{
 use super::cpus;
 use crate::{
     config::{
+        eviction,
         fields::KubeletConfiguration,
         flags::{KubeletFlags, sloppy_ip},
         host::HostFacts,
@@ -125,7 +126,7 @@ pub fn run(c: &KubeletConfiguration, flags: &KubeletFlags, host: &HostFacts) -> 
     }
     authentication(c, flags)?;
     reservations(c, host)?;
-    eviction_graces(c)?;
+    eviction::thresholds(c)?;
     qos_reserved(&c.qos_reserved)?;
     let ips = node_ips(&flags.node_ip)?;
     let mut notices = Vec::new();
@@ -221,13 +222,6 @@ fn amounts(map: &BTreeMap<String, String>) -> Result<BTreeMap<String, Amount>, S
             Ok((name.clone(), amount))
         })
         .collect()
-}
-
-fn eviction_graces(c: &KubeletConfiguration) -> Result<(), String> {
-    match c.eviction_soft.keys().find(|signal| !c.eviction_soft_grace_period.contains_key(*signal)) {
-        Some(signal) => Err(format!("grace period must be specified for the soft eviction threshold {signal}")),
-        None => Ok(()),
-    }
 }
 
 fn qos_reserved(map: &BTreeMap<String, String>) -> Result<(), String> {
