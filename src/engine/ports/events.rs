@@ -38,6 +38,8 @@ pub struct Event {
     pub reason: Cow<'static, str>,
     /// The message.
     pub message: String,
+    /// Annotations of the event itself.
+    pub annotations: Vec<(&'static str, String)>,
 }
 
 impl Event {
@@ -53,12 +55,12 @@ impl Event {
 
     /// A warning on the node.
     pub fn node_warning(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self { target: EventTarget::Node, kind: EventKind::Warning, reason: reason.into(), message: message.into() }
+        Self::new(EventTarget::Node, EventKind::Warning, reason, message)
     }
 
     /// A normal event on the node.
     pub fn node_normal(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self { target: EventTarget::Node, kind: EventKind::Normal, reason: reason.into(), message: message.into() }
+        Self::new(EventTarget::Node, EventKind::Normal, reason, message)
     }
 
     /// The same event on a field of the pod, e.g. `spec.containers{web}`.
@@ -70,13 +72,24 @@ impl Event {
         self
     }
 
+    /// The same event with annotations.
+    #[must_use]
+    pub fn annotated(mut self, annotations: impl IntoIterator<Item = (&'static str, String)>) -> Self {
+        self.annotations.extend(annotations);
+        self
+    }
+
     fn on_pod(pod: &PodRef, kind: EventKind, reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self {
-            target: EventTarget::Pod { pod: pod.clone(), field_path: None },
-            kind,
-            reason: reason.into(),
-            message: message.into(),
-        }
+        Self::new(EventTarget::Pod { pod: pod.clone(), field_path: None }, kind, reason, message)
+    }
+
+    fn new(
+        target: EventTarget,
+        kind: EventKind,
+        reason: impl Into<Cow<'static, str>>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self { target, kind, reason: reason.into(), message: message.into(), annotations: Vec::new() }
     }
 }
 

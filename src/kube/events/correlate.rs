@@ -41,6 +41,8 @@ pub struct Happened {
     pub reason: String,
     /// The message.
     pub message: String,
+    /// Annotations of the event; of a series, those of the first.
+    pub annotations: Vec<(&'static str, String)>,
 }
 
 /// What is to be sent of an event.
@@ -143,6 +145,7 @@ impl Correlator {
             first,
             last: now,
             count,
+            annotations: event.annotations.clone(),
         }
     }
 
@@ -190,7 +193,7 @@ mod tests {
     fn event(reason: &str, message: &str) -> Happened {
         let about =
             About::of_pod(&crate::pod::PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() }, None);
-        Happened { about, warning: true, reason: reason.into(), message: message.into() }
+        Happened { about, warning: true, reason: reason.into(), message: message.into(), annotations: Vec::new() }
     }
 
     fn take(correlator: &mut Correlator, event: Happened, second: i64) -> Option<(bool, String, i32, String)> {

@@ -150,6 +150,7 @@ impl EventSender {
                 warning: event.kind == EventKind::Warning,
                 reason: event.reason.into_owned(),
                 message: event.message,
+                annotations: event.annotations,
             };
             match self.correlator.take(happened, at, random_name) {
                 Some(Send::First(series)) => self.lanes.push(series, Kind::First),

@@ -84,12 +84,14 @@ pub struct Series {
     pub last: Timestamp,
     /// How often.
     pub count: i32,
+    /// Annotations of the event.
+    pub annotations: Vec<(&'static str, String)>,
 }
 
 impl Series {
     /// The event; `node` is this node's name.
     pub fn object(&self, node: &str) -> Value {
-        json!({
+        let mut event = json!({
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": self.name, "namespace": self.about.event_namespace()},
@@ -104,7 +106,12 @@ impl Series {
             "eventTime": null,
             "reportingComponent": REPORTER,
             "reportingInstance": node,
-        })
+        });
+        if !self.annotations.is_empty() {
+            let all = self.annotations.iter().map(|(key, value)| ((*key).to_owned(), value.as_str().into()));
+            event["metadata"]["annotations"] = Value::Object(all.collect());
+        }
+        event
     }
 
     /// What changes where it happens again.
@@ -135,6 +142,7 @@ mod tests {
             first,
             last: first,
             count: 1,
+            annotations: Vec::new(),
         };
         let source = json!({"component": "kubelet", "host": "node"});
         assert_eq!(
@@ -147,6 +155,8 @@ mod tests {
                 "reportingComponent": "kubelet", "reportingInstance": "node"})
         );
         assert_eq!(series.change().to_string(), r#"{"count":1,"lastTimestamp":"2026-01-01T00:00:00Z","message":"m"}"#);
+        let annotated = Series { annotations: vec![("starved_resource", "memory".to_owned())], ..series.clone() };
+        assert_eq!(annotated.object("node")["metadata"]["annotations"], json!({"starved_resource": "memory"}));
         let node = Series { about: About::of_node("node"), warning: false, ..series }.object("node");
         assert_eq!((&node["metadata"]["namespace"], &node["type"]), (&json!("default"), &json!("Normal")));
         assert_eq!(node["involvedObject"], json!({"kind": "Node", "apiVersion": "v1", "name": "node", "uid": "node"}));
