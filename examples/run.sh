@@ -150,7 +150,8 @@ as_caller cargo build --release --bin berth --bin berth-shim
 rm -rf "$dir"
 mkdir -p "$dir/cni" "$dir/pods" "$dir/kubelet" "$dir/logs" "$dir/images"
 cp examples/standalone.yaml "$dir/standalone.yaml"
-printf 'podLogsDir: logs\n' >>"$dir/standalone.yaml"
+# However full this machine is, the demo's pods and images stay.
+printf 'podLogsDir: logs\nevictionHard: {}\n' >>"$dir/standalone.yaml"
 cp examples/"$pods"/*.yaml "$dir/pods/"
 
 trap stop EXIT
@@ -165,7 +166,7 @@ start_containerd() {
     fill examples/cni.conflist >"$dir/cni/10-berth.conflist"
     cat >>"$dir/standalone.yaml" <<TEXT
 containerRuntimeEndpoint: "unix://$socket"
-# The demo's images are nowhere to be pulled from: they stay, however full the disk is.
+# The demo's images are nowhere to be pulled from.
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 TEXT

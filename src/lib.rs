@@ -27,6 +27,7 @@
 //! | [`status`] | what the API sees |
 //! | [`volumes`] | what is mounted |
 //! | [`resources`] | shares of the machine |
+//! | [`eviction`] | who must go before the node starves |
 //! | [`stats`] | what the node, its pods and their containers use |
 //! | [`node`] | facts about the machine |
 //! | [`server`] | who may ask us |
@@ -41,6 +42,7 @@ pub mod config;
 pub mod cri;
 pub mod embedded;
 pub mod engine;
+pub mod eviction;
 pub mod images;
 pub mod kube;
 pub mod logs;

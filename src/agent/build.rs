@@ -20,6 +20,7 @@ use super::{
     cluster::{self, Cluster, NodeParts},
     embedded,
     events::EventLog,
+    eviction,
     life::Life,
     logging::LogHandle,
     memory, server,
@@ -195,6 +196,9 @@ async fn assemble(
     base.tasks.spawn(follow_runtime_features(runtime_state.clone(), node.clone(), base.stop.child_token()));
 
     let images = open_images(loaded, base, connection).await?;
+    let groups = server_stats::groups(loaded, cgroup_driver(loaded, info));
+    let seen = eviction::WatchParts { machine, images: connection.images.clone(), groups, node: node.clone() };
+    let eviction = eviction::watch(loaded, base, seen).await?;
     if let Some(cluster) = &cluster {
         let parts = NodeParts { facts: node, runtime: runtime_state.clone(), images: images.clone() };
         let ranges = cluster.keep_node(loaded, base, machine, info, parts)?;
@@ -225,7 +229,7 @@ async fn assemble(
     let runtime = RuntimeManager::new(
         RuntimeDeps {
             cri: connection.runtime.clone(),
-            images,
+            images: images.clone(),
             prepare: Arc::new(preparer),
             events: base.events.clone(),
             probes: probes.clone(),
@@ -259,6 +263,7 @@ async fn assemble(
         base.tasks.spawn(task);
     }
     let observer: Arc<dyn PodObserver> = pleg.clone();
+    let allocations = allocator.allocations();
     let (reports, reported) = engine::reports();
     let status = Arc::new(StatusManager::new(base.statuses.clone()));
     let context = Arc::new(WorkerContext {
@@ -271,7 +276,7 @@ async fn assemble(
         mirrors: cluster.as_ref().map_or_else(|| Arc::new(NoMirrors) as Arc<dyn MirrorPods>, Cluster::mirrors),
         events: base.events.clone(),
         clock: base.clock.clone(),
-        allocations: allocator.allocations(),
+        allocations: allocations.clone(),
         status: status.clone(),
         node: facts,
         runtime_state,
@@ -289,7 +294,7 @@ async fn assemble(
     });
     let ready = SourcesReady::new(sources.registered);
     let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
-    base.tasks.spawn(runtime.run_gc(Arc::new(engine.fates.clone()), base.stop.child_token()));
+    base.tasks.spawn(runtime.clone().run_gc(Arc::new(engine.fates.clone()), base.stop.child_token()));
     if let Some(cluster) = &mut cluster {
         cluster.write_statuses(base, status.clone());
         cluster.follow_changes(base, engine.commands.clone());
@@ -310,6 +315,8 @@ async fn assemble(
         },
     );
     base.tasks.spawn(surveyors.run(base.stop.child_token()));
+    let acting = eviction::ActParts { engine: &engine, allocations, statistics: &statistics, runtime, images };
+    eviction::act(base, eviction, acting);
     let cri = connection.runtime.clone();
     let runtime = info.name.clone();
     let parts = server::Parts { engine, status, observer, cri, statistics, runtime, targets };

@@ -8,6 +8,7 @@ mod cluster;
 pub mod embedded;
 pub mod embedded_streams;
 mod events;
+mod eviction;
 mod life;
 pub mod logging;
 mod memory;

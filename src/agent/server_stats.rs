@@ -120,7 +120,8 @@ fn max_open() -> usize {
     usize::try_from((limit / 4).min(MAX_OPEN)).unwrap_or_default()
 }
 
-fn groups(loaded: &Loaded, driver: Driver) -> Arc<dyn PodGroups> {
+/// Names of control groups.
+pub fn groups(loaded: &Loaded, driver: Driver) -> Arc<dyn PodGroups> {
     let tree = PodTree::new(&loaded.config.cgroup_root, driver).ok();
     Arc::new(Groups(tree.filter(|_| loaded.config.cgroups_per_qos)))
 }
@@ -198,6 +199,11 @@ pub struct StatsPages {
 }
 
 impl StatsPages {
+    /// What makes them.
+    pub fn provider(&self) -> StatsProvider {
+        self.provider.clone()
+    }
+
     /// Where probes are counted.
     pub fn probes(&self) -> &ProbeMetrics {
         &self.probes

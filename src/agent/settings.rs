@@ -6,8 +6,9 @@ use jiff::SignedDuration;
 
 use super::build::BuildError;
 use crate::{
-    config::{KubeletConfiguration, Loaded},
+    config::{self, KubeletConfiguration, Loaded},
     cri::CriConfig,
+    eviction::EvictionConfig,
     images::{self, DockerFolders, ImagesConfig, Parallelism, PluginFlags, VerificationPolicy},
     logs::LogsConfig,
     node::{
@@ -237,6 +238,20 @@ pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kerne
             },
         },
     }
+}
+
+/// Eviction.
+///
+/// # Errors
+/// Thresholds that cannot be used.
+pub fn eviction(loaded: &Loaded) -> Result<EvictionConfig, BuildError> {
+    let config = &loaded.config;
+    Ok(EvictionConfig {
+        thresholds: config::eviction::thresholds(config).map_err(BuildError)?,
+        transition: config.eviction_pressure_transition_period.std(),
+        max_pod_grace: i64::from(config.eviction_max_pod_grace_period),
+        local_storage: config.local_storage_capacity_isolation,
+    })
 }
 
 /// Pod cgroups.

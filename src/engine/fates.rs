@@ -27,6 +27,17 @@ impl FatesView {
         let _ = self.0.clone().wait_for(|fates| fates.sources_ready).await;
     }
 
+    /// Whether somebody works on the pod and something of it may run.
+    pub fn is_active(&self, pod: &PodUid) -> bool {
+        self.0.borrow().pods.get(pod).is_some_and(|life| life.as_ref().is_some_and(|life| !life.is_terminated()))
+    }
+
+    /// Waits until nothing is left to do for a pod, or the sync loop is gone.
+    pub async fn finished(&self, pod: &PodUid) {
+        let is_over = |life: &Option<Lifecycle>| life.as_ref().is_none_or(Lifecycle::is_finished);
+        let _ = self.0.clone().wait_for(|fates| fates.pods.get(pod).is_none_or(is_over)).await;
+    }
+
     /// Whether the pod's termination was requested or has begun.
     pub fn is_stopping(&self, pod: &PodUid) -> bool {
         self.0.borrow().pods.get(pod).is_some_and(|life| life.as_ref().is_some_and(Lifecycle::is_stopping))

@@ -13,6 +13,7 @@ mod certificates;
 mod embedded;
 pub mod encode;
 mod engine;
+mod eviction;
 pub mod exposition;
 mod images;
 mod node;
@@ -48,6 +49,7 @@ pub use embedded::{
     EmbeddedMetrics, EmbeddedObjects, LaunchStep, NetworkOperation, Outcome, Unpacks, register_embedded_objects,
 };
 pub use engine::{EngineMetrics, WorkingPods, static_label};
+pub use eviction::EvictionMetrics;
 pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
 pub use node::NodeMetrics;
 pub use pleg::PlegMetrics;

@@ -183,6 +183,14 @@ impl StatsProvider {
         page.await.unwrap_or_else(|| Err(FAILED.to_owned()))
     }
 
+    /// What the document of `/stats/summary` tells, as values.
+    ///
+    /// # Errors
+    /// As of [`StatsProvider::summary`].
+    pub async fn values(&self, form: Form) -> Result<Summary, String> {
+        self.inner.clone().summarise(form).await.map(|(_, summary)| summary)
+    }
+
     /// A page of metrics in the form a scraper asks for.
     ///
     /// # Errors

@@ -106,6 +106,8 @@ impl Home {
             // However full the machine's disk is, test images stay.
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
+            // And no pod has to go.
+            "evictionHard": {},
         });
         let flags =
             vec![format!("--root-dir={}", dir.path().join("root").display()), format!("--hostname-override={NODE}")];

@@ -128,7 +128,7 @@ impl Turn<'_> {
             built.message = Some("The pod's sandbox is gone, and its restart policy allows no other".to_owned());
         }
         if let Some(order) = order {
-            overrule(&mut built, order, self.context.clock.now());
+            overrule(&mut built, order, pod.generation(), self.context.clock.now());
         }
         let now = self.context.clock.now();
         match kind {
@@ -139,7 +139,7 @@ impl Turn<'_> {
 }
 
 /// Lets an eviction, preemption or shutdown have the last word on phase, reason and message.
-fn overrule(status: &mut api::PodStatus, order: &StatusOverride, now: jiff::Timestamp) {
+fn overrule(status: &mut api::PodStatus, order: &StatusOverride, generation: i64, now: jiff::Timestamp) {
     status.phase = Some("Failed".to_owned());
     status.reason = Some(order.reason.clone());
     status.message = Some(order.message.clone());
@@ -152,6 +152,7 @@ fn overrule(status: &mut api::PodStatus, order: &StatusOverride, now: jiff::Time
         reason: Some(reason.clone()),
         message: Some(message.clone()),
         last_transition_time: Some(Time(now)),
+        observed_generation: Some(generation).filter(|generation| *generation != 0),
         ..Default::default()
     });
 }

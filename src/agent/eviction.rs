@@ -1,0 +1,412 @@
+//! Puts eviction together with the rooms that it looks at and acts through.
+
+mod kernel;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::{
+    sync::{mpsc, watch},
+    task::spawn_blocking,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use self::kernel::{Bell, hear_stalls, hear_usage};
+use super::{
+    build::{Base, BuildError, SETTLE},
+    server_stats::StatsPages,
+    settings,
+};
+use crate::{
+    config::{
+        Loaded,
+        eviction::{Signal, Threshold},
+    },
+    cri::ImageService,
+    engine::{
+        Command, EngineHandle, FatesView,
+        allocation::Allocations,
+        kill_and_wait,
+        lifecycle::StatusOverride,
+        ports::{NodeFacts, PodFates},
+    },
+    eviction::{
+        EvictionConfig, Evictor, EvictorDeps, Picture, Watcher, WatcherDeps,
+        message::Verdict,
+        ports::{Gauges, Needs, Pods, Pressures, Reclaim},
+        signals::{Condition, DiskReading, MemoryReading, Readings},
+        usage::{ContainerUse, DiskUse, PodUse},
+    },
+    images,
+    metrics::EvictionMetrics,
+    node::Machine,
+    pod::{Pod, PodUid},
+    runtime::{GcMode, RuntimeManager},
+    stats::{
+        Form, MemorySeen, NodeLook, PodGroups, StatsProvider, file_system,
+        summary::{ContainerStats, FsStats, PodStats},
+    },
+};
+
+/// How long one look at a file system, or at the kernel's files, may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
+/// How long the runtime may take to say where its images are.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
+/// How often it is asked, before and after it has said so.
+const ASK_AGAIN: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(60)];
+/// How long the removal of what nobody needs may take.
+const RECLAIM_LIMIT: Duration = Duration::from_secs(120);
+
+/// What the watcher is made from.
+pub(super) struct WatchParts<'a> {
+    /// Facts of the machine.
+    pub(super) machine: &'a Machine,
+    /// The runtime's images.
+    pub(super) images: Arc<dyn ImageService>,
+    /// Names of control groups.
+    pub(super) groups: Arc<dyn PodGroups>,
+    /// Hears of pressures.
+    pub(super) node: watch::Sender<Arc<NodeFacts>>,
+}
+
+/// How the node stands from now on, and what goes with it.
+pub(super) struct Watched {
+    config: Arc<EvictionConfig>,
+    metrics: EvictionMetrics,
+    pictures: watch::Receiver<Option<Arc<Picture>>>,
+    began: Instant,
+}
+
+/// Looks at the node from now on; returns after the first look, so that no pod is admitted to a node that is short.
+///
+/// # Errors
+/// Thresholds that cannot be used.
+pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -> Result<Watched, BuildError> {
+    let config = Arc::new(settings::eviction(loaded)?);
+    let (metrics, began) = (EvictionMetrics::new(&base.registry), Instant::now());
+    let (places, bell) = (Arc::new(ImagePlaces::default()), Arc::new(Bell::default()));
+    base.tasks.spawn(places.clone().follow(parts.images, bell.clone(), base.stop.child_token()));
+    let (line, lines) = watch::channel(None);
+    if loaded.config.kernel_memcg_notification {
+        base.tasks.spawn(hear_usage(lines, bell.clone(), base.stop.child_token()));
+    }
+    base.tasks.spawn(hear_stalls(bell.clone(), base.stop.child_token()));
+    let look = NodeLook::new(parts.groups, base.clock.clone(), "/".into(), parts.machine.max_pids);
+    let node = Arc::new(Disk::at(settings::root(loaded)));
+    let gauges = Machinery { look: Arc::new(look), node, places, thresholds: config.thresholds.clone(), line };
+    let deps =
+        WatcherDeps { gauges: Arc::new(gauges), alarm: bell, pressures: tell(parts.node), metrics: metrics.clone() };
+    let (watcher, mut pictures) = Watcher::new(config.clone(), deps, began);
+    base.tasks.spawn(watcher.run(base.stop.child_token()));
+    let _ = timeout(SETTLE, pictures.wait_for(Option::is_some)).await;
+    Ok(Watched { config, metrics, pictures, began })
+}
+
+/// What the evictor acts through.
+pub(super) struct ActParts<'a> {
+    /// The engine.
+    pub(super) engine: &'a EngineHandle,
+    /// What pods hold.
+    pub(super) allocations: Allocations,
+    /// What pods take.
+    pub(super) statistics: &'a StatsPages,
+    /// Removes dead containers.
+    pub(super) runtime: Arc<RuntimeManager>,
+    /// Removes images.
+    pub(super) images: Arc<images::Manager>,
+}
+
+/// Evicts from now on.
+pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
+    let Watched { config, metrics, pictures, began } = watched;
+    let engine = parts.engine;
+    let pods = EnginePods {
+        pods: engine.pods.clone(),
+        fates: engine.fates.clone(),
+        commands: engine.commands.clone(),
+        allocations: parts.allocations,
+        statistics: parts.statistics.provider(),
+    };
+    let reclaim = Removal { runtime: parts.runtime, images: parts.images, fates: Arc::new(engine.fates.clone()) };
+    let deps = EvictorDeps { pods: Arc::new(pods), reclaim: Arc::new(reclaim), events: base.events.clone(), metrics };
+    base.tasks.spawn(Evictor::new(config, deps, pictures, began).run(base.stop.child_token()));
+}
+
+/// Admission and the node's status read pressures among the facts of the node.
+fn tell(node: watch::Sender<Arc<NodeFacts>>) -> Pressures {
+    Arc::new(move |conditions: &BTreeSet<Condition>| {
+        let pressures: Vec<String> = conditions.iter().map(|condition| condition.as_str().to_owned()).collect();
+        node.send_if_modified(|facts| {
+            let is_news = facts.pressures != pressures;
+            if is_news {
+                Arc::make_mut(facts).pressures = pressures;
+            }
+            is_news
+        });
+    })
+}
+
+/// A file system by a path on it. While a look at it hangs, there is no other.
+struct Disk {
+    path: PathBuf,
+    is_busy: AtomicBool,
+}
+
+impl Disk {
+    fn at(path: PathBuf) -> Self {
+        Self { path, is_busy: AtomicBool::new(false) }
+    }
+
+    async fn look(self: &Arc<Self>) -> Option<DiskReading> {
+        if self.is_busy.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let own = self.clone();
+        let looked = spawn_blocking(move || {
+            let seen = file_system(&own.path);
+            own.is_busy.store(false, Ordering::Release);
+            seen
+        });
+        let (device, fs) = timeout(LOOK_LIMIT, looked).await.ok()?.ok()?.ok()?;
+        Some(DiskReading {
+            device,
+            capacity: fs.capacity,
+            available: fs.available,
+            inodes: fs.inodes,
+            inodes_free: fs.inodes_free,
+        })
+    }
+}
+
+/// Where the runtime keeps images and writable layers.
+#[derive(Default)]
+struct ImagePlaces {
+    known: Mutex<[Option<Arc<Disk>>; 2]>,
+}
+
+impl ImagePlaces {
+    /// Asks the runtime now and then: it may be started anew with other directories.
+    async fn follow(self: Arc<Self>, images: Arc<dyn ImageService>, bell: Arc<Bell>, stop: CancellationToken) {
+        loop {
+            let asked = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                asked = timeout(ASK_LIMIT, images.image_fs_info()) => asked,
+            };
+            let [before, after] = ASK_AGAIN;
+            let pause = match asked {
+                Ok(Ok(info)) => {
+                    let first = |all: &[crate::proto::cri::FilesystemUsage]| {
+                        let path = all.first()?.fs_id.as_ref().map(|id| id.mountpoint.clone())?;
+                        (!path.is_empty()).then_some(path)
+                    };
+                    if self.set([first(&info.image_filesystems), first(&info.container_filesystems)]) {
+                        bell.ring();
+                    }
+                    after
+                }
+                Ok(Err(_)) | Err(_) => before,
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Takes them in; says whether they are others than before.
+    fn set(&self, paths: [Option<String>; 2]) -> bool {
+        let mut is_news = false;
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for (disk, path) in known.iter_mut().zip(paths) {
+            let path = path.map(PathBuf::from);
+            if disk.as_ref().map(|disk| &disk.path) != path.as_ref() {
+                *disk = path.map(|path| Arc::new(Disk::at(path)));
+                is_news = true;
+            }
+        }
+        is_news
+    }
+
+    fn known(&self) -> [Option<Arc<Disk>>; 2] {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Looks at this machine.
+struct Machinery {
+    look: Arc<NodeLook>,
+    node: Arc<Disk>,
+    places: Arc<ImagePlaces>,
+    thresholds: Vec<Threshold>,
+    /// Use of memory from which on the machine is short of it.
+    line: watch::Sender<Option<u64>>,
+}
+
+#[async_trait]
+impl Gauges for Machinery {
+    async fn look(&self) -> Readings {
+        async fn disk(disk: Option<Arc<Disk>>) -> Option<DiskReading> {
+            disk?.look().await
+        }
+        let [images, layers] = self.places.known();
+        let look = self.look.clone();
+        let kernel = timeout(LOOK_LIMIT, spawn_blocking(move || look.look()));
+        let (kernel, node_fs, image_fs, container_fs) =
+            tokio::join!(kernel, self.node.look(), disk(images), disk(layers));
+        let seen = kernel.ok().and_then(Result::ok).unwrap_or_default();
+        self.line.send_replace(seen.memory.and_then(|seen| usage_line(&self.thresholds, seen)));
+        let memory = |seen: MemorySeen| MemoryReading { total: seen.total, working_set: seen.working_set };
+        Readings {
+            memory: seen.memory.map(memory),
+            pods_memory: seen.pods.map(memory),
+            node_fs,
+            image_fs,
+            container_fs,
+            processes: seen.processes.and_then(|processes| Some((processes.max?, processes.now))),
+            ..Readings::default()
+        }
+    }
+}
+
+/// The use of memory, page cache included, at which the first threshold is met.
+fn usage_line(thresholds: &[Threshold], seen: MemorySeen) -> Option<u64> {
+    let of_memory = thresholds.iter().filter(|threshold| threshold.signal == Signal::Memory);
+    let capacity = i64::try_from(seen.total).ok()?;
+    let bound = of_memory.map(|threshold| threshold.below.of(capacity).value()).max()?;
+    let cache = seen.usage.saturating_sub(seen.working_set);
+    Some(seen.total.saturating_sub(u64::try_from(bound).ok()?).saturating_add(cache))
+}
+
+/// The pods as the engine drives them.
+struct EnginePods {
+    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    fates: FatesView,
+    commands: mpsc::Sender<Command>,
+    allocations: Allocations,
+    statistics: StatsProvider,
+}
+
+#[async_trait]
+impl Pods for EnginePods {
+    fn active(&self) -> Vec<Arc<Pod>> {
+        let pods = self.pods.borrow().clone();
+        let active = pods.iter().filter(|pod| self.fates.is_active(pod.uid()));
+        active.map(|pod| self.allocations.allocated(pod)).collect()
+    }
+
+    async fn usages(&self, needs: Needs) -> Result<HashMap<PodUid, PodUse>, String> {
+        let form = match needs {
+            Needs::Memory => Form::Short,
+            Needs::Disks => Form::Full,
+        };
+        let summary = self.statistics.values(form).await?;
+        Ok(summary.pods.iter().map(|pod| (pod.id.uid.clone(), usage(pod))).collect())
+    }
+
+    async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
+        let message = verdict.message.clone();
+        let disruption = verdict.is_disruption.then(|| ("TerminationByKubelet".to_owned(), message.clone()));
+        let status = StatusOverride { reason: "Evicted".to_owned(), message, disruption };
+        kill_and_wait(&self.commands, pod, Some(verdict.grace), Some(status)).await
+    }
+
+    async fn gone(&self, pod: &PodUid) {
+        self.fates.finished(pod).await;
+    }
+}
+
+fn usage(pod: &PodStats) -> PodUse {
+    let disk = |fs: &FsStats| Some(DiskUse { bytes: fs.used?, inodes: fs.inodes_used.unwrap_or_default() });
+    let container = |container: &ContainerStats| ContainerUse {
+        name: container.name.clone(),
+        memory: container.usage.memory.and_then(|memory| memory.working_set),
+        rootfs: container.rootfs.as_ref().and_then(disk),
+        logs: container.logs.as_ref().and_then(disk),
+    };
+    PodUse {
+        memory: pod.usage.memory.and_then(|memory| memory.working_set),
+        processes: pod.processes,
+        storage: pod.ephemeral_storage.and_then(|storage| storage.used),
+        volumes: pod.volumes.iter().filter_map(|volume| Some((volume.name.clone(), disk(&volume.fs)?))).collect(),
+        containers: pod.containers.iter().map(container).collect(),
+    }
+}
+
+/// Removes what nobody needs.
+struct Removal {
+    runtime: Arc<RuntimeManager>,
+    images: Arc<images::Manager>,
+    fates: Arc<dyn PodFates>,
+}
+
+#[async_trait]
+impl Reclaim for Removal {
+    async fn containers(&self) -> Result<(), String> {
+        let collected = self.runtime.collect_garbage(&self.fates, GcMode::EvictTerminated);
+        timeout(RECLAIM_LIMIT, collected).await.unwrap_or_else(|_| Err(late("dead containers")))
+    }
+
+    async fn images(&self) -> Result<(), String> {
+        match timeout(RECLAIM_LIMIT, self.images.delete_unused()).await {
+            Ok(deleted) => deleted.map(drop).map_err(|error| error.to_string()),
+            Err(_) => Err(late("unused images")),
+        }
+    }
+}
+
+fn late(what: &str) -> String {
+    format!("{what} were not removed within {RECLAIM_LIMIT:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pressures_are_facts_of_the_node() {
+        let (node, mut facts) = watch::channel(Arc::<NodeFacts>::default());
+        let tell = tell(node);
+        tell(&BTreeSet::new());
+        assert!(!facts.has_changed().expect("open"), "no news");
+        tell(&[Condition::Disk, Condition::Memory].into());
+        assert_eq!(facts.borrow_and_update().pressures, ["MemoryPressure", "DiskPressure"]);
+        tell(&[Condition::Disk, Condition::Memory].into());
+        assert!(!facts.has_changed().expect("open"));
+        tell(&BTreeSet::new());
+        assert!(facts.borrow().pressures.is_empty());
+    }
+
+    #[test]
+    fn the_line_is_where_the_first_threshold_is_met() {
+        let config = |below: &str| {
+            let mut config = crate::config::defaults::defaults();
+            config.eviction_hard = [("memory.available".to_owned(), below.to_owned())].into();
+            crate::config::eviction::thresholds(&config).expect("usable")
+        };
+        let seen = MemorySeen { total: 1000, usage: 500, working_set: 300 };
+        assert_eq!(usage_line(&config("100"), seen), Some(1100), "200 of page cache do not count");
+        assert_eq!(usage_line(&config("10%"), seen), Some(1100));
+        assert_eq!(usage_line(&[], seen), None);
+    }
+
+    #[tokio::test]
+    async fn a_disk_is_looked_at_and_one_that_is_not_there_is_absent() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let disk = Arc::new(Disk::at(dir.path().to_owned()));
+        assert!(disk.look().await.is_some_and(|seen| seen.capacity > 0));
+        disk.is_busy.store(true, Ordering::Release);
+        assert_eq!(disk.look().await, None, "a look hangs");
+        assert_eq!(Arc::new(Disk::at("/no/such/place".into())).look().await, None);
+    }
+}

@@ -1,0 +1,316 @@
+//! Frees what is short: what nobody needs first, then one pod at a time. One task owns who is on the way out.
+//! Behaviour: spec 05 §3.4 steps 8-13, §3.6-3.7.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use futures::future::join_all;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info, warn};
+
+use super::{
+    EvictionConfig,
+    limits::{exceeded, has_limits},
+    message::{Verdict, verdict},
+    ports::{Needs, Pods, Reclaim},
+    pressure::{grace, is_resolved},
+    rank::{is_exempt, rank},
+    signals::{Layout, Moment, resource},
+    usage::Candidate,
+    watcher::Picture,
+};
+use crate::{
+    config::eviction::{Signal, Threshold},
+    engine::ports::{Event, EventSink},
+    metrics::EvictionMetrics,
+    pod::{Pod, PodUid},
+};
+
+/// How often limits of pods are looked at, and how long nothing is tried again that could not be done.
+const PERIOD: Duration = Duration::from_secs(10);
+/// How long what could not be asked is left alone.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long a pod that was evicted is waited for before another is thought of.
+const GONE: Duration = Duration::from_secs(30);
+/// How long a disk takes to show that something was removed from it: runtimes free in the background.
+const SETTLE: Duration = Duration::from_secs(1);
+/// How long a fresh look is waited for.
+const LOOK_PATIENCE: Duration = Duration::from_secs(15);
+
+/// What the evictor needs of others.
+pub struct EvictorDeps {
+    /// The pods.
+    pub pods: Arc<dyn Pods>,
+    /// Frees what nobody needs.
+    pub reclaim: Arc<dyn Reclaim>,
+    /// Takes events.
+    pub events: Arc<dyn EventSink>,
+    /// What is counted.
+    pub metrics: EvictionMetrics,
+}
+
+/// Evicts; see the module's documentation.
+pub struct Evictor {
+    config: Arc<EvictionConfig>,
+    deps: EvictorDeps,
+    began: Instant,
+    pictures: watch::Receiver<Option<Arc<Picture>>>,
+    /// Told to end and still there: they are not waited for again.
+    stuck: HashSet<PodUid>,
+    /// For which signal nothing could be done, and until when that is not tried again.
+    held: Option<(Signal, Instant)>,
+    limits_at: Instant,
+}
+
+/// What a pass came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Outcome {
+    /// Something is free now, or will be: look again at once.
+    Freed,
+    /// Nothing had to be done.
+    Nothing,
+    /// Nothing could be done for that signal; not again before that much time.
+    Failed(Signal, Duration),
+}
+
+/// What a pass is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Cause {
+    Shortage,
+    Limits,
+}
+
+impl Evictor {
+    /// An evictor to run; `pictures` are the watcher's, of which moments count from `began`.
+    pub fn new(
+        config: Arc<EvictionConfig>,
+        deps: EvictorDeps,
+        pictures: watch::Receiver<Option<Arc<Picture>>>,
+        began: Instant,
+    ) -> Self {
+        Self { config, deps, began, pictures, stuck: HashSet::new(), held: None, limits_at: Instant::now() + PERIOD }
+    }
+
+    /// Evicts until stopped.
+    pub async fn run(mut self, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = self.turn() => {}
+            }
+        }
+    }
+
+    async fn turn(&mut self) {
+        let cause = self.wait().await;
+        let outcome = match cause {
+            Cause::Limits => {
+                self.limits_at = Instant::now() + PERIOD;
+                self.keep_limits().await
+            }
+            Cause::Shortage => self.relieve().await,
+        };
+        if let Outcome::Failed(signal, pause) = outcome {
+            self.held = Some((signal, Instant::now() + pause));
+        }
+    }
+
+    /// Waits until something is to be done.
+    async fn wait(&mut self) -> Cause {
+        loop {
+            let held = self.held.filter(|(_, until)| *until > Instant::now());
+            let limits_at = self.limits_at;
+            let is_due = |picture: &Option<Arc<Picture>>| {
+                let first = picture.as_ref().and_then(|picture| picture.due.first());
+                first.is_some_and(|(first, _)| held.is_none_or(|(signal, _)| first.signal != signal))
+            };
+            let again = held.map_or_else(|| limits_at.max(Instant::now() + PERIOD), |(_, until)| until);
+            tokio::select! {
+                biased;
+                is_found = async { self.pictures.wait_for(is_due).await.is_ok() } => {
+                    if is_found {
+                        return Cause::Shortage;
+                    }
+                    std::future::pending::<()>().await; // the watcher is gone
+                }
+                () = sleep_until(limits_at), if self.config.local_storage => return Cause::Limits,
+                () = sleep_until(again) => {}
+            }
+        }
+    }
+
+    /// Lets pods go that take more of the disk than they may.
+    async fn keep_limits(&mut self) -> Outcome {
+        let active = self.deps.pods.active();
+        if !active.iter().any(|pod| has_limits(pod)) {
+            return Outcome::Nothing;
+        }
+        let Some(candidates) = self.candidates(active, Needs::Disks).await else { return Outcome::Nothing };
+        self.evict_exceeding(&candidates).await
+    }
+
+    async fn evict_exceeding(&mut self, candidates: &[Candidate]) -> Outcome {
+        if !self.config.local_storage {
+            return Outcome::Nothing;
+        }
+        let layout = self.latest().layout;
+        let can_go = |candidate: &&Candidate| !is_exempt(candidate) && !self.stuck.contains(candidate.pod.uid());
+        let found: Vec<(Arc<Pod>, Verdict)> = candidates
+            .iter()
+            .filter(can_go)
+            .filter_map(|candidate| Some((candidate.pod.clone(), exceeded(candidate, layout)?)))
+            .collect();
+        if found.is_empty() {
+            return Outcome::Nothing;
+        }
+        let gone = join_all(found.iter().map(|(pod, verdict)| self.evict(pod, verdict))).await;
+        self.remember(found.iter().zip(gone).filter(|(_, is_gone)| !is_gone).map(|((pod, _), _)| pod.uid().clone()));
+        Outcome::Freed
+    }
+
+    /// Frees what the first threshold that is met calls for.
+    async fn relieve(&mut self) -> Outcome {
+        let picture = self.latest();
+        let Some((first, _)) = picture.due.first() else { return Outcome::Nothing };
+        let signal = first.signal;
+        let needs =
+            if matches!(signal, Signal::Memory | Signal::AllocatableMemory) { Needs::Memory } else { Needs::Disks };
+        let active = self.deps.pods.active();
+        let Some(candidates) = self.candidates(active, needs).await else { return Outcome::Failed(signal, RETRY) };
+        if needs == Needs::Disks && self.evict_exceeding(&candidates).await == Outcome::Freed {
+            return Outcome::Freed;
+        }
+        info!(resourceName = resource(signal), "Eviction manager: attempting to reclaim");
+        let text = format!("Attempting to reclaim {}", resource(signal));
+        self.deps.events.record(Event::node_warning("EvictionThresholdMet", text));
+        let mut picture = self.latest();
+        if self.reclaim(signal, picture.layout).await {
+            picture = self.look_after(self.began.elapsed() + SETTLE).await;
+            if is_resolved(&picture.thresholds, &picture.seen) {
+                info!("Eviction manager: able to reduce resource pressure without evicting pods.");
+                return Outcome::Freed;
+            }
+        }
+        self.evict_one(&picture, candidates).await
+    }
+
+    /// Frees what nobody needs, where that helps; says whether anything was tried.
+    async fn reclaim(&self, signal: Signal, layout: Layout) -> bool {
+        let (containers, images) = reclaims(signal, layout);
+        if containers && let Err(err) = self.deps.reclaim.containers().await {
+            warn!(err, "Eviction manager: unexpected error when attempting to reclaim dead containers");
+        }
+        if images && let Err(err) = self.deps.reclaim.images().await {
+            warn!(err, "Eviction manager: unexpected error when attempting to reclaim images");
+        }
+        containers || images
+    }
+
+    /// Lets the first pod go that may.
+    async fn evict_one(&mut self, picture: &Picture, mut candidates: Vec<Candidate>) -> Outcome {
+        let Some((first, since)) = picture.due.first() else { return Outcome::Freed };
+        let signal = first.signal;
+        info!(resourceName = resource(signal), "Eviction manager: must evict pod(s) to reclaim");
+        rank(&mut candidates, signal, picture.layout);
+        let names: Vec<String> = candidates.iter().map(|candidate| candidate.pod.object_name()).collect();
+        info!(pods = ?names, "Eviction manager: pods ranked for eviction");
+        for (threshold, _) in &picture.due {
+            let seen = picture.seen.get(&threshold.signal).map_or(picture.at, |seen| seen.at);
+            self.deps.metrics.stats_age(threshold.signal.as_str(), self.began.elapsed().saturating_sub(seen));
+        }
+        let due: Vec<Threshold> = picture.due.iter().map(|(threshold, _)| threshold.clone()).collect();
+        for candidate in &candidates {
+            let pod = &candidate.pod;
+            if is_exempt(candidate) {
+                info!(pod = %pod.object_name(), "Eviction manager: cannot evict a critical pod");
+                continue;
+            }
+            if self.stuck.contains(pod.uid()) {
+                continue;
+            }
+            let own = pod.spec().termination_grace_period_seconds;
+            let grace = grace(first, self.config.max_pod_grace, own);
+            let Some(verdict) = verdict(candidate, &due, &picture.seen, grace) else { break };
+            self.deps.metrics.reacted(verdict.signal, self.began.elapsed().saturating_sub(*since));
+            if !self.evict(pod, &verdict).await {
+                self.remember([pod.uid().clone()].into_iter());
+            }
+            // What was seen before it went says nothing any more.
+            let settle = if signal == Signal::Pid { Duration::ZERO } else { SETTLE };
+            self.look_after(self.began.elapsed() + settle).await;
+            return Outcome::Freed;
+        }
+        info!("Eviction manager: unable to evict any pods from the node");
+        Outcome::Failed(signal, PERIOD)
+    }
+
+    /// Lets a pod go and waits until it is gone; says whether it is.
+    async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> bool {
+        let event = Event::warning(pod.id(), "Evicted", verdict.message.clone());
+        self.deps.events.record(event.annotated(verdict.annotations.iter().cloned()));
+        match self.deps.pods.evict(pod, verdict).await {
+            Ok(()) => info!(pod = %pod.object_name(), "Eviction manager: pod is evicted successfully"),
+            Err(err) => {
+                let text = "Container runtime did not kill the pod within specified grace period.";
+                self.deps.events.record(Event::warning(pod.id(), "ExceededGracePeriod", text));
+                error!(pod = %pod.object_name(), err, "Eviction manager: pod failed to evict");
+            }
+        }
+        self.deps.metrics.evicted(verdict.signal);
+        let is_gone = timeout(GONE, self.deps.pods.gone(pod.uid())).await.is_ok();
+        if !is_gone {
+            info!(pod = %pod.object_name(), "Eviction manager: timed out waiting for pods to be cleaned up");
+        }
+        is_gone
+    }
+
+    fn remember(&mut self, stuck: impl Iterator<Item = PodUid>) {
+        let active: HashSet<PodUid> = self.deps.pods.active().iter().map(|pod| pod.uid().clone()).collect();
+        self.stuck.extend(stuck);
+        self.stuck.retain(|uid| active.contains(uid));
+    }
+
+    /// Pods with what they take; `None` where that could not be asked.
+    async fn candidates(&self, active: Vec<Arc<Pod>>, needs: Needs) -> Option<Vec<Candidate>> {
+        let mut usages = match self.deps.pods.usages(needs).await {
+            Ok(usages) => usages,
+            Err(err) => {
+                error!(err, "Eviction manager: failed to get summary stats");
+                return None;
+            }
+        };
+        let candidate = |pod: Arc<Pod>| Candidate { usage: usages.remove(pod.uid()), pod };
+        Some(active.into_iter().map(candidate).collect())
+    }
+
+    fn latest(&self) -> Arc<Picture> {
+        self.pictures.borrow().clone().unwrap_or_default()
+    }
+
+    /// How the node stands by a look that began later than that.
+    async fn look_after(&mut self, at: Moment) -> Arc<Picture> {
+        let is_later = |picture: &Option<Arc<Picture>>| picture.as_ref().is_some_and(|picture| picture.at > at);
+        if timeout(LOOK_PATIENCE, self.pictures.wait_for(is_later)).await.is_err() {
+            debug!("Eviction manager: no fresh look in time");
+        }
+        self.latest()
+    }
+}
+
+/// What of the node's own helps with a signal: dead containers, images.
+const fn reclaims(signal: Signal, layout: Layout) -> (bool, bool) {
+    match (signal, layout) {
+        (Signal::Memory | Signal::AllocatableMemory | Signal::Pid, _)
+        | (Signal::NodeFs | Signal::NodeFsInodes, Layout::DedicatedImages) => (false, false),
+        (Signal::ImageFs | Signal::ImageFsInodes, Layout::Split) => (false, true),
+        (_, Layout::Split) => (true, false),
+        _ => (true, true),
+    }
+}
+
+#[cfg(test)]
+mod tests;

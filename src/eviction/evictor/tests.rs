@@ -1,0 +1,160 @@
+//! The watcher and the evictor on a node that is short of something.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::super::{
+    testing::World,
+    usage::{DiskUse, PodUse},
+};
+
+const GI: u64 = 1 << 30;
+
+fn disk(storage: u64) -> PodUse {
+    PodUse { storage: Some(storage), ..PodUse::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_pod_goes_where_one_suffices() {
+    // AC-05-14, AC-10a-34
+    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    world.pod("large", 2 * GI, &json!({}));
+    world.pod("small", GI / 2, &json!({}));
+    world.pod("static", 3 * GI, &json!({"priority": 2_000_000_000}));
+    world.wait(60.0).await;
+    assert_eq!(world.conditions(), ["MemoryPressure"], "6.5 of 8 GiB are in use");
+    let message = "The node was low on resource: memory. Threshold quantity: 2Gi, available: 1536Mi. ";
+    assert_eq!(
+        world.told(),
+        [
+            "event EvictionThresholdMet: Attempting to reclaim memory",
+            &format!("event Evicted: {message}"),
+            "evict large in 1s for memory.available",
+            "large is gone",
+        ]
+    );
+    assert_eq!((world.evicted("memory.available"), world.evicted("nodefs.available")), (1, 0));
+    world.wait(300.0).await;
+    assert_eq!(world.conditions(), Vec::<&str>::new());
+    assert_eq!(world.told(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shortage_is_met_within_a_second() {
+    let world = World::new(&json!({"hard": {"memory.available": "1Gi"}}));
+    world.pod("grows", GI, &json!({}));
+    world.wait(20.0).await;
+    for used in [2, 4, 5] {
+        world.memory_used(used * GI);
+        world.wait(0.9).await;
+    }
+    assert_eq!(world.told(), Vec::<String>::new());
+    world.memory_used(6 * GI + GI / 2);
+    world.wait(0.9).await;
+    assert_eq!(world.conditions(), ["MemoryPressure"]);
+    assert_eq!(world.evicted("memory.available"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_pods_go_one_after_the_other() {
+    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    for name in ["a", "b", "c"] {
+        world.pod(name, GI, &json!({}));
+    }
+    world.memory_used(5 * GI);
+    world.wait(60.0).await;
+    let told: Vec<String> = world.told().into_iter().filter(|told| !told.starts_with("event")).collect();
+    assert_eq!(
+        told,
+        ["evict a in 1s for memory.available", "a is gone", "evict b in 1s for memory.available", "b is gone"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_soft_threshold_leaves_time() {
+    // AC-05-15, AC-05-16
+    let fields = json!({"soft": {"memory.available": "2Gi"}, "graces": {"memory.available": "2m"}});
+    let world = World::new(&fields);
+    world.pod("web", 6 * GI, &json!({}));
+    world.wait(60.0).await;
+    assert_eq!((world.conditions(), world.told()), (vec!["MemoryPressure"], Vec::new()));
+    world.wait(120.0).await;
+    assert!(world.told().contains(&"evict web in 5s for memory.available".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn unused_images_go_before_pods() {
+    // AC-05-18
+    let world = World::new(&json!({"hard": {"nodefs.available": "10%"}, "reclaims": {"nodefs.available": "5Gi"}}));
+    world.running("web", disk(10 * GI), &json!({}), Duration::ZERO);
+    world.disk_used(70 * GI, 15 * GI);
+    world.wait(60.0).await;
+    assert_eq!(world.conditions(), ["DiskPressure"]);
+    let freed =
+        ["event EvictionThresholdMet: Attempting to reclaim ephemeral-storage", "remove containers", "remove images"];
+    assert_eq!(world.told(), freed);
+    // Too little for what is to be free: 10 % and 5 GiB.
+    world.disk_used(77 * GI, 4 * GI);
+    world.wait(60.0).await;
+    let told = world.told();
+    assert_eq!(told[..3], freed);
+    assert_eq!((told.last().map(String::as_str), world.evicted("nodefs.available")), (Some("web is gone"), 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn critical_pods_stay_and_the_shortage_is_told_again() {
+    // AC-05-20
+    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    world.pod("static", 7 * GI, &json!({"priority": 2_000_000_000}));
+    world.wait(35.0).await;
+    let told = world.told();
+    assert_eq!(told.len(), 4, "every ten seconds: {told:?}");
+    assert!(told.iter().all(|told| told == "event EvictionThresholdMet: Attempting to reclaim memory"), "{told:?}");
+    world.pod("late", 1, &json!({}));
+    world.wait(10.0).await;
+    assert!(world.told().contains(&"late is gone".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_does_not_end_holds_up_nobody_for_ever() {
+    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    let usage = |memory| PodUse { memory: Some(memory), ..PodUse::default() };
+    world.running("hangs", usage(4 * GI), &json!({}), Duration::from_secs(3600));
+    world.running("ends", usage(3 * GI), &json!({}), Duration::from_secs(2));
+    world.wait(39.0).await;
+    let told = world.told();
+    assert!(told.iter().any(|told| told.starts_with("event ExceededGracePeriod: ")), "{told:?}");
+    assert!(!told.iter().any(|told| told.starts_with("evict ends")), "{told:?}");
+    world.wait(10.0).await;
+    assert!(world.told().contains(&"ends is gone".to_owned()));
+    assert_eq!(world.evicted("memory.available"), 2, "it counts all the same");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_held_to_their_own_limits() {
+    // AC-05-19
+    let world = World::new(&json!({}));
+    let spec = json!({"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "1Gi"}}]});
+    let volume =
+        |bytes| PodUse { volumes: vec![("data".to_owned(), DiskUse { bytes, inodes: 1 })], ..PodUse::default() };
+    for (name, used) in [("a", GI + 1), ("b", GI + 1), ("fits", GI)] {
+        world.running(name, volume(used), &spec, Duration::ZERO);
+    }
+    world.wait(25.0).await;
+    let message = "event Evicted: Usage of EmptyDir volume \"data\" exceeds the limit \"1Gi\". ";
+    let told = world.told();
+    assert_eq!(told.iter().filter(|told| *told == message).count(), 2, "{told:?}");
+    assert_eq!((told.len(), world.evicted("emptydirfs.limit")), (6, 2), "{told:?}");
+    assert!(world.conditions().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_seen_is_no_shortage() {
+    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    world.wait(1.0).await;
+    world.hang();
+    world.pod("web", 8 * GI, &json!({}));
+    world.wait(100.0).await;
+    assert_eq!((world.conditions(), world.told()), (Vec::new(), Vec::new()));
+}

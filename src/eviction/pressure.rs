@@ -1,0 +1,231 @@
+//! Which thresholds are met and for how long, and which pressures the node reports. Pure.
+//! Behaviour: spec 05 §3.4 steps 4-7, §4.5.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::signals::{Condition, Moment, Observations, is_short};
+use crate::config::eviction::{Signal, Threshold};
+
+/// What is remembered between two looks.
+#[derive(Clone, Debug, Default)]
+pub struct Pressure {
+    /// Since when each threshold is met.
+    first: Vec<(Threshold, Moment)>,
+    /// When a threshold of a condition was met last.
+    conditions: BTreeMap<Condition, Moment>,
+    /// Thresholds that called for a pod: they hold until enough is free again.
+    called: Vec<Threshold>,
+    /// When each signal was seen last.
+    seen: BTreeMap<Signal, Moment>,
+}
+
+/// What one look came to.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Turn {
+    /// Pressures to be reported.
+    pub conditions: BTreeSet<Condition>,
+    /// Thresholds for which something has to go now, the first first, and since when they call for it.
+    pub due: Vec<(Threshold, Moment)>,
+    /// Whether any threshold is met, however long.
+    pub is_met: bool,
+}
+
+impl Pressure {
+    /// Takes a look in: `thresholds` are those in force, sorted by signal; `transition` is how long a pressure is
+    /// reported after its cause is gone.
+    pub fn turn(&mut self, thresholds: &[Threshold], seen: &Observations, now: Moment, transition: Duration) -> Turn {
+        let is_met = |threshold: &&Threshold| {
+            let Some(seen) = seen.get(&threshold.signal) else { return false };
+            let more = threshold.min_reclaim.filter(|_| self.called.contains(threshold));
+            is_short(seen, threshold.below, None) || (more.is_some() && is_short(seen, threshold.below, more))
+        };
+        let met: Vec<&Threshold> = thresholds.iter().filter(is_met).collect();
+        let since = |threshold: &Threshold| {
+            let known = self.first.iter().find(|(known, _)| known == threshold);
+            known.map_or(now, |(_, since)| *since)
+        };
+        self.first = met.iter().map(|threshold| ((*threshold).clone(), since(threshold))).collect();
+        self.conditions.extend(met.iter().map(|threshold| (Condition::of(threshold.signal), now)));
+        self.conditions.retain(|_, last| now.saturating_sub(*last) < transition);
+        let called: Vec<(Threshold, Moment)> = self
+            .first
+            .iter()
+            .map(|(threshold, since)| (threshold.clone(), since.saturating_add(threshold.grace.unwrap_or_default())))
+            .filter(|(_, due)| *due <= now)
+            .collect();
+        self.called = called.iter().map(|(threshold, _)| threshold.clone()).collect();
+        let is_news = |signal: &Signal| {
+            let at = seen.get(signal).map(|seen| seen.at);
+            self.seen.get(signal).is_none_or(|last| at.is_some_and(|at| at > *last))
+        };
+        let due = called.into_iter().filter(|(threshold, _)| is_news(&threshold.signal)).collect();
+        self.seen.extend(seen.iter().map(|(signal, seen)| (*signal, seen.at)));
+        Turn { conditions: self.conditions.keys().copied().collect(), due, is_met: !self.first.is_empty() }
+    }
+}
+
+/// Whether the node is short of nothing, and so much more is free as is to be reclaimed.
+pub fn is_resolved(thresholds: &[Threshold], seen: &Observations) -> bool {
+    let is_short = |threshold: &Threshold| {
+        seen.get(&threshold.signal).is_some_and(|seen| is_short(seen, threshold.below, threshold.min_reclaim))
+    };
+    !thresholds.iter().any(is_short)
+}
+
+/// Least time between two looks.
+pub const SOONEST: Duration = Duration::from_millis(250);
+/// Most time between two looks.
+pub const LATEST: Duration = Duration::from_secs(10);
+
+/// How long until the next look: no longer than it can take, at the fastest believable rate, until a threshold is
+/// met; and soon while one is, or while a pressure is reported, which is to end in time.
+pub fn pause(thresholds: &[Threshold], seen: &Observations, turn: &Turn) -> Duration {
+    if turn.is_met {
+        return SOONEST;
+    }
+    let until = |threshold: &Threshold| {
+        let seen = seen.get(&threshold.signal)?;
+        let left = seen.available.minus(threshold.below.of(seen.capacity)).value().max(0).unsigned_abs();
+        Some(Duration::from_millis(left.saturating_mul(1000) / fastest(threshold.signal)))
+    };
+    let latest = if turn.conditions.is_empty() { LATEST } else { Duration::from_secs(1) };
+    thresholds.iter().filter_map(until).min().unwrap_or(latest).clamp(SOONEST, latest)
+}
+
+/// How much of something may go in a second.
+const fn fastest(signal: Signal) -> u64 {
+    match signal {
+        Signal::Memory | Signal::AllocatableMemory => 4 << 30,
+        Signal::NodeFs | Signal::ImageFs | Signal::ContainerFs => 2 << 30,
+        Signal::NodeFsInodes | Signal::ImageFsInodes | Signal::ContainerFsInodes => 200_000,
+        Signal::Pid => 20_000,
+    }
+}
+
+/// Seconds that a pod has to end when it has to go for that threshold; `own` is what it asks for itself.
+pub fn grace(threshold: &Threshold, longest: i64, own: Option<i64>) -> i64 {
+    if threshold.is_hard() { 1 } else { own.map_or(longest, |own| own.min(longest)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::signals::Observation, *};
+    use crate::{config::eviction::Level, pod::quantity::Amount};
+
+    const MINUTE: Duration = Duration::from_secs(60);
+    const TRANSITION: Duration = Duration::from_secs(300);
+
+    fn amount(text: &str) -> Amount {
+        Amount::parse(text).expect("a quantity")
+    }
+
+    fn hard(signal: Signal, below: &str) -> Threshold {
+        Threshold { signal, below: Level::Quantity(amount(below)), grace: None, min_reclaim: None }
+    }
+
+    fn seen(signal: Signal, available: &str, at: Moment) -> Observations {
+        [(signal, Observation { available: amount(available), capacity: 8 << 30, at })].into()
+    }
+
+    /// What turns at these seconds with so much memory left come to: conditions, and signals due.
+    fn turns(threshold: &Threshold, looks: &[(u64, &str)]) -> Vec<(bool, usize)> {
+        let mut pressure = Pressure::default();
+        let all = [threshold.clone()];
+        let mut turn = |(second, available): &(u64, &str)| {
+            let now = Moment::from_secs(*second);
+            let turn = pressure.turn(&all, &seen(threshold.signal, available, now), now, TRANSITION);
+            (turn.conditions.contains(&Condition::of(threshold.signal)), turn.due.len())
+        };
+        looks.iter().map(&mut turn).collect()
+    }
+
+    #[test]
+    fn a_hard_threshold_calls_at_once() {
+        // AC-05-14
+        let threshold = hard(Signal::Memory, "2Gi");
+        assert_eq!(turns(&threshold, &[(0, "2Gi"), (1, "1500Mi")]), [(false, 0), (true, 1)]);
+    }
+
+    #[test]
+    fn a_soft_threshold_waits_for_its_grace() {
+        // AC-05-15, AC-05-16
+        let threshold = Threshold { grace: Some(2 * MINUTE), ..hard(Signal::Memory, "2Gi") };
+        let looks = [(0, "1Gi"), (60, "1Gi"), (119, "1Gi"), (120, "1Gi"), (180, "1Gi")];
+        assert_eq!(turns(&threshold, &looks), [(true, 0), (true, 0), (true, 0), (true, 1), (true, 1)]);
+        let interrupted = [(0, "1Gi"), (100, "3Gi"), (110, "1Gi"), (200, "1Gi"), (230, "1Gi")];
+        assert_eq!(turns(&threshold, &interrupted), [(true, 0), (true, 0), (true, 0), (true, 0), (true, 1)]);
+        assert_eq!((grace(&threshold, 5, Some(30)), grace(&threshold, 5, Some(3))), (5, 3));
+        assert_eq!((grace(&threshold, 5, None), grace(&hard(Signal::Memory, "1"), 5, Some(30))), (5, 1));
+    }
+
+    #[test]
+    fn a_pressure_outlasts_its_cause() {
+        // AC-05-17
+        let looks = [(10, "1Gi"), (11, "3Gi"), (10 + 299, "3Gi"), (10 + 300, "3Gi"), (400, "3Gi")];
+        let conditions: Vec<bool> =
+            turns(&hard(Signal::Memory, "2Gi"), &looks).iter().map(|(condition, _)| *condition).collect();
+        assert_eq!(conditions, [true, true, true, false, false]);
+    }
+
+    #[test]
+    fn what_called_holds_until_enough_is_free() {
+        let threshold =
+            Threshold { min_reclaim: Some(Level::Quantity(amount("500Mi"))), ..hard(Signal::NodeFs, "1Gi") };
+        let looks = [(0, "1200Mi"), (1, "1000Mi"), (2, "1200Mi"), (3, "1524Mi"), (4, "1200Mi")];
+        let due: Vec<usize> = turns(&threshold, &looks).iter().map(|(_, due)| *due).collect();
+        assert_eq!(due, [0, 1, 1, 0, 0]);
+        let at = |available| seen(Signal::NodeFs, available, Moment::ZERO);
+        let all = [threshold];
+        assert!(is_resolved(&all, &at("1524Mi")) && !is_resolved(&all, &at("1200Mi")));
+        assert!(is_resolved(&all, &Observations::new()), "nothing is known");
+    }
+
+    #[test]
+    fn nothing_is_done_twice_for_one_look() {
+        let (mut pressure, all) = (Pressure::default(), [hard(Signal::Memory, "2Gi")]);
+        let mut due = |at: u64, now: u64| {
+            let seen = seen(Signal::Memory, "1Gi", Moment::from_secs(at));
+            pressure.turn(&all, &seen, Moment::from_secs(now), TRANSITION).due.len()
+        };
+        assert_eq!([due(1, 1), due(1, 2), due(3, 3)], [1, 0, 1]);
+    }
+
+    #[test]
+    fn without_an_observation_there_is_no_shortage() {
+        let mut pressure = Pressure::default();
+        let all = [hard(Signal::ImageFs, "2Gi"), hard(Signal::Pid, "10")];
+        let turn = pressure.turn(&all, &seen(Signal::Pid, "5", MINUTE), MINUTE, TRANSITION);
+        assert_eq!(turn.conditions, [Condition::Pid].into());
+        assert_eq!((turn.due.len(), turn.due[0].0.signal, turn.due[0].1), (1, Signal::Pid, MINUTE));
+    }
+
+    #[test]
+    fn shares_that_are_never_or_always_met() {
+        let share = |share| Threshold { below: Level::Share(share), ..hard(Signal::Memory, "1") };
+        assert_eq!(turns(&share(0.0), &[(0, "0")]), [(false, 0)]);
+        assert_eq!(turns(&share(1.0), &[(0, "7Gi")]), [(true, 1)]);
+    }
+
+    #[test]
+    fn looks_come_sooner_near_a_threshold() {
+        let quiet = Turn::default();
+        let pause_at = |signal, available| pause(&[hard(signal, "1Gi")], &seen(signal, available, MINUTE), &quiet);
+        for (signal, available, expected) in [
+            (Signal::Memory, "101Gi", LATEST),
+            (Signal::Memory, "9Gi", Duration::from_secs(2)),
+            (Signal::Memory, "1025Mi", SOONEST),
+            (Signal::NodeFs, "9Gi", Duration::from_secs(4)),
+            (Signal::NodeFs, "1Mi", SOONEST),
+        ] {
+            assert_eq!(pause_at(signal, available), expected, "{} {available}", signal.as_str());
+        }
+        assert_eq!(pause(&[], &Observations::new(), &quiet), LATEST);
+        let reported = Turn { conditions: [Condition::Disk].into(), ..Turn::default() };
+        assert_eq!(pause(&[], &Observations::new(), &reported), Duration::from_secs(1));
+        let met = Turn { is_met: true, ..Turn::default() };
+        assert_eq!(pause(&[], &Observations::new(), &met), SOONEST);
+    }
+}

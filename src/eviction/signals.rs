@@ -1,0 +1,284 @@
+//! What there is of each thing the node may be short of. Pure. Behaviour: spec 05 §3.1, §3.3.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{
+    config::eviction::{Level, Signal, Threshold},
+    pod::{
+        quantity::{Amount, Format},
+        resources::{EPHEMERAL_STORAGE, MEMORY},
+    },
+};
+
+/// Since the agent began.
+pub type Moment = Duration;
+
+/// A pressure that the node reports. In the order in which it is told.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Condition {
+    /// `MemoryPressure`
+    Memory,
+    /// `DiskPressure`
+    Disk,
+    /// `PIDPressure`
+    Pid,
+}
+
+impl Condition {
+    /// The condition's type.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "MemoryPressure",
+            Self::Disk => "DiskPressure",
+            Self::Pid => "PIDPressure",
+        }
+    }
+
+    /// Which one a signal stands for.
+    pub const fn of(signal: Signal) -> Self {
+        match signal {
+            Signal::Memory | Signal::AllocatableMemory => Self::Memory,
+            Signal::Pid => Self::Pid,
+            Signal::NodeFs
+            | Signal::NodeFsInodes
+            | Signal::ImageFs
+            | Signal::ImageFsInodes
+            | Signal::ContainerFs
+            | Signal::ContainerFsInodes => Self::Disk,
+        }
+    }
+}
+
+/// The resource that a signal tells of, as messages name it.
+pub const fn resource(signal: Signal) -> &'static str {
+    match signal {
+        Signal::Memory | Signal::AllocatableMemory => MEMORY,
+        Signal::NodeFs | Signal::ImageFs | Signal::ContainerFs => EPHEMERAL_STORAGE,
+        Signal::NodeFsInodes | Signal::ImageFsInodes | Signal::ContainerFsInodes => "inodes",
+        Signal::Pid => "pids",
+    }
+}
+
+/// Memory of the machine, or of all pods.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemoryReading {
+    /// All of it, or the limit.
+    pub total: u64,
+    /// In use and not to be taken back at once.
+    pub working_set: u64,
+}
+
+/// A file system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DiskReading {
+    /// The device: equal ones are one.
+    pub device: u64,
+    /// Bytes altogether.
+    pub capacity: u64,
+    /// Bytes that users may use.
+    pub available: u64,
+    /// Inodes altogether.
+    pub inodes: u64,
+    /// Inodes left.
+    pub inodes_free: u64,
+}
+
+/// One look at the node; what could not be read is absent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Readings {
+    /// When.
+    pub at: Moment,
+    /// The machine.
+    pub memory: Option<MemoryReading>,
+    /// All pods, where they have a limit.
+    pub pods_memory: Option<MemoryReading>,
+    /// The file system of the root directory.
+    pub node_fs: Option<DiskReading>,
+    /// That of images.
+    pub image_fs: Option<DiskReading>,
+    /// That of writable layers.
+    pub container_fs: Option<DiskReading>,
+    /// The most processes there may be, and how many there are.
+    pub processes: Option<(u64, u64)>,
+}
+
+/// What was seen of a signal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Observation {
+    /// What is left.
+    pub available: Amount,
+    /// What there is altogether.
+    pub capacity: i64,
+    /// When it was seen.
+    pub at: Moment,
+}
+
+/// What was seen, by signal.
+pub type Observations = BTreeMap<Signal, Observation>;
+
+/// Which file systems lie where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Layout {
+    /// All on one.
+    #[default]
+    Single,
+    /// Images and writable layers have one of their own.
+    DedicatedImages,
+    /// Images have one of their own, writable layers lie with the node's files.
+    Split,
+}
+
+impl Readings {
+    /// Which file systems lie where; on one where that cannot be told.
+    pub fn layout(&self) -> Layout {
+        let device = |disk: Option<DiskReading>| disk.map(|disk| disk.device);
+        let (node, images) = (device(self.node_fs), device(self.image_fs));
+        let containers = device(self.container_fs).or(images);
+        match (node, images) {
+            (_, Some(images)) if containers != Some(images) => Layout::Split,
+            (Some(node), Some(images)) if node != images => Layout::DedicatedImages,
+            _ => Layout::Single,
+        }
+    }
+
+    /// What is left of each thing.
+    pub fn observations(&self) -> Observations {
+        let mut all = Observations::new();
+        let mut see = |signal, available: u64, capacity: u64, format| {
+            let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+            let available = Amount::from_value(whole(available), format);
+            all.insert(signal, Observation { available, capacity: whole(capacity), at: self.at });
+        };
+        for (signal, memory) in [(Signal::Memory, self.memory), (Signal::AllocatableMemory, self.pods_memory)] {
+            if let Some(memory) = memory {
+                let left = memory.total.saturating_sub(memory.working_set);
+                see(signal, left, left.saturating_add(memory.working_set), Format::BinarySi);
+            }
+        }
+        for (bytes, inodes, disk) in [
+            (Signal::NodeFs, Signal::NodeFsInodes, self.node_fs),
+            (Signal::ImageFs, Signal::ImageFsInodes, self.image_fs),
+            (Signal::ContainerFs, Signal::ContainerFsInodes, self.container_fs.or(self.image_fs)),
+        ] {
+            let Some(disk) = disk else { continue };
+            see(bytes, disk.available, disk.capacity, Format::BinarySi);
+            // Some file systems have inodes without number.
+            if disk.inodes != 0 {
+                see(inodes, disk.inodes_free, disk.inodes, Format::DecimalSi);
+            }
+        }
+        if let Some((max, now)) = self.processes {
+            see(Signal::Pid, max.saturating_sub(now), max, Format::DecimalSi);
+        }
+        all
+    }
+}
+
+/// Thresholds as they hold with that layout: those of writable layers are those of where they lie.
+pub fn in_force(configured: &[Threshold], layout: Layout) -> Vec<Threshold> {
+    let source = |signal| match (layout, signal) {
+        (Layout::DedicatedImages, Signal::ImageFs) | (Layout::Single | Layout::Split, Signal::NodeFs) => {
+            Some(Signal::ContainerFs)
+        }
+        (Layout::DedicatedImages, Signal::ImageFsInodes) | (Layout::Single | Layout::Split, Signal::NodeFsInodes) => {
+            Some(Signal::ContainerFsInodes)
+        }
+        _ => None,
+    };
+    let own = |threshold: &&Threshold| !matches!(threshold.signal, Signal::ContainerFs | Signal::ContainerFsInodes);
+    let copies = configured.iter().filter(own).filter_map(|threshold| {
+        let signal = source(threshold.signal)?;
+        Some(Threshold { signal, ..threshold.clone() })
+    });
+    let mut all: Vec<Threshold> = configured.iter().filter(own).cloned().chain(copies).collect();
+    all.sort_by_key(|threshold| threshold.signal);
+    all
+}
+
+/// Whether less is left than that level; with `more`, than the two together.
+pub fn is_short(seen: &Observation, below: Level, more: Option<Level>) -> bool {
+    let bound = below.of(seen.capacity);
+    let bound = more.map_or(bound, |more| bound.plus(more.of(seen.capacity)));
+    seen.available < bound
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(device: u64) -> Option<DiskReading> {
+        Some(DiskReading { device, capacity: 1000, available: 100, inodes: 50, inodes_free: 5 })
+    }
+
+    fn readings(node: u64, images: Option<u64>, containers: Option<u64>) -> Readings {
+        let of = |device: Option<u64>| device.and_then(disk);
+        Readings {
+            at: Moment::from_secs(7),
+            memory: Some(MemoryReading { total: 8 << 30, working_set: 6 << 30 }),
+            pods_memory: Some(MemoryReading { total: 10, working_set: 12 }),
+            node_fs: disk(node),
+            image_fs: of(images),
+            container_fs: of(containers),
+            processes: Some((100, 30)),
+        }
+    }
+
+    #[test]
+    fn file_systems_are_told_apart_by_their_devices() {
+        for (node, images, containers, layout) in [
+            (1, Some(1), None, Layout::Single),
+            (1, Some(1), Some(1), Layout::Single),
+            (1, None, None, Layout::Single),
+            (1, Some(2), None, Layout::DedicatedImages),
+            (1, Some(2), Some(2), Layout::DedicatedImages),
+            (1, Some(2), Some(1), Layout::Split),
+            (1, Some(1), Some(2), Layout::Split),
+        ] {
+            assert_eq!(readings(node, images, containers).layout(), layout, "{node} {images:?} {containers:?}");
+        }
+    }
+
+    #[test]
+    fn every_signal_has_what_is_left_of_it() {
+        let seen = readings(1, Some(2), None).observations();
+        let shown: Vec<String> =
+            seen.iter().map(|(s, o)| format!("{} {}/{}", s.as_str(), o.available.canonical(), o.capacity)).collect();
+        assert_eq!(
+            shown,
+            [
+                "memory.available 2Gi/8589934592",
+                "allocatableMemory.available 0/12",
+                "nodefs.available 100/1000",
+                "nodefs.inodesFree 5/50",
+                "imagefs.available 100/1000",
+                "imagefs.inodesFree 5/50",
+                "containerfs.available 100/1000",
+                "containerfs.inodesFree 5/50",
+                "pid.available 70/100",
+            ]
+        );
+        assert!(Readings::default().observations().is_empty());
+        let without_number = Readings { node_fs: Some(DiskReading::default()), ..Readings::default() };
+        assert_eq!(without_number.observations().len(), 1, "no inodes without a number");
+    }
+
+    #[test]
+    fn writable_layers_have_the_thresholds_of_where_they_lie() {
+        let threshold = |signal| Threshold { signal, below: Level::Share(0.1), grace: None, min_reclaim: None };
+        let configured = [
+            threshold(Signal::Pid),
+            threshold(Signal::ContainerFs),
+            threshold(Signal::NodeFs),
+            threshold(Signal::ImageFs),
+            threshold(Signal::ImageFsInodes),
+        ];
+        let signals = |layout| -> Vec<&str> {
+            in_force(&configured, layout).iter().map(|threshold| threshold.signal.as_str()).collect()
+        };
+        let own = ["nodefs.available", "imagefs.available", "imagefs.inodesFree"];
+        assert_eq!(signals(Layout::Single), [&own[..], &["containerfs.available", "pid.available"]].concat());
+        assert_eq!(signals(Layout::Split), signals(Layout::Single));
+        let dedicated = ["containerfs.available", "containerfs.inodesFree", "pid.available"];
+        assert_eq!(signals(Layout::DedicatedImages), [&own[..], &dedicated].concat());
+    }
+}

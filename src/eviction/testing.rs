@@ -1,0 +1,256 @@
+//! Honest fakes of what eviction needs of others.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    EvictionConfig, Evictor, EvictorDeps, Watcher, WatcherDeps,
+    message::Verdict,
+    ports::{Alarm, Gauges, Needs, Pods, Reclaim},
+    signals::{Condition, DiskReading, MemoryReading, Readings},
+    usage::PodUse,
+};
+use crate::{
+    config::{defaults, eviction},
+    engine::ports::{Event, EventSink},
+    metrics::{EvictionMetrics, Registry},
+    pod::{Pod, PodUid},
+};
+
+const GI: u64 = 1 << 30;
+
+/// A node of 8 GiB and a disk of 100, on which pods take what they are said to.
+pub struct Node {
+    state: Mutex<State>,
+    moved: watch::Sender<u64>,
+}
+
+struct State {
+    memory_used: u64,
+    disk_used: u64,
+    /// What images take, and that nobody needs.
+    images: u64,
+    pods: BTreeMap<String, Running>,
+    told: Vec<String>,
+    conditions: Vec<BTreeSet<Condition>>,
+    hangs: bool,
+}
+
+struct Running {
+    pod: Arc<Pod>,
+    usage: PodUse,
+    /// How long it takes to end.
+    ends_in: Duration,
+}
+
+impl Node {
+    fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
+        act(&mut self.state.lock().expect("whole"))
+    }
+
+    fn tell(&self, what: impl Into<String>) {
+        self.with(|state| state.told.push(what.into()));
+        self.moved.send_modify(|count| *count += 1);
+    }
+}
+
+#[async_trait]
+impl Gauges for Node {
+    async fn look(&self) -> Readings {
+        if self.with(|state| state.hangs) {
+            std::future::pending::<()>().await;
+        }
+        self.with(|state| {
+            let memory: u64 = state.pods.values().filter_map(|pod| pod.usage.memory).sum();
+            let disk: u64 = state.pods.values().filter_map(|pod| pod.usage.storage).sum();
+            let used = state.disk_used + state.images + disk;
+            let available = (100 * GI).saturating_sub(used);
+            let disk = DiskReading { device: 1, capacity: 100 * GI, available, inodes: 1000, inodes_free: 900 };
+            Readings {
+                memory: Some(MemoryReading { total: 8 * GI, working_set: state.memory_used + memory }),
+                node_fs: Some(disk),
+                image_fs: Some(disk),
+                ..Readings::default()
+            }
+        })
+    }
+}
+
+#[async_trait]
+impl Alarm for Node {
+    async fn rung(&self) {
+        std::future::pending().await
+    }
+}
+
+#[async_trait]
+impl Pods for Node {
+    fn active(&self) -> Vec<Arc<Pod>> {
+        self.with(|state| state.pods.values().map(|running| running.pod.clone()).collect())
+    }
+
+    async fn usages(&self, _needs: Needs) -> Result<HashMap<PodUid, PodUse>, String> {
+        let usage = |running: &Running| (running.pod.uid().clone(), running.usage.clone());
+        Ok(self.with(|state| state.pods.values().map(usage).collect()))
+    }
+
+    async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
+        self.tell(format!("evict {} in {}s for {}", pod.name(), verdict.grace, verdict.signal));
+        let Some(wait) = self.with(|state| state.pods.get(pod.name()).map(|running| running.ends_in)) else {
+            return Ok(());
+        };
+        if tokio::time::timeout(Duration::from_secs(10), tokio::time::sleep(wait)).await.is_err() {
+            return Err("timeout waiting to kill pod".to_owned());
+        }
+        self.with(|state| state.pods.remove(pod.name()));
+        self.tell(format!("{} is gone", pod.name()));
+        Ok(())
+    }
+
+    async fn gone(&self, pod: &PodUid) {
+        let mut moved = self.moved.subscribe();
+        while self.with(|state| state.pods.values().any(|running| running.pod.uid() == pod)) {
+            let _ = moved.changed().await; // it lives as long as the node
+        }
+    }
+}
+
+#[async_trait]
+impl Reclaim for Node {
+    async fn containers(&self) -> Result<(), String> {
+        self.tell("remove containers");
+        Ok(())
+    }
+
+    async fn images(&self) -> Result<(), String> {
+        self.with(|state| state.images = 0);
+        self.tell("remove images");
+        Ok(())
+    }
+}
+
+impl EventSink for Node {
+    fn record(&self, event: Event) {
+        self.tell(format!("event {}: {}", event.reason, event.message));
+    }
+}
+
+/// A node with its watcher and its evictor at work.
+pub struct World {
+    node: Arc<Node>,
+    registry: Registry,
+    stop: CancellationToken,
+}
+
+impl World {
+    /// A node whose thresholds are those of a configuration with these fields.
+    pub fn new(fields: &Value) -> Self {
+        let map = |name: &str| serde_json::from_value(fields[name].clone()).unwrap_or_default();
+        let mut config = defaults::defaults();
+        config.eviction_hard = map("hard");
+        config.eviction_soft = map("soft");
+        config.eviction_soft_grace_period = map("graces");
+        config.eviction_minimum_reclaim = map("reclaims");
+        let config = Arc::new(EvictionConfig {
+            thresholds: eviction::thresholds(&config).expect("usable"),
+            transition: Duration::from_secs(300),
+            max_pod_grace: 5,
+            local_storage: true,
+        });
+        let state = State {
+            memory_used: GI,
+            disk_used: GI,
+            images: 0,
+            pods: BTreeMap::new(),
+            told: Vec::new(),
+            conditions: Vec::new(),
+            hangs: false,
+        };
+        let node = Arc::new(Node { state: Mutex::new(state), moved: watch::channel(0).0 });
+        let (registry, stop, began) = (Registry::new(), CancellationToken::new(), Instant::now());
+        let metrics = EvictionMetrics::new(&registry);
+        let hears = node.clone();
+        let deps = WatcherDeps {
+            gauges: node.clone(),
+            alarm: node.clone(),
+            pressures: Arc::new(move |conditions| hears.with(|state| state.conditions.push(conditions.clone()))),
+            metrics: metrics.clone(),
+        };
+        let (watcher, pictures) = Watcher::new(config.clone(), deps, began);
+        let deps = EvictorDeps { pods: node.clone(), reclaim: node.clone(), events: node.clone(), metrics };
+        let evictor = Evictor::new(config, deps, pictures, began);
+        tokio::spawn(watcher.run(stop.clone()));
+        tokio::spawn(evictor.run(stop.clone()));
+        Self { node, registry, stop }
+    }
+
+    /// A pod that runs and takes so much memory.
+    pub fn pod(&self, name: &str, memory: u64, spec: &Value) {
+        self.running(name, PodUse { memory: Some(memory), ..PodUse::default() }, spec, Duration::from_millis(100));
+    }
+
+    /// A pod that runs, takes that, and needs so long to end.
+    pub fn running(&self, name: &str, usage: PodUse, spec: &Value, ends_in: Duration) {
+        let mut object = json!({"metadata": {"name": name, "namespace": "n", "uid": name}, "spec": {
+            "terminationGracePeriodSeconds": 30, "containers": [{"name": "c"}]}});
+        for (key, value) in spec.as_object().expect("an object") {
+            object["spec"][key] = value.clone();
+        }
+        let pod = Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"));
+        self.node.with(|state| state.pods.insert(name.to_owned(), Running { pod, usage, ends_in }));
+    }
+
+    /// What does not belong to pods takes that much memory.
+    pub fn memory_used(&self, bytes: u64) {
+        self.node.with(|state| state.memory_used = bytes);
+    }
+
+    /// The disk holds that much that nobody can remove, and that much of images.
+    pub fn disk_used(&self, bytes: u64, images: u64) {
+        self.node.with(|state| (state.disk_used, state.images) = (bytes, images));
+    }
+
+    /// Looks at the node hang from now on.
+    pub fn hang(&self) {
+        self.node.with(|state| state.hangs = true);
+    }
+
+    /// Waits that long.
+    pub async fn wait(&self, seconds: f64) {
+        tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+    }
+
+    /// What was done, told and removed since the last time.
+    pub fn told(&self) -> Vec<String> {
+        self.node.with(|state| std::mem::take(&mut state.told))
+    }
+
+    /// Pressures as they are now.
+    pub fn conditions(&self) -> Vec<&'static str> {
+        let last = self.node.with(|state| state.conditions.last().cloned().unwrap_or_default());
+        last.iter().map(|condition| condition.as_str()).collect()
+    }
+
+    /// How many pods were evicted for a signal.
+    pub fn evicted(&self, signal: &str) -> u64 {
+        let families = self.registry.gather();
+        let family = families.iter().find(|family| family.name() == "kubelet_evictions");
+        let series = family.iter().flat_map(|family| family.get_metric());
+        let of_signal = series.filter(|series| series.get_label().iter().any(|label| label.value() == signal));
+        of_signal.map(|series| series.get_counter().get_value() as u64).sum()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}

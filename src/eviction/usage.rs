@@ -1,0 +1,143 @@
+//! What pods take of the node, as far as it decides who goes. Pure. Behaviour: spec 05 §3.3, §3.5.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::signals::Layout;
+use crate::{
+    config::eviction::Signal,
+    pod::{
+        Pod,
+        quantity::Amount,
+        resources::{EPHEMERAL_STORAGE, MEMORY, Overhead, amount_of, amounts, pod_requests},
+    },
+};
+
+/// What something takes of a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DiskUse {
+    /// Bytes.
+    pub bytes: u64,
+    /// Inodes.
+    pub inodes: u64,
+}
+
+/// What a container takes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ContainerUse {
+    /// Its name.
+    pub name: String,
+    /// Memory, bytes of the working set.
+    pub memory: Option<u64>,
+    /// Its writable layer.
+    pub rootfs: Option<DiskUse>,
+    /// Its logs.
+    pub logs: Option<DiskUse>,
+}
+
+/// What a pod takes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PodUse {
+    /// Memory, bytes of the working set.
+    pub memory: Option<u64>,
+    /// Processes.
+    pub processes: Option<u64>,
+    /// Bytes of the node's disk, all together.
+    pub storage: Option<u64>,
+    /// Volumes by name.
+    pub volumes: Vec<(String, DiskUse)>,
+    /// Containers, in the order of the statistics.
+    pub containers: Vec<ContainerUse>,
+}
+
+/// A pod that runs.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The pod, with the resources it holds.
+    pub pod: Arc<Pod>,
+    /// What it takes; `None` where that is not known.
+    pub usage: Option<PodUse>,
+}
+
+/// Parts of a pod that lie on a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Parts {
+    rootfs: bool,
+    logs: bool,
+    volumes: bool,
+}
+
+impl Parts {
+    const ALL: Self = Self { rootfs: true, logs: true, volumes: true };
+    const OF_NODE: Self = Self { rootfs: false, logs: true, volumes: true };
+    const LAYERS: Self = Self { rootfs: true, logs: false, volumes: false };
+    const NONE: Self = Self { rootfs: false, logs: false, volumes: false };
+
+    /// Which of them lie on the disk of a signal.
+    fn on(signal: Signal, layout: Layout) -> Self {
+        match (signal, layout) {
+            (Signal::NodeFs | Signal::NodeFsInodes, Layout::DedicatedImages) => Self::OF_NODE,
+            (Signal::ImageFs | Signal::ImageFsInodes, Layout::Split) => Self::NONE,
+            (
+                Signal::ImageFs | Signal::ImageFsInodes | Signal::ContainerFs | Signal::ContainerFsInodes,
+                Layout::DedicatedImages,
+            ) => Self::LAYERS,
+            _ => Self::ALL,
+        }
+    }
+}
+
+impl Candidate {
+    /// What it takes of what a signal tells of; 0 where that is not known.
+    pub fn taken(&self, signal: Signal, layout: Layout) -> u64 {
+        let Some(usage) = &self.usage else { return 0 };
+        match signal {
+            Signal::Memory | Signal::AllocatableMemory => usage.memory.unwrap_or_default(),
+            Signal::Pid => usage.processes.unwrap_or_default(),
+            Signal::NodeFs | Signal::ImageFs | Signal::ContainerFs => self.on_disk(signal, layout).bytes,
+            Signal::NodeFsInodes | Signal::ImageFsInodes | Signal::ContainerFsInodes => {
+                self.on_disk(signal, layout).inodes
+            }
+        }
+    }
+
+    fn on_disk(&self, signal: Signal, layout: Layout) -> DiskUse {
+        let (parts, Some(usage)) = (Parts::on(signal, layout), &self.usage) else { return DiskUse::default() };
+        let layers = usage.containers.iter().filter(|_| parts.rootfs).filter_map(|container| container.rootfs);
+        let logs = usage.containers.iter().filter(|_| parts.logs).filter_map(|container| container.logs);
+        let local = if parts.volumes { local_volumes(&self.pod) } else { BTreeSet::new() };
+        let volumes = usage.volumes.iter().filter(|(name, _)| local.contains(name.as_str())).map(|(_, used)| *used);
+        layers.chain(logs).chain(volumes).fold(DiskUse::default(), |sum, used| DiskUse {
+            bytes: sum.bytes.saturating_add(used.bytes),
+            inodes: sum.inodes.saturating_add(used.inodes),
+        })
+    }
+
+    /// What it requests of what a signal tells of: nothing of inodes and processes.
+    pub fn requested(&self, signal: Signal) -> u64 {
+        let request = match signal {
+            Signal::Memory | Signal::AllocatableMemory => self.request(MEMORY),
+            Signal::NodeFs | Signal::ImageFs | Signal::ContainerFs => self.request(EPHEMERAL_STORAGE),
+            Signal::NodeFsInodes | Signal::ImageFsInodes | Signal::ContainerFsInodes | Signal::Pid => return 0,
+        };
+        u64::try_from(request.value()).unwrap_or_default()
+    }
+
+    /// What the pod requests: its overhead counts only on top of something.
+    fn request(&self, resource: &str) -> Amount {
+        let own = amount_of(&pod_requests(self.pod.spec(), Overhead::Excluded), resource);
+        if own.is_zero() {
+            return own;
+        }
+        own.plus(amount_of(&amounts(self.pod.spec().overhead.as_ref()), resource))
+    }
+}
+
+/// Volumes that lie on the node's disk.
+fn local_volumes(pod: &Pod) -> BTreeSet<&str> {
+    let volumes = pod.spec().volumes.iter().flatten();
+    let is_local = |volume: &&crate::pod::api::Volume| {
+        let on_disk = volume.empty_dir.as_ref().is_some_and(|dir| dir.medium.as_deref() != Some("Memory"));
+        on_disk || volume.host_path.is_some() || volume.config_map.is_some() || volume.git_repo.is_some()
+    };
+    volumes.filter(is_local).map(|volume| volume.name.as_str()).collect()
+}

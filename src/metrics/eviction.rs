@@ -1,0 +1,78 @@
+//! Families of eviction. Spec 08 §4.8, §6.
+
+use std::time::Duration;
+
+use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
+
+use super::{Registry, Stability::Alpha, buckets};
+
+/// Handles of the families; the label `eviction_signal` or `signal` is one of a closed set.
+#[derive(Clone, Debug)]
+pub struct EvictionMetrics {
+    evictions: IntCounterVec,
+    stats_age: HistogramVec,
+    available: IntGaugeVec,
+    threshold: IntGaugeVec,
+    reaction: HistogramVec,
+}
+
+impl EvictionMetrics {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        Self {
+            evictions: registry.counters(
+                Alpha,
+                "kubelet_evictions",
+                "Cumulative number of pod evictions by eviction signal",
+                &["eviction_signal"],
+            ),
+            stats_age: registry.histograms(
+                Alpha,
+                "kubelet_eviction_stats_age_seconds",
+                "Time between when stats are collected, and when pod is evicted based on those stats by eviction signal",
+                buckets::DEF,
+                &["eviction_signal"],
+            ),
+            available: registry.gauges(
+                Alpha,
+                "nodeagent_eviction_available",
+                "What is left of what an eviction threshold watches, bytes or count.",
+                &["signal"],
+            ),
+            threshold: registry.gauges(
+                Alpha,
+                "nodeagent_eviction_threshold",
+                "Below what pods are evicted, bytes or count.",
+                &["signal"],
+            ),
+            reaction: registry.histograms(
+                Alpha,
+                "nodeagent_eviction_reaction_seconds",
+                "Time between when a threshold calls for a pod and when the pod is told to end.",
+                buckets::DEF,
+                &["signal"],
+            ),
+        }
+    }
+
+    /// What is left of something, and from where on there is too little.
+    pub fn seen(&self, signal: &str, available: i64, threshold: i64) {
+        self.available.with_label_values(&[signal]).set(available);
+        self.threshold.with_label_values(&[signal]).set(threshold);
+    }
+
+    /// A pod is chosen by what was seen so long ago.
+    pub fn stats_age(&self, signal: &str, age: Duration) {
+        self.stats_age.with_label_values(&[signal]).observe(age.as_secs_f64());
+    }
+
+    /// A pod is told to end, so long after it was called for.
+    pub fn reacted(&self, signal: &str, after: Duration) {
+        self.reaction.with_label_values(&[signal]).observe(after.as_secs_f64());
+    }
+
+    /// A pod was evicted.
+    pub fn evicted(&self, signal: &str) {
+        self.evictions.with_label_values(&[signal]).inc();
+    }
+}

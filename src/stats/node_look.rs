@@ -1,0 +1,126 @@
+//! A look at the node alone: memory, processes and file systems, for who needs them often and at once.
+//!
+//! A few files of the kernel that stay open; nothing is read of pods. Every call blocks; only that at a file system may
+//! hang. Behaviour: spec 05 §3.1.
+
+use std::{
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::{
+    disk::FileSystem,
+    host::{self, Processes},
+    mounts::Mounts,
+    reader::{GroupKey, PodGroups, Reader, Seen, Wanted},
+    reading::{Depth, Memory},
+    snapshot::wall,
+};
+use crate::{engine::ports::Clock, sys::mount_table};
+
+/// Files that stay open: those of two groups.
+const MAX_OPEN: usize = 32;
+
+/// Looks at the node.
+pub struct NodeLook {
+    reader: Option<Mutex<Reader>>,
+    /// The group of all pods.
+    pods: Option<Arc<str>>,
+    clock: Arc<dyn Clock>,
+    root: PathBuf,
+    max_pids: u64,
+}
+
+/// Memory, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemorySeen {
+    /// All of it, or the limit.
+    pub total: u64,
+    /// In use, page cache included.
+    pub usage: u64,
+    /// In use and not to be taken back at once.
+    pub working_set: u64,
+}
+
+/// What was seen; what could not be read is absent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct NodeSeen {
+    /// Of the machine.
+    pub memory: Option<MemorySeen>,
+    /// Of all pods; nothing without a limit.
+    pub pods: Option<MemorySeen>,
+    /// Processes.
+    pub processes: Option<Processes>,
+}
+
+impl NodeLook {
+    /// `root` is `/`; `max_pids` is the most processes there may be, 0 where that is not known.
+    pub fn new(groups: Arc<dyn PodGroups>, clock: Arc<dyn Clock>, root: PathBuf, max_pids: u64) -> Self {
+        let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table));
+        let pods = groups.above().into_iter().next().map(Arc::from);
+        let reader = mounts.map(|mounts| Mutex::new(Reader::new(mounts, groups, MAX_OPEN)));
+        Self { reader, pods, clock, root, max_pids }
+    }
+
+    /// Memory and processes now.
+    pub fn look(&self) -> NodeSeen {
+        let machine = host::memory(&self.root);
+        let at = |path: Arc<str>| Wanted { key: GroupKey::At(path), depth: Some(Depth::Core) };
+        let wanted: Vec<Wanted> = [Arc::from("/")].into_iter().chain(self.pods.clone()).map(at).collect();
+        let now = || wall(self.clock.now());
+        let seen = self.reader.as_ref().map(|reader| {
+            let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+            reader.pass(&wanted, machine, &now)
+        });
+        let mut groups = seen.into_iter().flatten().map(|seen: Option<Seen>| seen?.reading.memory);
+        let root = groups.next().flatten().filter(|_| machine.total > 0);
+        let pods = groups.next().flatten().filter(|memory| memory.available().is_some());
+        let used = |memory: Memory, total| MemorySeen { total, usage: memory.usage, working_set: memory.working_set() };
+        NodeSeen {
+            memory: root.map(|memory| used(memory, machine.total)),
+            pods: pods.map(|memory| used(memory, memory.limit)),
+            processes: host::processes(&self.root, self.max_pids),
+        }
+    }
+}
+
+/// A file system and its device. May hang with the disk.
+///
+/// # Errors
+/// The path cannot be looked at.
+pub fn file_system(path: &Path) -> io::Result<(u64, FileSystem)> {
+    Ok((path.metadata()?.dev(), FileSystem::of(path)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{engine::ports::SystemClock, pod::PodUid};
+
+    struct NoGroups;
+
+    impl PodGroups for NoGroups {
+        fn above(&self) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn of_pod(&self, _pod: &PodUid) -> Vec<String> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn this_machine_has_memory_processes_and_a_disk() {
+        let look = NodeLook::new(Arc::new(NoGroups), Arc::new(SystemClock), "/".into(), 1000);
+        for _ in 0..2 {
+            let seen = look.look();
+            assert!(seen.memory.is_some_and(|m| m.total > 0 && m.working_set <= m.usage), "{seen:?}");
+            assert!(seen.pods.is_none() && seen.processes.is_some_and(|p| p.now > 0), "{seen:?}");
+        }
+        let (device, fs) = file_system(Path::new("/")).expect("there");
+        assert!(device > 0 && fs.capacity > 0);
+        assert!(file_system(Path::new("/no/such/place")).is_err());
+    }
+}
