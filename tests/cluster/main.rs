@@ -6,6 +6,7 @@
 mod kit;
 
 mod deletion;
+mod eviction;
 mod identity;
 mod join;
 mod kubectl;
