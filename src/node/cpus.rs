@@ -2,8 +2,7 @@
 
 use std::{collections::BTreeSet, fmt};
 
-/// More CPUs than any kernel is built for; a longer range is a mistake.
-const MAX: u32 = 1 << 16;
+use crate::config::validate::cpus;
 
 /// The text is not a set of CPUs.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -20,26 +19,7 @@ impl CpuSet {
     /// # Errors
     /// The text is something else.
     pub fn parse(text: &str) -> Result<Self, CpuSetError> {
-        let error = || CpuSetError(text.to_owned());
-        let mut ranges = Vec::new();
-        for part in text.split(',').filter(|_| !text.is_empty()) {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let number = |text: &str| text.parse::<u32>().ok().filter(|n| *n < MAX).ok_or_else(error);
-            let (first, last) = (number(first)?, number(last)?);
-            if first > last {
-                return Err(error());
-            }
-            ranges.push((first, last));
-        }
-        // Each CPU is looked at once, however often the text names it.
-        ranges.sort_unstable();
-        let mut next = 0;
-        let mut new = |(first, last): (u32, u32)| {
-            let from = first.max(next);
-            next = next.max(last + 1);
-            from..=last
-        };
-        Ok(Self(ranges.into_iter().flat_map(&mut new).collect()))
+        cpus::parse(text).map(Self).map_err(|_| CpuSetError(text.to_owned()))
     }
 
     /// How many there are.
@@ -65,20 +45,7 @@ impl CpuSet {
 
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut separator = "";
-        let mut rest = self.0.iter().copied().peekable();
-        while let Some(first) = rest.next() {
-            let mut last = first;
-            while let Some(next) = rest.next_if(|next| *next == last + 1) {
-                last = next;
-            }
-            match last - first {
-                0 => write!(f, "{separator}{first}")?,
-                _ => write!(f, "{separator}{first}-{last}")?,
-            }
-            separator = ",";
-        }
-        Ok(())
+        f.write_str(&cpus::show(&self.0))
     }
 }
 

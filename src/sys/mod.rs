@@ -8,6 +8,7 @@ pub mod beneath;
 pub mod cgroup;
 #[allow(unsafe_code, reason = "bpf has no safe interface")]
 pub mod device_filter;
+pub mod file_watch;
 #[allow(unsafe_code, reason = "the allocator has no safe interface")]
 pub mod heap;
 pub mod in_root;

@@ -4,6 +4,5 @@
 #[path = "../kit/cluster.rs"]
 mod kit;
 
-mod client;
 mod objects;
 mod reflectors;

@@ -19,7 +19,7 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-use crate::{client::connect, kit::api_server::ApiServer};
+use crate::kit::{api_client::connect, api_server::ApiServer};
 
 const SOON: Duration = Duration::from_secs(60);
 

@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    client::connect,
-    kit::api_server::{ApiServer, Effect, Fault, Ring},
+use crate::kit::{
+    api_client::connect,
+    api_server::{ApiServer, Effect, Fault, Ring},
 };
 
 /// Longer than two pauses of a reflector.

@@ -2,6 +2,7 @@
 //! and are built in half the time.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of the kit")]
 
+pub mod api_client;
 pub mod api_server;
 pub mod kube_front;
 #[path = "mod.rs"]

@@ -1,21 +1,19 @@
 //! Reviews by an API server that has its days.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use berth::{
-    engine::ports::SystemClock,
-    kube::{Reviews, Transport, TransportConfig, TransportDeps},
-    metrics::{ApiClientMetrics, Registry, RestClientMetrics, ReviewMetrics},
+    kube::Reviews,
+    metrics::{Registry, ReviewMetrics},
 };
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
-use tokio_util::sync::CancellationToken;
 
-use crate::kit::api_server::{
-    ApiServer, Trouble,
-    reviews::{ACCESSES, TOKENS},
+use crate::kit::{
+    api_client::connect,
+    api_server::{
+        ApiServer, Trouble,
+        reviews::{ACCESSES, TOKENS},
+    },
 };
 
 struct Bench {
@@ -24,26 +22,11 @@ struct Bench {
     registry: Registry,
 }
 
-/// A client for that server, until the test ends.
-async fn connect(api: &ApiServer) -> Arc<Transport> {
-    let config = TransportConfig::from_kubeconfig(&api.kubeconfig()).await.expect("a kubeconfig");
-    let registry = Registry::new();
-    let deps = TransportDeps {
-        clock: Arc::new(SystemClock),
-        requests: RestClientMetrics::new(&registry),
-        connections: ApiClientMetrics::new(&registry),
-        stop: CancellationToken::new(),
-    };
-    let (transport, task) = Transport::open(config, deps).await.expect("a transport");
-    tokio::spawn(task);
-    transport
-}
-
 impl Bench {
     async fn new() -> Self {
         let api = ApiServer::start().await;
         let registry = Registry::new();
-        let client = connect(&api).await;
+        let client = connect(&api.kubeconfig()).await;
         Self { api, reviews: Reviews::new(client, ReviewMetrics::new(&registry)), registry }
     }
 
@@ -123,7 +106,7 @@ async fn what_will_not_pass_is_told_at_once() {
         assert_eq!(bench.api.requests(TOKENS).len(), before + 1);
     }
     bench.api.stop_listening().await;
-    let fresh = connect(&bench.api).await;
+    let fresh = connect(&bench.api.kubeconfig()).await;
     let (nobody, begun) = (Reviews::new(fresh, ReviewMetrics::new(&Registry::new())), Instant::now());
     let told = nobody.token("good").await.expect_err("refused").to_string();
     assert!(told.to_lowercase().contains("refused"), "{told}");

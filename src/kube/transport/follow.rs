@@ -1,30 +1,26 @@
 //! Follows the files that say who we are and whom we believe (spec 10 §8.3, 01 §10.2).
 //!
-//! Directories are watched: certificates are replaced by renaming, and mounted ones by turning a
-//! link. What notifications miss is found every five minutes, or when somebody says so.
+//! What notifications miss is found every five minutes, or when somebody says so.
 
 use std::{
-    collections::BTreeSet,
-    ffi::OsString,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use futures::StreamExt;
-use inotify::{Event, EventMask, EventStream, Inotify, WatchMask};
 use tokio::{
     sync::{Notify, watch},
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info};
+use tracing::{error, info};
 
 use super::{
     identity::{CertifiedPair, Identity},
     kubeconfig::Source,
     trust::Trust,
 };
+use crate::sys::file_watch::FileWatch;
 
 /// How often files are read although nothing was noticed.
 const PERIOD: Duration = Duration::from_secs(300);
@@ -56,7 +52,7 @@ pub struct Follower {
 impl Follower {
     /// Follows until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
-        let mut watch = Watch::new(self.files());
+        let mut watch = FileWatch::new(self.files());
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut complaint = None;
@@ -122,76 +118,5 @@ impl Follower {
         info!("Loaded new authorities of the API server");
         self.epoch.send_modify(|epoch| *epoch += 1);
         Ok(())
-    }
-}
-
-/// Notices that one of the files may have changed.
-struct Watch {
-    events: Option<EventStream<Vec<u8>>>,
-    directories: BTreeSet<PathBuf>,
-    names: BTreeSet<OsString>,
-}
-
-impl Watch {
-    /// Begins; what cannot be watched is tried again with [`Watch::arm`].
-    fn new(files: Vec<PathBuf>) -> Self {
-        // What a link leads to may be replaced as well as the link.
-        let real = files.iter().filter_map(|file| file.canonicalize().ok());
-        let all: Vec<PathBuf> = real.chain(files.iter().cloned()).collect();
-        let parent = |file: &PathBuf| match file.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        let mut watch = Self {
-            events: None,
-            directories: all.iter().map(parent).collect(),
-            names: all.iter().filter_map(|file| file.file_name()).map(OsString::from).collect(),
-        };
-        watch.arm();
-        watch
-    }
-
-    /// Watches what exists now: a directory may have come, or have been replaced.
-    fn arm(&mut self) {
-        if self.directories.is_empty() {
-            return;
-        }
-        if self.events.is_none() {
-            let made = Inotify::init().and_then(|inotify| inotify.into_event_stream(vec![0; 4096]));
-            self.events = made.map_err(|error| debug!(err = %error, "No file notifications")).ok();
-        }
-        let Some(events) = &self.events else { return };
-        let mask = WatchMask::CREATE
-            | WatchMask::CLOSE_WRITE
-            | WatchMask::MOVED_TO
-            | WatchMask::MOVED_FROM
-            | WatchMask::DELETE
-            | WatchMask::ONLYDIR;
-        let mut watches = events.watches();
-        for directory in &self.directories {
-            if let Err(error) = watches.add(directory, mask) {
-                debug!(path = %directory.display(), err = %error, "Cannot watch a directory");
-            }
-        }
-    }
-
-    /// Returns when something happened to one of the names. Safe to drop while waiting.
-    async fn moved(&mut self) {
-        loop {
-            let Some(events) = &mut self.events else { return std::future::pending().await };
-            match events.next().await {
-                Some(Ok(event)) if self.counts(&event) => return,
-                Some(Ok(_)) => {}
-                Some(Err(_)) | None => self.events = None, // made anew by the next `arm`
-            }
-        }
-    }
-
-    fn counts(&self, event: &Event<OsString>) -> bool {
-        let lost = EventMask::Q_OVERFLOW | EventMask::IGNORED | EventMask::UNMOUNT;
-        event.mask.intersects(lost)
-            || event.name.as_ref().is_some_and(|name| {
-                self.names.contains(name) || name.to_string_lossy().starts_with("..") // a mounted volume turns
-            })
     }
 }

@@ -15,7 +15,6 @@
 mod ask;
 mod files;
 mod offer;
-mod watch;
 
 use std::{
     path::PathBuf,
@@ -43,9 +42,9 @@ use self::{
     ask::AskOnly,
     files::{Texts, read},
     offer::Offer,
-    watch::Watch,
 };
 use super::auth::{ClientCas, ClientRoots};
+use crate::sys::file_watch::FileWatch;
 
 /// How often files are read although nothing was noticed.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -71,6 +70,16 @@ pub struct TlsSettings {
     pub cipher_suites: Vec<String>,
     /// Curves by number; none: all we have.
     pub curves: Vec<i32>,
+}
+
+impl TlsSettings {
+    fn files(&self) -> Vec<PathBuf> {
+        [Some(&self.cert_file), Some(&self.key_file), self.client_ca_file.as_ref()]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect()
+    }
 }
 
 /// TLS cannot be had.
@@ -170,7 +179,7 @@ impl Tls {
 
     /// Follows the files until stopped.
     pub async fn run(self, stop: CancellationToken) {
-        let mut watch = Watch::new(&self.0.settings);
+        let mut watch = FileWatch::new(self.0.settings.files());
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

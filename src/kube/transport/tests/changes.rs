@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::server::{Authority, Client, Reply, Seen, Server, Settings, json, status, until};
+use super::server::{Authority, Client, Reply, Seen, Server, Settings, endless, json, status, until};
 use crate::kube::{
     api::{ApiClient, ApiError, Call, Line, Resource, Verb},
     transport::*,
@@ -35,9 +35,7 @@ fn answers(slow: &Arc<AtomicBool>) -> impl Fn(&Seen) -> Reply + use<> {
     let slow = slow.clone();
     move |seen| {
         if seen.target.contains("/secrets") {
-            let (sender, lines) = mpsc::unbounded_channel();
-            std::mem::forget(sender); // it never ends
-            return Reply::Stream(lines);
+            return endless();
         }
         if seen.target.ends_with("/slow") {
             let (sender, lines) = mpsc::unbounded_channel();

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use tokio::sync::mpsc;
 
-use super::server::{Client, Reply, Seen, Server, Settings, json, until};
+use super::server::{Client, Reply, Server, Settings, json, quiet, until};
 use crate::kube::{
     api::{ApiClient, ApiError, Call, Line, Resource, Verb},
     transport::*,
@@ -23,16 +23,6 @@ fn watch_of(name: &str) -> Call {
 
 fn lease() -> Call {
     Call::update(Resource::LEASES, "kube-node-lease", "n", "{}").on(Line::Heartbeat).within(Duration::from_secs(10))
-}
-
-/// Watches that never say anything, and answers to all else.
-fn quiet(seen: &Seen) -> Reply {
-    if !seen.target.contains("watch=true") {
-        return json("{}");
-    }
-    let (sender, lines) = mpsc::unbounded_channel();
-    std::mem::forget(sender); // it never ends
-    Reply::Stream(lines)
 }
 
 fn connections(server: &Server, part: &str) -> BTreeSet<u64> {

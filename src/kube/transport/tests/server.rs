@@ -95,6 +95,18 @@ pub fn status(code: u16) -> Reply {
     Reply::Full(code, Vec::new(), Vec::new())
 }
 
+/// A watch that says nothing and never ends.
+pub fn endless() -> Reply {
+    let (sender, lines) = mpsc::unbounded_channel();
+    std::mem::forget(sender); // its end would be the stream's
+    Reply::Stream(lines)
+}
+
+/// Watches that never say anything, and answers to all else.
+pub fn quiet(seen: &Seen) -> Reply {
+    if seen.target.contains("watch=true") { endless() } else { json("{}") }
+}
+
 type Answers = Arc<dyn Fn(&Seen) -> Reply + Send + Sync>;
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
