@@ -12,7 +12,6 @@ mod eviction;
 mod life;
 pub mod logging;
 mod memory;
-pub mod offline;
 mod pages;
 mod process;
 mod profile;

@@ -4,24 +4,22 @@
 use std::{net::IpAddr, sync::Arc};
 
 use futures::FutureExt;
-use k8s_openapi::api::core::v1::NodeAddress;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::{
     super::{
-        build::{BuildError, wrong},
+        build::{Base, BuildError, wrong},
         settings,
     },
     Cluster,
 };
 use crate::{
     config::{self, Loaded},
-    cri::RuntimeInfo,
+    cri::{RuntimeInfo, RuntimeService},
     engine::ports::{NodeFacts, RuntimeState},
     images,
-    kube::Store,
     metrics::NodeMetrics,
     node::{
         self, KernelNetwork, Machine, Origin,
@@ -29,11 +27,8 @@ use crate::{
         reserved::Reserved,
         status::{NodeImage, StatusSettings},
     },
-    pod::api,
     proto::cri,
 };
-
-use super::super::build::Base;
 
 /// What other rooms tell the node.
 pub(in crate::agent) struct NodeParts {
@@ -85,31 +80,30 @@ impl Cluster {
         Ok(ranges)
     }
 
-    /// The addresses in the node's status, as they are told.
-    pub(in crate::agent) fn addresses(&self, base: &Base) -> watch::Receiver<Vec<NodeAddress>> {
-        let (told, addresses) = watch::channel(Vec::new());
-        base.tasks.spawn(follow_addresses(self.nodes.clone(), self.name.clone(), told, base.stop.child_token()));
-        addresses
+    /// Tells the runtime the node's ranges as they come.
+    pub(in crate::agent) fn tell_ranges(
+        &self,
+        base: &Base,
+        ranges: watch::Receiver<String>,
+        cri: Arc<dyn RuntimeService>,
+    ) {
+        base.tasks.spawn(tell_ranges(ranges, cri, base.stop.child_token()));
     }
 }
 
-async fn follow_addresses(
-    mut nodes: Store<api::Node>,
-    name: String,
-    told: watch::Sender<Vec<NodeAddress>>,
-    stop: CancellationToken,
-) {
+/// Tells the runtime which addresses the cluster gave to the pods of this node.
+async fn tell_ranges(mut ranges: watch::Receiver<String>, cri: Arc<dyn RuntimeService>, stop: CancellationToken) {
     loop {
-        let node = nodes.get("", &name);
-        let addresses = node.and_then(|node| node.status.clone()?.addresses).unwrap_or_default();
-        told.send_if_modified(|known| {
-            let moved = *known != addresses;
-            *known = addresses;
-            moved
-        });
+        let range = ranges.borrow_and_update().clone();
+        if !range.is_empty() {
+            match cri.update_runtime_config(&range).await {
+                Ok(()) => info!(podCIDR = range, "Told the runtime the addresses of this node's pods"),
+                Err(err) => warn!(%err, podCIDR = range, "The runtime does not take the addresses of this node's pods"),
+            }
+        }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = nodes.changed() => {}
+            moved = ranges.changed() => if moved.is_err() { return },
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The API server's pods, with the last-known ones in their place until it has told its own.
+//! The API server's pods, with the last-known ones in their place until it has told its own: the settings,
+//! and the feed.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -6,14 +7,50 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep_until};
 
-use crate::{kube::Offline, pod::api, sources::ports::PodSourceFeed};
+use super::super::{
+    build::{Base, BuildError, wrong},
+    settings,
+};
+use crate::{
+    config::Loaded,
+    embedded,
+    kube::{Offline, OfflineConfig},
+    pod::api,
+    sources::ports::PodSourceFeed,
+};
+
+/// Last-known pods.
+pub(super) struct Recall {
+    /// What is known.
+    pub(super) offline: Arc<Offline>,
+    /// How long after the start the API server is waited for.
+    pub(super) patience: Duration,
+}
+
+impl Recall {
+    /// Where the agent's own settings ask for it.
+    ///
+    /// # Errors
+    /// What they say cannot be used.
+    pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Option<Self>, BuildError> {
+        let Some(section) = embedded::settings::section("offlinePods").map_err(BuildError)? else { return Ok(None) };
+        let settings = OfflineSettings::read(section).map_err(BuildError)?;
+        let config = OfflineConfig {
+            file: settings::root(loaded).join("offline_pods"),
+            key_file: settings.key_file.clone(),
+            node: node.to_owned(),
+        };
+        let offline = Offline::start(config, &base.tasks, base.stop.child_token()).await.map_err(wrong)?;
+        Ok(Some(Self { offline, patience: settings.patience() }))
+    }
+}
 
 /// Section `offlinePods` of the agent's own settings (`/etc/berth/config.yaml`); without it nothing is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct OfflineSettings {
+pub(super) struct OfflineSettings {
     /// The key of what is kept: 32 bytes, or 64 hexadecimal digits; for its owner alone.
-    pub key_file: PathBuf,
+    key_file: PathBuf,
     /// How long after the start the API server is waited for, in seconds.
     #[serde(default = "patience")]
     patience_seconds: u64,
@@ -28,18 +65,18 @@ impl OfflineSettings {
     ///
     /// # Errors
     /// Names the field.
-    pub fn read(section: serde_json::Value) -> Result<Self, String> {
+    fn read(section: serde_json::Value) -> Result<Self, String> {
         serde_json::from_value(section).map_err(|error| format!("offlinePods: {error}"))
     }
 
     /// How long after the start the API server is waited for.
-    pub fn patience(&self) -> Duration {
+    fn patience(&self) -> Duration {
         Duration::from_secs(self.patience_seconds)
     }
 }
 
 /// Around the feed that follows the API server.
-pub struct OfflineFeed {
+pub(super) struct OfflineFeed {
     inner: Box<dyn PodSourceFeed>,
     offline: Arc<Offline>,
     patience: Duration,
@@ -50,7 +87,7 @@ pub struct OfflineFeed {
 
 impl OfflineFeed {
     /// Offers the last-known pods once, if `inner` has told nothing for that long after the start.
-    pub fn new(inner: Box<dyn PodSourceFeed>, offline: Arc<Offline>, patience: Duration) -> Self {
+    pub(super) fn new(inner: Box<dyn PodSourceFeed>, offline: Arc<Offline>, patience: Duration) -> Self {
         Self { inner, offline, patience, until: None, has_decided: false }
     }
 }
@@ -95,7 +132,6 @@ mod tests {
     use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
     use super::*;
-    use crate::kube::OfflineConfig;
 
     struct Sets(mpsc::UnboundedReceiver<Vec<Arc<api::Pod>>>);
 
