@@ -201,7 +201,8 @@ fn into_new_sandbox(inputs: &Inputs, actions: &mut PodActions) {
         let seen = pod.containers().iter().filter_map(|c| observed.newest(&c.name));
         seen.into_iter().any(|c| c.state != ContainerState::Unknown)
     };
-    if candidates.is_empty() && any_started() {
+    // A pod without containers (an API server takes none) would have its sandbox made and stopped in turns.
+    if candidates.is_empty() && (pod.containers().is_empty() || any_started()) {
         actions.create_sandbox = false;
     } else if pod.init_containers().is_empty() {
         actions.start = candidates;

@@ -149,6 +149,35 @@ async fn a_pod_that_wants_more_where_nobody_can_get_more() {
     drop(agent);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_without_containers_is_not_begun() {
+    if skips("a_pod_without_containers_is_not_begun") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    world.run(pod("a"));
+    world.until_ready(&agent, "a").await;
+    let made = world.ground.cri.count("run_podsandbox");
+    for (name, uid, init) in [("bare", "a", json!([])), ("init", "b", json!([{"name": "i", "image": "i"}]))] {
+        let mut object = pod_of(name, json!({"containers": [], "initContainers": init}));
+        object["metadata"]["uid"] = json!(format!("33333333-3333-4333-8333-33333333333{uid}"));
+        object["spec"]["nodeName"] = json!(NODE);
+        object["status"] = json!({"phase": "Pending", "qosClass": "BestEffort"});
+        // No API server takes such a pod.
+        world.api.with(|core| core.apply(vec![Write::Put { resource: "pods".to_owned(), object }]));
+        let failed = |pod: &Value| pod["status"]["phase"] == "Failed";
+        let pod = world.until_pod(&agent, name, "is told to be nothing", failed).await;
+        assert_eq!(pod["status"]["message"], "The pod has no containers", "{:#}", pod["status"]);
+    }
+    let mut bare = pod("bare");
+    bare["spec"]["containers"] = json!([]);
+    world.home.put_pod(&bare);
+    agent.until_log("spec.containers: Required value").await;
+    a_moment().await;
+    assert_eq!(world.ground.cri.count("run_podsandbox"), made, "{}", agent.log_end());
+    drop(agent);
+}
+
 /// The condition of a resize that is under way; null where there is none.
 fn resizing(pod: &Value) -> Value {
     let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();

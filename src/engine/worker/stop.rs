@@ -125,7 +125,11 @@ impl Turn<'_> {
         let mut built = self.build(pod, observed, kind);
         if self.memory.over && Phase::of(&built).is_none_or(|phase| !phase.is_terminal()) {
             built.phase = Some("Failed".to_owned());
-            built.message = Some("The pod's sandbox is gone, and its restart policy allows no other".to_owned());
+            let message = match pod.containers() {
+                [] => "The pod has no containers",
+                _ => "The pod's sandbox is gone, and its restart policy allows no other",
+            };
+            built.message = Some(message.to_owned());
         }
         if let Some(order) = order {
             overrule(&mut built, order, pod.generation(), self.context.clock.now());

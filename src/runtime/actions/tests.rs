@@ -197,6 +197,9 @@ fn a_new_sandbox_starts_what_is_left_to_do() {
     let own =
         dead("Always", &[], &["a"]).has("a", exited(0)).set("/spec/containers/0/restartPolicy", json!("OnFailure"));
     expect("the container's own policy counts", own, "kill-pod");
+    expect("no containers at all", scene("Always", &[], &[]), "kill-pod");
+    expect("no containers at all, and a sandbox", scene("Always", &[], &[]).ready(), "kill-pod");
+    expect("no regular containers", dead("Always", &[("i", "")], &[]).has("i", exited(0)), "kill-pod");
     let first = scene("OnFailure", &[("s", "Always")], &["a"]);
     expect("init before regular", first, "kill-pod create:0 init:0");
 }
