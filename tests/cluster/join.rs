@@ -1,16 +1,18 @@
 //! How a node joins (spec 10a §12, spec 10 §4.1, §4.2).
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use serde_json::{Value, json};
 
 use crate::{
-    World, condition,
+    World, a_moment, condition,
     kit::{
         api_server::{Effect, Fault},
-        process::{NODE, skips},
+        process::{NODE, manifest, skips},
     },
 };
+
+const CSRS: &str = "certificatesigningrequests.certificates.k8s.io";
 
 /// Where in the log the first request of that kind is.
 fn first(world: &World, verb: &str, resource: &str) -> u64 {
@@ -101,17 +103,7 @@ async fn a_token_becomes_a_certificate() {
     if skips("a_token_becomes_a_certificate") {
         return;
     }
-    let mut world = World::new().await;
-    world.api.create(bootstrap_secret());
-    let bootstrap = world.api.bootstrap_kubeconfig("abcdef.0123456789abcdef");
-    let kubeconfig = world.home.path().join("kubelet.conf");
-    let pki = world.home.path().join("pki");
-    world.home = world
-        .home
-        .with(json!({"rotateCertificates": true}))
-        .flag(format!("--cert-dir={}", pki.display()))
-        .flag(format!("--bootstrap-kubeconfig={}", bootstrap.display()))
-        .flag(format!("--kubeconfig={}", kubeconfig.display()));
+    let Newcomer { world, kubeconfig, pki } = Newcomer::new(json!({"rotateCertificates": true})).await;
     let agent = world.start().await;
     let log = world.api.log();
     let requests = log.of("certificatesigningrequests.certificates.k8s.io").verb("create");
@@ -122,6 +114,62 @@ async fn a_token_becomes_a_certificate() {
     assert!(text.contains("kubelet-client-current.pem"), "{text}");
     assert!(pki.join("kubelet-client-current.pem").exists());
     drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_of_manifests_do_not_wait_for_a_first_certificate() {
+    if skips("pods_of_manifests_do_not_wait_for_a_first_certificate") {
+        return;
+    }
+    let Newcomer { world, kubeconfig, pki } = Newcomer::new(json!({"rotateCertificates": false})).await;
+    world.api.rules(|rules| rules.approver = None);
+    world.home.put_pod(&manifest("web"));
+    let agent = world.home.start().await;
+    agent.until_ready("web").await;
+    world.until(&agent, "it asks for a certificate", |seen| !seen.all(CSRS).is_empty()).await;
+    a_moment().await;
+    let name = world.api.all(CSRS)[0]["metadata"]["name"].as_str().expect("a name").to_owned();
+    assert!(name.starts_with("node-csr-"), "{name}");
+    let others = world.api.log().filter(|logged| !logged.user.starts_with("system:bootstrap:"));
+    assert!(others.is_empty(), "nobody asks without a certificate\n{others}");
+    assert!(!kubeconfig.exists(), "it names a certificate, so it comes after it");
+    world.api.deny(&name);
+    agent.until_log("Failed to get the first client certificate, asking again").await;
+    world.api.delete(CSRS, "", &name, None);
+    world.api.rules(|rules| rules.approver = Some(Duration::ZERO));
+    world
+        .until(&agent, "the node is Ready", |seen| {
+            seen.object("nodes", "", NODE).is_some_and(|node| condition(&node, "Ready") == "True")
+        })
+        .await;
+    assert!(kubeconfig.exists() && pki.join("kubelet-client-current.pem").exists());
+    world.until_ready(&agent, &format!("web-{NODE}")).await;
+    assert_eq!(world.ground.cri.count("start_container"), 1, "{}", agent.log_end());
+    drop(agent);
+}
+
+/// A node that has a token and no certificate.
+struct Newcomer {
+    world: World,
+    kubeconfig: PathBuf,
+    pki: PathBuf,
+}
+
+impl Newcomer {
+    async fn new(config: Value) -> Self {
+        let mut world = World::new().await;
+        world.api.create(bootstrap_secret());
+        let bootstrap = world.api.bootstrap_kubeconfig("abcdef.0123456789abcdef");
+        let kubeconfig = world.home.path().join("kubelet.conf");
+        let pki = world.home.path().join("pki");
+        world.home = world
+            .home
+            .with(config)
+            .flag(format!("--cert-dir={}", pki.display()))
+            .flag(format!("--bootstrap-kubeconfig={}", bootstrap.display()))
+            .flag(format!("--kubeconfig={}", kubeconfig.display()));
+        Self { world, kubeconfig, pki }
+    }
 }
 
 fn bootstrap_secret() -> Value {

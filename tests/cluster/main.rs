@@ -13,6 +13,7 @@ mod kubectl;
 mod mirrors;
 mod odd_objects;
 mod odd_server;
+mod offline;
 mod outage;
 mod restart;
 mod start;

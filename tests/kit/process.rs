@@ -55,15 +55,18 @@ struct Folder(tempfile::TempDir);
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let places = mounts
-            .lines()
-            .filter_map(|line| line.split(' ').nth(4))
-            .filter(|at| Path::new(at).starts_with(self.0.path()));
-        let places: Vec<&str> = places.collect();
-        for place in places.iter().rev() {
-            let _ = nix::mount::umount2(*place, nix::mount::MntFlags::MNT_DETACH); // it may be gone with another
-        }
+        unmount_below(self.0.path());
+    }
+}
+
+/// Unmounts what is mounted below a folder, as a reboot does.
+pub fn unmount_below(folder: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let places =
+        mounts.lines().filter_map(|line| line.split(' ').nth(4)).filter(|at| Path::new(at).starts_with(folder));
+    let places: Vec<&str> = places.collect();
+    for place in places.iter().rev() {
+        let _ = nix::mount::umount2(*place, nix::mount::MntFlags::MNT_DETACH); // it may be gone with another
     }
 }
 

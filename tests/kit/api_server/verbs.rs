@@ -101,7 +101,12 @@ fn name(core: &Core, request: &Request, metadata: &Value) -> Result<String, Refu
                      '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
         let cause = || vec![Cause::invalid("metadata.name", &json!(given), wrong)];
         let refuse = || Refusal::invalid(&request.group_kind(), given, cause());
-        return is_subdomain(given).then(|| given.to_owned()).ok_or_else(refuse);
+        // How requests for certificates are called, a server does not care about, as long as it is part of a path.
+        let is_fine = match request.resource.as_str() {
+            "certificatesigningrequests.certificates.k8s.io" => !given.contains(['/', '%']),
+            _ => is_subdomain(given),
+        };
+        return is_fine.then(|| given.to_owned()).ok_or_else(refuse);
     }
     let base: String = metadata["generateName"].as_str().unwrap_or_default().chars().take(GENERATED).collect();
     if base.is_empty() {

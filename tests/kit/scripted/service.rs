@@ -239,6 +239,15 @@ impl ScriptedCri {
         lock(&self.state).containers.values().map(Container::status).collect()
     }
 
+    /// The environment of the running containers named `pod/container`.
+    pub fn environment(&self, pod: &str, container: &str) -> Vec<(String, String)> {
+        let ids = self.running(pod, container);
+        let state = lock(&self.state);
+        let running = state.containers.values().filter(|c| ids.contains(&c.id));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        running.flat_map(|c| &c.config.envs).map(|pair| (pair.key.clone(), text(&pair.value))).collect()
+    }
+
     /// All containers, as a list shows them (with their sandbox), without a call.
     pub fn listed(&self) -> Vec<cri::Container> {
         lock(&self.state).containers.values().map(Container::listed).collect()
