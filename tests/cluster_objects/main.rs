@@ -4,5 +4,6 @@
 #[path = "../kit/cluster.rs"]
 mod kit;
 
+mod events;
 mod objects;
 mod reflectors;
