@@ -50,6 +50,7 @@ pub mod metrics;
 pub mod node;
 pub mod pleg;
 pub mod pod;
+pub mod probes;
 pub mod proto;
 pub mod resources;
 pub mod runtime;

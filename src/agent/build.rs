@@ -23,11 +23,11 @@ use super::{
     eviction,
     life::Life,
     logging::LogHandle,
-    memory, server,
+    memory, probes, server,
     server_auth::{self, AuthDeps, ServerAuth},
     server_stats::{self, StatsParts},
     settings,
-    standalone::{NoMirrors, NoObjects, ProbesAbsent},
+    standalone::{NoMirrors, NoObjects},
     state_file::DiskStateFile,
 };
 use crate::{
@@ -38,8 +38,7 @@ use crate::{
         admission::{AdmissionRules, sysctls::Allowlist},
         allocation::{Allocator, AllocatorDeps, resize::ResizeRules},
         ports::{
-            Clock, Event, EventSink, MirrorPods, NodeFacts, ObjectSource, PodObserver, ProbeManager, ResourceManager,
-            SystemClock,
+            Clock, Event, EventSink, MirrorPods, NodeFacts, ObjectSource, PodObserver, ResourceManager, SystemClock,
         },
     },
     images::{self, ImagesDeps},
@@ -175,7 +174,8 @@ async fn assemble(
     let (node, facts) = watch::channel(Arc::new(facts));
     let objects: Arc<dyn ObjectSource> =
         cluster.as_ref().map_or_else(|| Arc::new(NoObjects) as Arc<dyn ObjectSource>, Cluster::objects);
-    let probes: Arc<dyn ProbeManager> = Arc::new(ProbesAbsent::new(base.events.clone()));
+    let status = Arc::new(StatusManager::new(base.statuses.clone()));
+    let probes = probes::open(base, &root, connection.runtime.clone(), status.clone()).await?;
 
     let (resources, user_namespaces) = open_resources(loaded, base, machine, info).await?;
 
@@ -232,7 +232,7 @@ async fn assemble(
             images: images.clone(),
             prepare: Arc::new(preparer),
             events: base.events.clone(),
-            probes: probes.clone(),
+            probes: probes.manager.clone(),
             resources: resources.clone(),
             objects: objects.clone(),
             logs,
@@ -265,12 +265,11 @@ async fn assemble(
     let observer: Arc<dyn PodObserver> = pleg.clone();
     let allocations = allocator.allocations();
     let (reports, reported) = engine::reports();
-    let status = Arc::new(StatusManager::new(base.statuses.clone()));
     let context = Arc::new(WorkerContext {
         runtime: runtime.clone(),
         observer: pleg.clone(),
         volumes: Arc::new(volumes),
-        probes,
+        probes: probes.manager.clone(),
         resources,
         objects,
         mirrors: cluster.as_ref().map_or_else(|| Arc::new(NoMirrors) as Arc<dyn MirrorPods>, Cluster::mirrors),
@@ -294,6 +293,7 @@ async fn assemble(
     });
     let ready = SourcesReady::new(sources.registered);
     let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
+    probes.wake_through(base, engine.commands.clone());
     base.tasks.spawn(runtime.clone().run_gc(Arc::new(engine.fates.clone()), base.stop.child_token()));
     if let Some(cluster) = &mut cluster {
         cluster.write_statuses(base, status.clone());
@@ -312,6 +312,7 @@ async fn assemble(
             pods: engine.pods.clone(),
             clock: base.clock.clone(),
             registry: base.registry.clone(),
+            probes: probes.registry,
         },
     );
     base.tasks.spawn(surveyors.run(base.stop.child_token()));

@@ -13,6 +13,7 @@ mod life;
 pub mod logging;
 mod memory;
 mod pages;
+mod probes;
 mod process;
 mod profile;
 mod server;

@@ -11,7 +11,7 @@ use crate::{
     config::Loaded,
     cri::{ImageService, RuntimeService},
     engine::ports::{Clock, PodObserver},
-    metrics::{self, ProbeMetrics, Registry, StatsMetrics, StatsSource, exposition::Format},
+    metrics::{self, Registry, StatsMetrics, StatsSource, exposition::Format},
     node::Machine,
     pod::{Pod, PodRef, PodUid, api},
     resources::{
@@ -49,6 +49,8 @@ pub struct StatsParts {
     pub clock: Arc<dyn Clock>,
     /// Where what readings cost is counted.
     pub registry: Registry,
+    /// The page of probes.
+    pub probes: Registry,
 }
 
 /// The pages of statistics, and what measures directories: run it until the agent stops. Blocking, but on files of the
@@ -71,10 +73,8 @@ pub fn open(loaded: &Loaded, machine: &Machine, parts: StatsParts) -> (Arc<Stats
     let config = config(loaded, machine, parts.node_name, &parts.runtime_name);
     let (provider, surveyors) = StatsProvider::new(config, deps);
     metrics::register_disk_usages(&parts.registry, Arc::new(provider.clone()));
-    let registry = Registry::new();
-    let probes = ProbeMetrics::new(&registry);
     let started = metrics::start_time_seconds().unwrap_or_default() as u64;
-    (Arc::new(StatsPages { provider, registry, probes, started }), surveyors)
+    (Arc::new(StatsPages { provider, probes: parts.probes, started }), surveyors)
 }
 
 fn config(loaded: &Loaded, machine: &Machine, node_name: String, runtime: &str) -> StatsConfig {
@@ -193,8 +193,7 @@ fn place(layout: &PodLayout, volume: &api::Volume) -> Option<VolumePlace> {
 /// The pages of statistics as the server asks for them.
 pub struct StatsPages {
     provider: StatsProvider,
-    registry: Registry,
-    probes: ProbeMetrics,
+    probes: Registry,
     started: u64,
 }
 
@@ -202,11 +201,6 @@ impl StatsPages {
     /// What makes them.
     pub fn provider(&self) -> StatsProvider {
         self.provider.clone()
-    }
-
-    /// Where probes are counted.
-    pub fn probes(&self) -> &ProbeMetrics {
-        &self.probes
     }
 }
 
@@ -227,7 +221,7 @@ impl Statistics for StatsPages {
             MetricsPage::Cadvisor => stats::MetricsPage::Cadvisor,
             MetricsPage::Probes => {
                 let mut page = Vec::new();
-                format.encode(self.registry.gather(), &mut page);
+                format.encode(self.probes.gather(), &mut page);
                 return Ok(stats::compressed(page.into(), compressed));
             }
         };

@@ -1,4 +1,4 @@
-//! Players for roles that have nothing to play without an API server, or are not built yet.
+//! Players for roles that have nothing to play without an API server.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -8,11 +8,8 @@ use std::{
 use async_trait::async_trait;
 
 use crate::{
-    engine::ports::{
-        Event, EventSink, MirrorFate, MirrorPods, ObjectError, ObjectSource, ProbeManager, ProbeResult, ProbeResults,
-        PullSecret,
-    },
-    pod::{ContainerId, Pod, PodFullName, PodUid, api},
+    engine::ports::{MirrorFate, MirrorPods, ObjectError, ObjectSource, PullSecret},
+    pod::{Pod, PodFullName, api},
 };
 
 /// There is no API server: references fail with the reference's words, no service exists.
@@ -53,39 +50,4 @@ impl MirrorPods for NoMirrors {
     fn want(&self, _pod: &Arc<Pod>) {}
 
     fn keep(&self, _names: HashMap<PodFullName, MirrorFate>) {}
-}
-
-/// Probes are not run yet: every probe counts as passed, and each pod that has one is told so.
-pub struct ProbesAbsent {
-    events: Arc<dyn EventSink>,
-}
-
-impl ProbesAbsent {
-    /// `events` is where the warnings go.
-    pub fn new(events: Arc<dyn EventSink>) -> Self {
-        Self { events }
-    }
-}
-
-impl ProbeManager for ProbesAbsent {
-    fn add(&self, pod: &Arc<Pod>) {
-        let has = |c: &&api::Container| {
-            c.liveness_probe.is_some() || c.readiness_probe.is_some() || c.startup_probe.is_some()
-        };
-        let probed: Vec<&str> =
-            pod.containers().iter().chain(pod.init_containers()).filter(has).map(|c| c.name.as_str()).collect();
-        if !probed.is_empty() {
-            let text = format!("probes are not yet effective and count as passed: containers {}", probed.join(", "));
-            self.events.record(Event::warning(pod.id(), "ProbesNotEffective", text));
-        }
-    }
-
-    fn stop_liveness(&self, _pod: &PodUid) {}
-
-    fn remove(&self, _pod: &PodUid) {}
-
-    fn results(&self, _container: &ContainerId) -> ProbeResults {
-        let passed = Some(ProbeResult::Success);
-        ProbeResults { startup: passed, readiness: passed, liveness: passed }
-    }
 }

@@ -54,7 +54,7 @@ pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
 pub use node::NodeMetrics;
 pub use pleg::PlegMetrics;
 pub use pod_resources::{EndpointVersion, PodResourcesCall, PodResourcesMetrics, PodWatchMetrics};
-pub use probes::ProbeMetrics;
+pub use probes::{ProbeMetrics, ProbedContainer};
 pub use reflectors::{Following, ReflectorMeter, ReflectorMetrics};
 pub use registry::{Registry, Stability, buckets};
 pub use resources::CgroupMetrics;

@@ -1,9 +1,27 @@
 //! Families of `/metrics/probes` (spec 04b §10, 08 §6). They have a registry of their own; a series
 //! appears with the first probe of a container.
 
+use std::time::Duration;
+
 use prometheus::{HistogramVec, IntCounterVec};
 
 use super::{Registry, Stability, buckets::DEF, start_time_seconds};
+
+const SUCCESSFUL: &str = "successful";
+const FAILED: &str = "failed";
+
+/// Whose probe is counted.
+#[derive(Clone, Copy, Debug)]
+pub struct ProbedContainer<'a> {
+    /// The container's name.
+    pub container: &'a str,
+    /// The pod's name.
+    pub pod: &'a str,
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its UID.
+    pub uid: &'a str,
+}
 
 /// Handles of the families of probes.
 pub struct ProbeMetrics {
@@ -35,6 +53,23 @@ impl ProbeMetrics {
             ),
         }
     }
+
+    /// Counts a result that counts; `took` where it was a success.
+    pub fn counted(&self, kind: &str, of: &ProbedContainer<'_>, took: Option<Duration>) {
+        let result = if took.is_some() { SUCCESSFUL } else { FAILED };
+        self.total.with_label_values(&[kind, result, of.container, of.pod, of.namespace, of.uid]).inc();
+        if let Some(took) = took {
+            self.duration.with_label_values(&[kind, of.container, of.pod, of.namespace]).observe(took.as_secs_f64());
+        }
+    }
+
+    /// Drops the series of a probe that is over; what never came is no series.
+    pub fn forget(&self, kind: &str, of: &ProbedContainer<'_>) {
+        for result in [SUCCESSFUL, FAILED] {
+            let _ = self.total.remove_label_values(&[kind, result, of.container, of.pod, of.namespace, of.uid]);
+        }
+        let _ = self.duration.remove_label_values(&[kind, of.container, of.pod, of.namespace]);
+    }
 }
 
 #[cfg(test)]
@@ -53,7 +88,20 @@ mod tests {
         };
         let types = |page: &str| page.lines().filter(|l| l.starts_with("# TYPE")).count();
         assert_eq!(types(&page(&registry)), 1);
-        probes.total.with_label_values(&["Liveness", "successful", "c", "p", "ns", "u"]).inc();
+        let of = ProbedContainer { container: "c", pod: "p", namespace: "ns", uid: "u" };
+        probes.counted("Liveness", &of, None);
         assert!(page(&registry).contains("# HELP prober_probe_total [BETA] "));
+        assert!(!page(&registry).contains("prober_probe_duration_seconds"), "of successes only");
+        probes.counted("Liveness", &of, Some(Duration::from_millis(3)));
+        let told = page(&registry);
+        for line in [
+            r#"prober_probe_total{container="c",namespace="ns",pod="p",pod_uid="u",probe_type="Liveness",result="failed"} 1"#,
+            r#"prober_probe_total{container="c",namespace="ns",pod="p",pod_uid="u",probe_type="Liveness",result="successful"} 1"#,
+            r#"prober_probe_duration_seconds_bucket{container="c",namespace="ns",pod="p",probe_type="Liveness",le="0.005"} 1"#,
+        ] {
+            assert!(told.contains(line), "{line} in {told}");
+        }
+        probes.forget("Liveness", &of);
+        assert_eq!(types(&page(&registry)), 1);
     }
 }

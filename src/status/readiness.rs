@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use super::{
     ProbeOutcome, StatusInput,
-    conditions::READY,
-    lookup::{State, exit, is_true, state},
+    lookup::{State, exit, state},
 };
 use crate::pod::{ContainerId, Pod, api};
 
@@ -46,11 +45,17 @@ fn ready(input: &StatusInput<'_>, container: &api::Container, status: &api::Cont
     match outcome(input, status).readiness {
         Some(success) => success,
         // Never forget over a restart of the agent what was ready, never promise what was not.
-        None if is_inherited(input, status) => {
-            container.readiness_probe.is_none() || input.pod.status.as_ref().is_some_and(|s| is_true(s, READY))
-        }
+        None if is_inherited(input, status) => container.readiness_probe.is_none() || was_ready(input, status),
         None => container.readiness_probe.is_none(),
     }
+}
+
+/// Whether the API's status said that this very instance is ready.
+fn was_ready(input: &StatusInput<'_>, status: &api::ContainerStatus) -> bool {
+    let Some(told) = input.pod.status.as_ref() else { return false };
+    let lists = [&told.container_statuses, &told.init_container_statuses];
+    let same = |s: &&api::ContainerStatus| s.container_id.is_some() && s.container_id == status.container_id;
+    lists.into_iter().flatten().flatten().find(same).is_some_and(|s| s.ready)
 }
 
 /// Whether an earlier agent started the container.
@@ -77,15 +82,13 @@ mod tests {
         probes: serde_json::Value,
         outcome: ProbeOutcome,
         entry: api::ContainerStatus,
-        api_ready: bool,
+        api_status: serde_json::Value,
     ) -> (Option<bool>, bool) {
         let mut container = probes;
         container["name"] = "c".into();
         let mut world =
             World::new(pod_with(serde_json::json!({"containers": [container]})), observed(&[("c", Seen::Running)]));
-        if api_ready {
-            world.set_api_status(serde_json::json!({"conditions": [{"type": "Ready", "status": "True"}]}));
-        }
+        world.set_api_status(api_status);
         world.probes_say(outcome);
         let mut list = [entry];
         judge(&world.input(), &mut [], &mut list);
@@ -121,25 +124,33 @@ mod tests {
             ("readiness passed", readiness(), said(None, Some(true)), entry(running()), (true, true)),
             ("readiness failed", readiness(), said(None, Some(false)), entry(running()), (true, false)),
         ] {
-            let (started, ready) = judged(probes, outcome, entry, false);
+            let (started, ready) = judged(probes, outcome, entry, json!({}));
             assert_eq!((started, ready), (Some(expected.0), expected.1), "{case}");
         }
     }
 
     #[test]
-    fn readiness_survives_the_agent() {
-        let probe = || serde_json::json!({"readinessProbe": {}});
+    fn ac_05_11_readiness_survives_the_agent() {
+        use serde_json::json;
+        let probe = || json!({"readinessProbe": {}});
         let none = ProbeOutcome::default();
         let failed = ProbeOutcome { startup: None, readiness: Some(false) };
-        for (case, outcome, age, api_ready, expected) in [
-            ("was ready", none, 60, true, true),
-            ("was not ready", none, 60, false, false),
-            ("too young to be inherited", none, 5, true, false),
-            ("probe says no", failed, 60, true, false),
+        let told = |id: &str, ready: bool| {
+            json!({"conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [
+                {"name": "c", "containerID": id, "ready": ready, "image": "", "imageID": "", "restartCount": 0}]})
+        };
+        let same = "containerd://c-0";
+        for (case, outcome, age, api_status, expected) in [
+            ("was ready, though another was not", none, 60, told(same, true), true),
+            ("was not ready", none, 60, told(same, false), false),
+            ("another instance was", none, 60, told("containerd://older", true), false),
+            ("nothing is known", none, 60, json!({}), false),
+            ("too young to be inherited", none, 5, told(same, true), false),
+            ("probe says no", failed, 60, told(same, true), false),
         ] {
-            assert_eq!(judged(probe(), outcome, older_than_agent(age), api_ready).1, expected, "{case}");
+            assert_eq!(judged(probe(), outcome, older_than_agent(age), api_status).1, expected, "{case}");
         }
-        assert!(judged(serde_json::json!({}), none, older_than_agent(60), false).1, "no probe");
+        assert!(judged(json!({}), none, older_than_agent(60), json!({})).1, "no probe");
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub use mirrors::{MirrorFate, MirrorPods};
 pub use node::{HandlerFeatures, NodeFacts, RuntimeState};
 pub use objects::{ObjectError, ObjectSource, TokenAsk};
 pub use observer::{Observation, PodObserver, PodView, RuntimePods};
-pub use probes::{ProbeManager, ProbeResult, ProbeResults};
+pub use probes::{ProbeManager, ProbeResult, ProbeResults, ProbedPods, ProbedStatus};
 pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, ResourceManager};
 pub use runtime::{
     ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodFates, PodRuntime, StartFailure, SyncOutcome, SyncPod,

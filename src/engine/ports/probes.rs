@@ -1,8 +1,8 @@
-//! The role of probes: what they last said.
+//! The role of probes: what they last said; and what probes need of the rest.
 
 use std::sync::Arc;
 
-use crate::pod::{ContainerId, Pod, PodUid};
+use crate::pod::{ContainerId, Pod, PodUid, api};
 
 /// What a probe said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +32,29 @@ pub trait ProbeManager: Send + Sync + 'static {
     fn stop_liveness(&self, pod: &PodUid);
     /// Stops all probes of a pod and forgets their results.
     fn remove(&self, pod: &PodUid);
+    /// Asks at once, not only at its next moment, whether a container is ready: it has started and is not.
+    fn ask_readiness(&self, pod: &PodUid, container: &str);
     /// What the probes of one container instance said.
     fn results(&self, container: &ContainerId) -> ProbeResults;
+}
+
+/// A pod's latest status, as probes read it.
+#[derive(Clone, Debug)]
+pub struct ProbedStatus {
+    /// The status.
+    pub status: Arc<api::PodStatus>,
+    /// Whether all its containers are being restarted.
+    pub restart_all: bool,
+}
+
+/// Where probes read how a pod stands, and tell what they learnt. Never blocks.
+pub trait ProbedPods: Send + Sync + 'static {
+    /// The pod's latest status; `None` before its first one.
+    fn status(&self, pod: &PodUid) -> Option<ProbedStatus>;
+    /// Says at once in the pod's status that an instance is ready, or not.
+    fn set_ready(&self, pod: &Pod, container: &ContainerId, ready: bool);
+    /// Says at once in the pod's status that an instance has started, or not.
+    fn set_started(&self, pod: &Pod, container: &ContainerId, started: bool);
+    /// Lets the pod's worker take another turn.
+    fn wake(&self, pod: &PodUid);
 }

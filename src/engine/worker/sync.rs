@@ -224,6 +224,7 @@ impl Turn<'_> {
         let restart_all = status::restart_all::in_progress(&built);
         let built = Arc::new(built);
         self.context.status.set(&pod, (*built).clone(), now);
+        self.ask_readiness(&pod, &built);
         if terminal {
             self.context.allocations.finished(pod.uid());
             return Ok(Outcome::Moved(Done::PhaseTerminal));
@@ -248,6 +249,15 @@ impl Turn<'_> {
             return Ok(Outcome::Moved(Done::PhaseTerminal));
         }
         Ok(Outcome::Stays(self.conclude(done, observed)))
+    }
+
+    /// What has started and is not ready need not wait for its probe's next moment.
+    fn ask_readiness(&self, pod: &Pod, built: &api::PodStatus) {
+        let probed = |name: &str| pod.container(name).is_some_and(|(_, c)| c.readiness_probe.is_some());
+        let statuses = built.init_container_statuses.iter().chain(&built.container_statuses).flatten();
+        for status in statuses.filter(|s| s.started == Some(true) && !s.ready && probed(&s.name)) {
+            self.context.probes.ask_readiness(pod.uid(), &status.name);
+        }
     }
 
     /// Everything a pod needs before its sandbox: volumes, pull secrets, probes.

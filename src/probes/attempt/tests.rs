@@ -1,0 +1,433 @@
+//! The handlers against real sockets, of servers that are well, ill and hostile.
+
+use std::{net::SocketAddr, sync::Mutex};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Request, Response, body::Incoming, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::{ServerConfig, crypto::ring, pki_types::PrivatePkcs8KeyDer};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+use tokio_rustls::TlsAcceptor;
+use tonic::Status;
+
+use super::*;
+use crate::{
+    cri::{CriConfig, connect},
+    metrics::Registry,
+    probes::{outcome::ErrorState, testing::pod},
+    proto::health::{
+        HealthCheckRequest, HealthCheckResponse,
+        health_check_response::ServingStatus,
+        health_server::{Health, HealthServer},
+    },
+};
+
+/// Asks a probe of the container `c`, whose pod is at that address.
+async fn asked_at(ip: &str, probe: Value) -> Outcome {
+    let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": probe}]}));
+    let config = CriConfig {
+        endpoint: "unix:///nowhere.sock".to_owned(),
+        image_endpoint: String::new(),
+        request_timeout: Duration::from_secs(1),
+        list_streaming: false,
+    };
+    let cri = connect(&config, &Registry::new()).expect("lazily");
+    let handlers = Handlers::new(cri.runtime).expect("TLS");
+    let ask = Ask { pod, container: "c".into(), kind: Kind::Readiness, id: "c-0".into(), ip: Some(ip.to_owned()) };
+    handlers.ask(&ask).await
+}
+
+async fn asked(probe: Value) -> Outcome {
+    asked_at("127.0.0.1", probe).await
+}
+
+fn http(port: u16) -> Value {
+    json!({"httpGet": {"port": port, "path": "/x"}, "timeoutSeconds": 30})
+}
+
+/// As [`http`], of whom an answer in time is not expected.
+fn hasty(port: u16) -> Value {
+    json!({"httpGet": {"port": port, "path": "/x"}, "timeoutSeconds": 1})
+}
+
+fn failure(outcome: Outcome) -> String {
+    match outcome {
+        Outcome::Failure(text) => text,
+        other => panic!("no failure: {other:?}"),
+    }
+}
+
+/// A server that reads the head of each request and then does what it is told; keeps the heads.
+async fn server<F>(serve: impl Fn(TcpStream, String) -> F + Send + Sync + 'static) -> (u16, Arc<Mutex<Vec<String>>>)
+where
+    F: Future<Output = std::io::Result<()>> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let heads = Arc::<Mutex<Vec<String>>>::default();
+    let kept = heads.clone();
+    let serve = Arc::new(serve);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let (serve, kept) = (serve.clone(), kept.clone());
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") && head.len() < 64 << 10 {
+                    match stream.read_u8().await {
+                        Ok(byte) => head.push(byte),
+                        Err(_) => return,
+                    }
+                }
+                let head = String::from_utf8_lossy(&head).into_owned();
+                kept.lock().expect("no panic").push(head.clone());
+                // A client that goes away is the point of many of these tests.
+                let _ = serve(stream, head).await;
+            });
+        }
+    });
+    (port, heads)
+}
+
+async fn answers(answer: impl Into<String>) -> (u16, Arc<Mutex<Vec<String>>>) {
+    let answer = answer.into();
+    server(move |mut stream, _| {
+        let answer = answer.clone();
+        async move { stream.write_all(answer.as_bytes()).await }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn verdicts_follow_the_status() {
+    for (head, expected) in [
+        ("200 OK\r\nContent-Length: 2\r\n\r\nok", Outcome::Success),
+        ("204 No Content\r\n\r\n", Outcome::Success),
+        ("304 Not Modified\r\n\r\n", Outcome::Warning("Probe terminated redirects, Response body: ".to_owned())),
+        (
+            // AC-05-1
+            "500 Oh\r\nContent-Length: 6\r\n\r\nsecret",
+            Outcome::Failure("HTTP probe failed with statuscode: 500".to_owned()),
+        ),
+        ("404 No\r\nContent-Length: 0\r\n\r\n", Outcome::Failure("HTTP probe failed with statuscode: 404".to_owned())),
+    ] {
+        let (port, _) = answers(format!("HTTP/1.1 {head}")).await;
+        assert_eq!(asked(http(port)).await, expected, "{head}");
+    }
+}
+
+#[tokio::test]
+async fn ac_05_2_a_bare_probe_sends_just_these() {
+    let (port, heads) = answers("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+    assert_eq!(asked(http(port)).await, Outcome::Success);
+    let head = heads.lock().expect("no panic")[0].clone();
+    let mut lines: Vec<&str> = head.trim_end().split("\r\n").collect();
+    assert_eq!(lines.remove(0), "GET /x HTTP/1.1");
+    lines.sort_unstable();
+    let host = format!("Host: 127.0.0.1:{port}");
+    assert_eq!(lines, ["Accept: */*", "Connection: close", host.as_str(), "User-Agent: kube-probe/1.36"]);
+    // AC-05-3
+    let headers = json!([{"name": "User-Agent", "value": ""}, {"name": "Accept", "value": ""},
+        {"name": "host", "value": "virtual"}, {"name": "foo-bar", "value": "1"}, {"name": "Foo-Bar", "value": "2"}]);
+    let probe = json!({"httpGet": {"port": port, "httpHeaders": headers}});
+    assert_eq!(asked(probe).await, Outcome::Success);
+    let head = heads.lock().expect("no panic")[1].clone();
+    let mut lines: Vec<&str> = head.trim_end().split("\r\n").skip(1).collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["Connection: close", "Foo-Bar: 1", "Foo-Bar: 2", "Host: virtual"]);
+}
+
+/// A pair that was never valid, for a name that nobody asked for.
+fn pair() -> ServerConfig {
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let mut params = rcgen::CertificateParams::new(vec!["elsewhere.example".to_owned()]).expect("a name");
+    params.not_before = rcgen::date_time_ymd(2001, 1, 1);
+    params.not_after = rcgen::date_time_ymd(2002, 1, 1);
+    let certificate = params.self_signed(&key).expect("signed").der().clone();
+    ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], PrivatePkcs8KeyDer::from(key.serialize_der()).into())
+        .expect("a pair")
+}
+
+#[tokio::test]
+async fn ac_05_4_any_certificate_is_taken_over_either_http() {
+    for protocol in ["h2", "http/1.1"] {
+        let mut config = pair();
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let serving = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.expect("a client");
+            let stream = TokioIo::new(acceptor.accept(stream).await.expect("TLS"));
+            let seen = Arc::<Mutex<Vec<String>>>::default();
+            let kept = seen.clone();
+            let answer = service_fn(move |request: Request<Incoming>| {
+                let host = request.uri().authority().map(ToString::to_string);
+                let line =
+                    format!("{:?} {:?} {}", request.version(), host, request.headers().contains_key("connection"));
+                kept.lock().expect("no panic").push(line);
+                async { Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from("fine")))) }
+            });
+            let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            // The client closes as soon as it knows enough.
+            let _ = match protocol {
+                "h2" => builder.serve_connection(stream, answer).await,
+                _ => hyper::server::conn::http1::Builder::new().serve_connection(stream, answer).await,
+            };
+            seen.lock().expect("no panic").clone()
+        });
+        let probe = json!({"httpGet": {"port": port, "scheme": "HTTPS"}, "timeoutSeconds": 30});
+        assert_eq!(asked(probe).await, Outcome::Success, "{protocol}");
+        let expected = match protocol {
+            "h2" => format!("HTTP/2.0 Some(\"127.0.0.1:{port}\") false"),
+            _ => "HTTP/1.1 None true".to_owned(),
+        };
+        assert_eq!(serving.await.expect("no panic"), [expected]);
+    }
+}
+
+#[tokio::test]
+async fn ac_05_5_redirects_are_followed_to_the_same_host_only() {
+    let (there, _) = answers("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+    let moved = |to: String| format!("HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 4\r\n\r\ngone");
+    let (port, _) = answers(moved(format!("http://127.0.0.1:{there}/"))).await;
+    assert_eq!(asked(http(port)).await, Outcome::Success, "another port is the same host");
+    let (port, _) = answers(moved(format!("http://127.0.0.2:{there}/"))).await;
+    let warning = Outcome::Warning("Probe terminated redirects, Response body: gone".to_owned());
+    assert_eq!(asked(http(port)).await, warning, "another host is not asked");
+    let (port, heads) = answers(moved("/again".to_owned())).await;
+    let text = failure(asked(http(port)).await);
+    assert_eq!(text, format!("Get \"http://127.0.0.1:{port}/again\": stopped after 10 redirects"));
+    assert_eq!(heads.lock().expect("no panic").len(), 11);
+    let (port, _) = answers(moved("http://[".to_owned())).await;
+    assert!(failure(asked(http(port)).await).contains("failed to parse Location header"));
+}
+
+#[tokio::test]
+async fn only_the_beginning_of_a_body_is_read() {
+    let (port, _) = server(|mut stream, _| async move {
+        stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await?;
+        loop {
+            stream.write_all(format!("1000\r\n{}\r\n", "x".repeat(0x1000)).as_bytes()).await?;
+        }
+    })
+    .await;
+    assert_eq!(asked(http(port)).await, Outcome::Success, "a body without end");
+    let body = "y".repeat(30_000);
+    let (port, _) = answers(format!("HTTP/1.1 300 X\r\nContent-Length: 30000\r\n\r\n{body}")).await;
+    let expected = format!("Probe terminated redirects, Response body: {}", "y".repeat(10_240));
+    assert_eq!(asked(http(port)).await, Outcome::Warning(expected));
+}
+
+#[tokio::test]
+async fn who_does_not_answer_in_time_has_failed() {
+    let (port, _) = server(|stream, _| async move {
+        let _open = stream;
+        std::future::pending().await
+    })
+    .await;
+    let expected = format!(
+        "Get \"http://127.0.0.1:{port}/x\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+    );
+    assert_eq!(failure(asked(hasty(port)).await), expected);
+    let (port, _) = server(|mut stream, _| async move {
+        loop {
+            stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert!(failure(asked(hasty(port)).await).contains("awaiting headers"), "never more than promises");
+    let (port, _) = server(|mut stream, _| async move {
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n").await?;
+        loop {
+            stream.write_all(b"z").await?;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    })
+    .await;
+    let text = failure(asked(hasty(port)).await);
+    assert!(text.ends_with("(Client.Timeout or context cancellation while reading body)"), "{text}");
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_is_an_error() {
+    let (port, _) = answers("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort").await;
+    let outcome = asked(http(port)).await;
+    assert!(matches!(&outcome, Outcome::Error { state: ErrorState::Failure, .. }), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn hostile_answers_are_failures() {
+    let many = "X-Header: value\r\n".repeat(70_000);
+    for (case, answer) in [
+        ("a megabyte of headers", format!("HTTP/1.1 200 OK\r\n{many}\r\n")),
+        ("a header of a megabyte", format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(1 << 20))),
+        ("a head without end", format!("HTTP/1.1 200 {}", "x".repeat(4 << 20))),
+        ("no HTTP", "SSH-2.0-OpenSSH_9.7\r\n".to_owned()),
+        ("nothing", String::new()),
+        ("bytes", "\u{0}\u{1}\u{2}\u{16}\u{3}\u{1}".repeat(100)),
+        ("a length that is none", "HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n".to_owned()),
+        ("HTTP/2 to who asked in HTTP/1", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned()),
+    ] {
+        let (port, _) = answers(answer).await;
+        let text = failure(asked(http(port)).await);
+        assert!(text.starts_with("Get \"http://127.0.0.1:") && text.len() < 500, "{case}: {text}");
+        println!("{case}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn tls_garbage_is_a_failure() {
+    for (case, bytes) in [
+        ("plain HTTP", b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()),
+        ("garbage", vec![0xff; 4096]),
+        ("half a record", vec![0x16, 0x03, 0x03, 0x40, 0x00, 0x02]),
+        ("an alert", vec![0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 0x28]),
+        ("nothing", vec![]),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.write_all(&bytes).await; // it may be gone
+                let _ = stream.shutdown().await;
+                let mut rest = Vec::new();
+                let _ = stream.read_to_end(&mut rest).await;
+            }
+        });
+        let probe = json!({"httpGet": {"port": port, "scheme": "HTTPS"}, "timeoutSeconds": 5});
+        println!("{case}: {}", failure(asked(probe).await));
+    }
+}
+
+#[tokio::test]
+async fn who_half_closes_may_still_answer() {
+    let (port, _) = server(|mut stream, _| async move {
+        stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nall there is").await?;
+        stream.shutdown().await?;
+        std::future::pending().await
+    })
+    .await;
+    assert_eq!(asked(http(port)).await, Outcome::Success);
+}
+
+/// A port that nobody listens on.
+async fn closed_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    listener.local_addr().expect("bound").port()
+}
+
+#[tokio::test]
+async fn who_cannot_be_reached_has_failed() {
+    let port = closed_port().await;
+    let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
+    assert_eq!(failure(asked(http(port)).await), format!("Get \"http://127.0.0.1:{port}/x\": {refused}"));
+    assert_eq!(failure(asked(json!({"tcpSocket": {"port": port}})).await), refused);
+    let text = failure(asked(json!({"tcpSocket": {"port": 1, "host": "no.such.host.invalid"}})).await);
+    assert!(text.starts_with("dial tcp: lookup no.such.host.invalid: "), "{text}");
+    let text = failure(asked(json!({"grpc": {"port": port}, "timeoutSeconds": 1})).await);
+    let expected =
+        format!("timeout: failed to connect service \"127.0.0.1:{port}\" within 1s: context deadline exceeded");
+    assert_eq!(text, expected);
+}
+
+#[tokio::test]
+async fn a_port_that_takes_connections_is_enough() {
+    let listener = TcpListener::bind("[::1]:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    assert_eq!(asked_at("::1", json!({"tcpSocket": {"port": port}})).await, Outcome::Success);
+    let (mut stream, _) = listener.accept().await.expect("it came");
+    assert_eq!(stream.read(&mut [0]).await.expect("closed in peace"), 0, "and went");
+    let probe = json!({"tcpSocket": {"port": port, "host": "::1"}});
+    assert_eq!(asked(probe).await, Outcome::Success, "its own host");
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_is_an_error() {
+    for (probe, expected) in [
+        (json!({"tcpSocket": {"port": "nope"}}), r#"strconv.Atoi: parsing "nope": invalid syntax"#),
+        (json!({"httpGet": {"port": 0}}), "invalid port number: 0"),
+        (json!({"grpc": {"port": 70000}}), "invalid port number: 70000"),
+        (json!({}), "missing probe handler"),
+    ] {
+        let Outcome::Error { state: ErrorState::Unknown, text } = asked(probe.clone()).await else { panic!("{probe}") };
+        assert!(text.starts_with(expected), "{probe}: {text}");
+    }
+}
+
+/// A health service that says what its name asks for.
+struct Clinic;
+
+#[tonic::async_trait]
+impl Health for Clinic {
+    async fn check(
+        &self,
+        request: tonic::Request<HealthCheckRequest>,
+    ) -> Result<tonic::Response<HealthCheckResponse>, Status> {
+        let agent = request.metadata().get("user-agent").and_then(|a| a.to_str().ok()).unwrap_or_default();
+        assert!(agent.starts_with("kube-probe/1.36"), "{agent}");
+        let status = match request.get_ref().service.as_str() {
+            "" => ServingStatus::Serving,
+            "ill" => ServingStatus::NotServing,
+            "slow" => std::future::pending().await,
+            "broken" => return Err(Status::unimplemented("no health here")),
+            other => return Err(Status::not_found(format!("unknown service {other}"))),
+        };
+        Ok(tonic::Response::new(HealthCheckResponse { status: status.into() }))
+    }
+
+    type WatchStream = futures::stream::Empty<Result<HealthCheckResponse, Status>>;
+
+    async fn watch(
+        &self,
+        _request: tonic::Request<HealthCheckRequest>,
+    ) -> Result<tonic::Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("not asked for"))
+    }
+}
+
+#[tokio::test]
+async fn grpc_servers_are_asked_for_their_health() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address: SocketAddr = listener.local_addr().expect("bound");
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    tokio::spawn(
+        tonic::transport::Server::builder().add_service(HealthServer::new(Clinic)).serve_with_incoming(incoming),
+    );
+    let port = address.port();
+    let probe = |service: &str| {
+        let timeout = if service == "slow" { 1 } else { 30 };
+        json!({"grpc": {"port": port, "service": service}, "timeoutSeconds": timeout})
+    };
+    assert_eq!(asked(probe("")).await, Outcome::Success);
+    for (service, expected) in [
+        ("ill", "service unhealthy (responded with \"NOT_SERVING\")"),
+        ("slow", "timeout: health rpc did not complete within 1s"),
+        (
+            "broken",
+            "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): no health here",
+        ),
+        ("who", "error: health rpc probe failed: rpc error: code = NotFound desc = unknown service who"),
+    ] {
+        assert_eq!(failure(asked(probe(service)).await), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_grpc_server_that_speaks_something_else_has_failed() {
+    let (port, _) = answers("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+    println!("{}", failure(asked(json!({"grpc": {"port": port}, "timeoutSeconds": 2})).await));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    println!("{}", failure(asked(json!({"grpc": {"port": port}})).await));
+    drop(listener);
+}

@@ -1,0 +1,85 @@
+//! A gRPC probe: `grpc.health.v1.Health/Check`. Behaviour: spec 05 §1.7.
+
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::time::{Instant, sleep, timeout_at};
+use tonic::{
+    Code,
+    transport::{Channel, Endpoint},
+};
+
+use super::{
+    dial::{Dialler, Spawner},
+    outcome::Outcome,
+    target::{joined, user_agent},
+};
+use crate::{
+    config::GoDuration,
+    cri::CriError,
+    proto::health::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient},
+};
+
+/// From one refused connection to the next, as in gRPC's own clients.
+const BETWEEN_DIALS: Duration = Duration::from_secs(1);
+/// Bytes of an answer, which is a number.
+const MOST_ANSWER: usize = 64 << 10;
+
+/// Asks a server whether it, or one of its services, is well. Never an error: who cannot be asked has failed.
+pub async fn probe(dialler: &Dialler, host: &str, port: u16, service: &str, timeout: Duration) -> Outcome {
+    let deadline = Instant::now() + timeout;
+    let address = joined(host, port);
+    let limit = go(timeout);
+    let (spawner, _guard) = Spawner::new();
+    let endpoint = match Endpoint::from_shared(format!("http://{address}")).and_then(|e| e.user_agent(user_agent())) {
+        Ok(endpoint) => endpoint.executor(spawner),
+        Err(error) => {
+            return Outcome::Failure(format!("error: failed to connect service at {address:?}: {error}"));
+        }
+    };
+    let Some(channel) = connect(dialler, &endpoint, host, port, deadline).await else {
+        return Outcome::Failure(format!(
+            "timeout: failed to connect service {address:?} within {limit}: context deadline exceeded"
+        ));
+    };
+    let mut client = HealthClient::new(channel).max_decoding_message_size(MOST_ANSWER);
+    let ask = HealthCheckRequest { service: service.to_owned() };
+    let late = || Outcome::Failure(format!("timeout: health rpc did not complete within {limit}"));
+    match timeout_at(deadline, client.check(ask)).await {
+        Err(_) => late(),
+        Ok(Ok(answer)) => match answer.into_inner().status() {
+            ServingStatus::Serving => Outcome::Success,
+            other => Outcome::Failure(format!("service unhealthy (responded with {:?})", other.as_str_name())),
+        },
+        Ok(Err(status)) => match status.code() {
+            Code::DeadlineExceeded => late(),
+            Code::Unimplemented => Outcome::Failure(format!(
+                "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {}",
+                status.message()
+            )),
+            _ => Outcome::Failure(format!("error: health rpc probe failed: {}", CriError::from(status))),
+        },
+    }
+}
+
+/// Connects, again and again until the deadline.
+async fn connect(dialler: &Dialler, endpoint: &Endpoint, host: &str, port: u16, deadline: Instant) -> Option<Channel> {
+    loop {
+        if let Ok(stream) = dialler.tcp(host, port, deadline).await {
+            let mut stream = Some(TokioIo::new(stream));
+            let once = tower::service_fn(move |_: http::Uri| {
+                let taken = stream.take().ok_or_else(|| std::io::Error::other("the connection has ended"));
+                async move { taken }
+            });
+            if let Ok(made) = timeout_at(deadline, endpoint.connect_with_connector(once)).await.ok()? {
+                return Some(made);
+            }
+        }
+        timeout_at(deadline, sleep(BETWEEN_DIALS)).await.ok()?;
+    }
+}
+
+/// A duration as Go prints it.
+pub fn go(duration: Duration) -> GoDuration {
+    GoDuration::from_secs(i64::try_from(duration.as_secs()).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,210 @@
+//! An HTTP probe. Behaviour: spec 05 §1.8.
+//!
+//! One deadline covers dialling, redirects and body. Each request has a connection of its own, which ends with it. What
+//! a server may send is bounded: hyper's limits for heads, [`MOST_OUTPUT`] for the body.
+
+use std::{error::Error, pin::pin, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, header};
+use http_body_util::{BodyExt, Empty};
+use hyper::{
+    body::Incoming,
+    client::conn::{http1, http2},
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    dial::{DialError, Dialler, Spawner, words},
+    outcome::{ErrorState, MOST_OUTPUT, Outcome, text_of},
+    target::{HttpAsk, MOST_REDIRECTS},
+};
+
+/// Bytes of an answer's head.
+const MOST_HEAD: usize = 512 << 10;
+/// Lines of it.
+const MOST_HEADERS: usize = 1024;
+/// As `MOST_HEAD`, for HTTP/2, whose heads are packed.
+const MOST_HEADER_LIST: u32 = 512 << 10;
+
+/// What one request came to.
+enum Answered {
+    /// It leads elsewhere.
+    Elsewhere(Box<HttpAsk>),
+    /// It is the last word.
+    Final(u16, Vec<u8>),
+}
+
+/// Why a request was not answered.
+enum Failed {
+    /// Nothing came: a failure.
+    Transport(String),
+    /// An answer came, but not all of it: an error.
+    Body(String),
+}
+
+/// Asks, follows redirects to the same host, judges.
+pub async fn probe(dialler: &Dialler, first: HttpAsk, timeout: Duration) -> Outcome {
+    let deadline = Instant::now() + timeout;
+    let host = first.url.host.clone();
+    let mut ask = first;
+    for _ in 0..=MOST_REDIRECTS {
+        let url = ask.url.to_string();
+        let failure = |text| Outcome::Failure(format!("Get {url:?}: {text}"));
+        match exchange(dialler, ask, &host, deadline).await {
+            Ok(Answered::Final(status, body)) => return verdict(status, &body),
+            Ok(Answered::Elsewhere(next)) => ask = *next,
+            Err(Failed::Transport(text)) => return failure(text),
+            Err(Failed::Body(text)) => return Outcome::Error { state: ErrorState::Failure, text },
+        }
+    }
+    Outcome::Failure(format!("Get {:?}: stopped after {MOST_REDIRECTS} redirects", ask.url.to_string()))
+}
+
+fn verdict(status: u16, body: &[u8]) -> Outcome {
+    match status {
+        200..=299 => Outcome::Success,
+        300..=399 => Outcome::Warning(format!("Probe terminated redirects, Response body: {}", text_of(body))),
+        _ => Outcome::Failure(format!("HTTP probe failed with statuscode: {status}")),
+    }
+}
+
+const AWAITING_HEADERS: &str = "(Client.Timeout exceeded while awaiting headers)";
+const READING_BODY: &str = "(Client.Timeout or context cancellation while reading body)";
+
+async fn exchange(dialler: &Dialler, ask: HttpAsk, host: &str, deadline: Instant) -> Result<Answered, Failed> {
+    let dialled = |error: DialError| {
+        Failed::Transport(if error.is_timeout { format!("{} {AWAITING_HEADERS}", error.text) } else { error.text })
+    };
+    let port = ask.url.dialled_port();
+    if ask.url.scheme == "https" {
+        let stream = dialler.tls(&ask.url.host, port, deadline).await.map_err(dialled)?;
+        if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+            return over_http2(stream, ask, host, deadline).await;
+        }
+        return over_http1(stream, ask, host, deadline).await;
+    }
+    let stream = dialler.tcp(&ask.url.host, port, deadline).await.map_err(dialled)?;
+    over_http1(stream, ask, host, deadline).await
+}
+
+async fn over_http1<S>(stream: S, ask: HttpAsk, host: &str, deadline: Instant) -> Result<Answered, Failed>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let builder = {
+        let mut builder = http1::Builder::new();
+        builder.title_case_headers(true).max_buf_size(MOST_HEAD).max_headers(MOST_HEADERS);
+        builder
+    };
+    let (mut sender, connection) =
+        builder.handshake::<_, Empty<Bytes>>(TokioIo::new(stream)).await.map_err(|e| transport(&e))?;
+    let mut request = request(&ask, ask.url.target())?;
+    let authority = HeaderValue::from_str(&ask.url.authority()).map_err(|e| Failed::Transport(e.to_string()))?;
+    request.headers_mut().insert(header::HOST, ask.host.clone().unwrap_or(authority));
+    request.headers_mut().entry(header::CONNECTION).or_insert(HeaderValue::from_static("close"));
+    let answer = sender.send_request(request);
+    driven(connection, read(answer, &ask, host, deadline)).await
+}
+
+async fn over_http2<S>(stream: S, ask: HttpAsk, host: &str, deadline: Instant) -> Result<Answered, Failed>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (spawner, _guard) = Spawner::new();
+    let mut builder = http2::Builder::new(spawner);
+    builder.timer(TokioTimer::new()).max_header_list_size(MOST_HEADER_LIST);
+    let handshake = builder.handshake::<_, Empty<Bytes>>(TokioIo::new(stream));
+    let (mut sender, connection) = match timeout_at(deadline, handshake).await {
+        Ok(made) => made.map_err(|e| transport(&e))?,
+        Err(_) => return Err(Failed::Transport(format!("context deadline exceeded {AWAITING_HEADERS}"))),
+    };
+    let authority = ask.host.as_ref().and_then(|h| h.to_str().ok()).map_or_else(|| ask.url.authority(), str::to_owned);
+    let mut request = request(&ask, format!("https://{authority}{}", ask.url.target()))?;
+    // What concerns one connection has no place in HTTP/2.
+    for name in [header::CONNECTION, header::UPGRADE, header::HeaderName::from_static("keep-alive")] {
+        request.headers_mut().remove(name);
+    }
+    let answer = sender.send_request(request);
+    driven(connection, read(answer, &ask, host, deadline)).await
+}
+
+fn request(ask: &HttpAsk, uri: String) -> Result<Request<Empty<Bytes>>, Failed> {
+    let mut request = Request::new(Empty::new());
+    *request.uri_mut() = uri.parse().map_err(|e: http::uri::InvalidUri| Failed::Transport(e.to_string()))?;
+    *request.headers_mut() = ask.headers.clone();
+    Ok(request)
+}
+
+/// Reads an answer as far as it counts.
+async fn read(
+    answer: impl Future<Output = hyper::Result<Response<Incoming>>>,
+    ask: &HttpAsk,
+    host: &str,
+    deadline: Instant,
+) -> Result<Answered, Failed> {
+    let answer = match timeout_at(deadline, answer).await {
+        Ok(answer) => answer.map_err(|e| transport(&e))?,
+        Err(_) => return Err(Failed::Transport(format!("context deadline exceeded {AWAITING_HEADERS}"))),
+    };
+    let status = answer.status().as_u16();
+    let location = answer.headers().get(header::LOCATION).map(|l| String::from_utf8_lossy(l.as_bytes()).into_owned());
+    if let Some(next) = ask.redirected(host, status, location.as_deref()).map_err(Failed::Transport)? {
+        return Ok(Answered::Elsewhere(Box::new(next)));
+    }
+    match timeout_at(deadline, read_body(answer.into_body())).await {
+        Ok(body) => Ok(Answered::Final(status, body?)),
+        // The reference calls this an error, and never counts a server whose answers are too slow.
+        Err(_) => Err(Failed::Transport(format!("context deadline exceeded {READING_BODY}"))),
+    }
+}
+
+async fn read_body(mut body: Incoming) -> Result<Vec<u8>, Failed> {
+    let mut read = Vec::new();
+    while read.len() < MOST_OUTPUT
+        && let Some(frame) = body.frame().await
+    {
+        let frame = frame.map_err(|e| Failed::Body(told(&e)))?;
+        if let Ok(data) = frame.into_data() {
+            let room = MOST_OUTPUT - read.len();
+            read.extend_from_slice(data.get(..room).unwrap_or(&data));
+        }
+    }
+    Ok(read)
+}
+
+/// Does the work while its connection lives, and after that with what has arrived.
+async fn driven<T>(connection: impl Future, work: impl Future<Output = T>) -> T {
+    let (mut connection, mut work) = (pin!(connection), pin!(work));
+    let mut ended = false;
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            _ = &mut connection, if !ended => ended = true, // the work is told why
+        }
+    }
+}
+
+fn transport(error: &hyper::Error) -> Failed {
+    Failed::Transport(told(error))
+}
+
+/// An error of a connection, with its cause, as Go words what it has words for.
+fn told(error: &hyper::Error) -> String {
+    if error.is_incomplete_message() {
+        return "EOF".to_owned();
+    }
+    let mut texts = vec![error.to_string()];
+    let mut next = error.source();
+    while let Some(cause) = next {
+        texts.push(cause.downcast_ref::<std::io::Error>().map_or_else(|| cause.to_string(), words));
+        next = cause.source();
+    }
+    texts.dedup();
+    texts.join(": ")
+}

@@ -1,0 +1,146 @@
+//! Which probes a container has, and how often they ask. Pure. Behaviour: spec 05 §1.1.
+
+use std::time::Duration;
+
+use crate::pod::{ContainerKind, Pod, api};
+
+/// What a probe is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// Whether the container has started; the others wait for it.
+    Startup,
+    /// Whether it may get requests.
+    Readiness,
+    /// Whether it has to be restarted.
+    Liveness,
+}
+
+impl Kind {
+    /// All, in the order in which they are begun.
+    pub const ALL: [Self; 3] = [Self::Startup, Self::Readiness, Self::Liveness];
+
+    /// Its name in texts and labels.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Startup => "Startup",
+            Self::Readiness => "Readiness",
+            Self::Liveness => "Liveness",
+        }
+    }
+
+    /// The probe of that kind that a container has.
+    pub fn of(self, container: &api::Container) -> Option<&api::Probe> {
+        match self {
+            Self::Startup => container.startup_probe.as_ref(),
+            Self::Readiness => container.readiness_probe.as_ref(),
+            Self::Liveness => container.liveness_probe.as_ref(),
+        }
+    }
+}
+
+/// Longer ones are as good as never, and more than a timer wheel takes.
+const LONGEST_PERIOD: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The numbers of a probe; what is missing or out of range has its default.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pace {
+    /// From the container's start to the first attempt, whole seconds.
+    pub initial_delay: u64,
+    /// From one attempt to the next.
+    pub period: Duration,
+    /// How long one attempt may take.
+    pub timeout: Duration,
+    /// So many successes in a row count.
+    pub success_threshold: u32,
+    /// So many failures in a row count.
+    pub failure_threshold: u32,
+}
+
+impl Pace {
+    /// Reads them.
+    pub fn of(probe: &api::Probe) -> Self {
+        let at_least_one = |value: Option<i32>, default: u32| {
+            value.and_then(|v| u32::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default)
+        };
+        let seconds = |value, default| Duration::from_secs(u64::from(at_least_one(value, default)));
+        Self {
+            initial_delay: probe.initial_delay_seconds.and_then(|v| u64::try_from(v).ok()).unwrap_or_default(),
+            period: seconds(probe.period_seconds, 10).min(LONGEST_PERIOD),
+            timeout: seconds(probe.timeout_seconds, 1),
+            success_threshold: at_least_one(probe.success_threshold, 1),
+            failure_threshold: at_least_one(probe.failure_threshold, 3),
+        }
+    }
+}
+
+/// One probe of a pod.
+#[derive(Clone, Copy, Debug)]
+pub struct Declared<'a> {
+    /// Whose.
+    pub container: &'a api::Container,
+    /// Where that container stands.
+    pub place: ContainerKind,
+    /// For what.
+    pub kind: Kind,
+    /// What is done.
+    pub probe: &'a api::Probe,
+}
+
+/// All probes of a pod: of regular containers and of sidecars, in the order in which they are begun.
+pub fn declared(pod: &Pod) -> impl Iterator<Item = Declared<'_>> {
+    let regular = pod.containers().iter().map(|c| (ContainerKind::Regular, c));
+    let sidecars = pod.init_containers().iter().filter(|c| Pod::is_sidecar(c)).map(|c| (ContainerKind::Init, c));
+    regular.chain(sidecars).flat_map(|(place, container)| {
+        Kind::ALL
+            .into_iter()
+            .filter_map(move |kind| Some(Declared { container, place, kind, probe: kind.of(container)? }))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probes::testing::pod;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_missing_has_its_default() {
+        let pace = |value| Pace::of(&serde_json::from_value(value).expect("a probe"));
+        let default = Pace {
+            initial_delay: 0,
+            period: Duration::from_secs(10),
+            timeout: Duration::from_secs(1),
+            success_threshold: 1,
+            failure_threshold: 3,
+        };
+        assert_eq!(pace(json!({})), default);
+        let odd = json!({"periodSeconds": 0, "timeoutSeconds": -1, "successThreshold": 0, "failureThreshold": -3,
+            "initialDelaySeconds": -5});
+        assert_eq!(pace(odd), default, "never a period of nothing");
+        let all = json!({"periodSeconds": 2, "timeoutSeconds": 3, "successThreshold": 4, "failureThreshold": 5,
+            "initialDelaySeconds": 6});
+        let told = pace(all);
+        assert_eq!((told.period.as_secs(), told.timeout.as_secs()), (2, 3));
+        assert_eq!((told.success_threshold, told.failure_threshold, told.initial_delay), (4, 5, 6));
+    }
+
+    #[test]
+    fn regular_containers_and_sidecars_have_probes() {
+        let probe = json!({"tcpSocket": {"port": 1}});
+        let pod = pod(json!({
+            "initContainers": [
+                {"name": "plain", "startupProbe": probe},
+                {"name": "side", "restartPolicy": "Always", "livenessProbe": probe},
+            ],
+            "containers": [
+                {"name": "a", "livenessProbe": probe, "readinessProbe": probe, "startupProbe": probe},
+                {"name": "b"},
+            ],
+        }));
+        let all: Vec<_> = declared(&pod).map(|d| (d.container.name.as_str(), d.kind)).collect();
+        assert_eq!(
+            all,
+            [("a", Kind::Startup), ("a", Kind::Readiness), ("a", Kind::Liveness), ("side", Kind::Liveness)]
+        );
+    }
+}

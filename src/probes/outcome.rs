@@ -1,0 +1,110 @@
+//! What one attempt came to, and what is told of it. Pure. Behaviour: spec 05 §1.1, §1.9.
+
+use super::kind::Kind;
+use crate::engine::ports::ProbeResult;
+
+/// Bytes of an answer that are kept.
+pub const MOST_OUTPUT: usize = 10 * 1024;
+
+/// What one attempt came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It passed.
+    Success,
+    /// It passed, but somebody should know.
+    Warning(String),
+    /// It failed, and says how.
+    Failure(String),
+    /// It could not be told: tried again, and never counted.
+    Error {
+        /// What the reference calls the state it results in.
+        state: ErrorState,
+        /// What went wrong.
+        text: String,
+    },
+}
+
+/// What an error of an attempt results in, in texts only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ErrorState {
+    /// `failure`
+    Failure,
+    /// `unknown`
+    Unknown,
+}
+
+impl Outcome {
+    /// An error before anything was asked.
+    pub fn unknown(text: impl Into<String>) -> Self {
+        Self::Error { state: ErrorState::Unknown, text: text.into() }
+    }
+
+    /// What counts; `None` for errors.
+    pub fn result(&self) -> Option<ProbeResult> {
+        match self {
+            Self::Success | Self::Warning(_) => Some(ProbeResult::Success),
+            Self::Failure(_) => Some(ProbeResult::Failure),
+            Self::Error { .. } => None,
+        }
+    }
+
+    /// Reason and text of the warning that tells of it.
+    pub fn event(&self, kind: Kind) -> Option<(&'static str, String)> {
+        let kind = kind.label();
+        match self {
+            Self::Success => None,
+            Self::Warning(output) => Some(("ProbeWarning", format!("{kind} probe warning: {output}"))),
+            Self::Failure(output) => Some(("Unhealthy", format!("{kind} probe failed: {output}"))),
+            Self::Error { state, text } => {
+                let state = match state {
+                    ErrorState::Failure => "failure",
+                    ErrorState::Unknown => "unknown",
+                };
+                Some(("Unhealthy", format!("{kind} probe errored and resulted in {state} state: {text}")))
+            }
+        }
+    }
+}
+
+/// Text of bytes, at most [`MOST_OUTPUT`] of them.
+pub fn text_of(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes.get(..MOST_OUTPUT).unwrap_or(bytes)).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_outcome_has_its_word() {
+        for (outcome, kind, expected) in [
+            (Outcome::Success, Kind::Startup, None),
+            (Outcome::Warning("w".to_owned()), Kind::Readiness, Some(("ProbeWarning", "Readiness probe warning: w"))),
+            (
+                Outcome::Failure("HTTP probe failed with statuscode: 500".to_owned()),
+                Kind::Liveness, // AC-05-1
+                Some(("Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 500")),
+            ),
+            (
+                Outcome::unknown("e"),
+                Kind::Startup,
+                Some(("Unhealthy", "Startup probe errored and resulted in unknown state: e")),
+            ),
+            (
+                Outcome::Error { state: ErrorState::Failure, text: "e".to_owned() },
+                Kind::Startup,
+                Some(("Unhealthy", "Startup probe errored and resulted in failure state: e")),
+            ),
+        ] {
+            let told = outcome.event(kind);
+            assert_eq!(told.as_ref().map(|(reason, text)| (*reason, text.as_str())), expected);
+        }
+    }
+
+    #[test]
+    fn an_answer_is_cut() {
+        assert_eq!(text_of(b"short"), "short");
+        assert_eq!(text_of(&vec![b'x'; MOST_OUTPUT + 1]).len(), MOST_OUTPUT);
+        assert_eq!(text_of(&[b'a', 0xff]), "a\u{fffd}");
+    }
+}

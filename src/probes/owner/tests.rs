@@ -1,0 +1,464 @@
+//! The task of all probes, under a paused clock.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde_json::json;
+
+use super::*;
+use crate::{
+    engine::ports::{ProbeManager, ProbeResults, ProbedStatus, StateFile, SystemClock},
+    metrics::{Registry, exposition::Format},
+    pod::ContainerId,
+    probes::{Manager, open, testing::status},
+};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What an attempt does.
+#[derive(Clone)]
+enum Act {
+    Says(Outcome),
+    Hangs,
+    Crashes,
+}
+
+/// Everything around the probes of one pod.
+struct World {
+    begun: Instant,
+    acts: Mutex<VecDeque<Act>>,
+    asked: Mutex<Vec<(u64, &'static str)>>,
+    status: Mutex<Option<api::PodStatus>>,
+    told: Mutex<Vec<String>>,
+    file: Mutex<Option<Vec<u8>>>,
+    dropped: Mutex<u32>,
+}
+
+impl World {
+    fn new(acts: impl IntoIterator<Item = Act>) -> Arc<Self> {
+        Arc::new(Self {
+            begun: Instant::now(),
+            acts: Mutex::new(acts.into_iter().collect()),
+            asked: Mutex::default(),
+            status: Mutex::new(Some(running(true, true))),
+            told: Mutex::default(),
+            file: Mutex::default(),
+            dropped: Mutex::default(),
+        })
+    }
+
+    fn show(&self, status: api::PodStatus) {
+        *lock(&self.status) = Some(status);
+    }
+
+    /// What the next attempt does; the last one stays.
+    fn next_act(&self) -> Act {
+        let mut acts = lock(&self.acts);
+        let act = if acts.len() > 1 { acts.pop_front() } else { acts.front().cloned() };
+        act.unwrap_or(Act::Says(Outcome::Success))
+    }
+
+    /// Whole seconds at which it was asked.
+    fn asked(&self) -> Vec<u64> {
+        lock(&self.asked).iter().map(|(at, _)| *at).collect()
+    }
+
+    fn told(&self) -> Vec<String> {
+        std::mem::take(&mut *lock(&self.told))
+    }
+
+    fn tell(&self, text: String) {
+        lock(&self.told).push(text);
+    }
+}
+
+struct Fake(Arc<World>);
+
+struct Hanging(Arc<World>);
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        *lock(&self.0.dropped) += 1;
+    }
+}
+
+#[async_trait]
+impl Asker for Fake {
+    async fn ask(&self, ask: &Ask) -> Outcome {
+        lock(&self.0.asked).push((self.0.begun.elapsed().as_secs(), ask.kind.label()));
+        match self.0.next_act() {
+            Act::Says(outcome) => outcome,
+            Act::Hangs => {
+                let _hanging = Hanging(self.0.clone());
+                std::future::pending().await
+            }
+            Act::Crashes => panic!("an attempt that crashes"),
+        }
+    }
+}
+
+impl ProbedPods for Fake {
+    fn status(&self, _pod: &PodUid) -> Option<ProbedStatus> {
+        let status = lock(&self.0.status).clone()?;
+        Some(ProbedStatus { status: Arc::new(status), restart_all: false })
+    }
+    fn set_ready(&self, _pod: &Pod, container: &ContainerId, ready: bool) {
+        self.0.tell(format!("ready {container} {ready}"));
+    }
+    fn set_started(&self, _pod: &Pod, container: &ContainerId, started: bool) {
+        self.0.tell(format!("started {container} {started}"));
+    }
+    fn wake(&self, _pod: &PodUid) {
+        self.0.tell("wake".to_owned());
+    }
+}
+
+impl EventSink for Fake {
+    fn record(&self, event: Event) {
+        self.0.tell(format!("{}: {}", event.reason, event.message));
+    }
+}
+
+#[async_trait]
+impl StateFile for Fake {
+    fn path(&self) -> &std::path::Path {
+        std::path::Path::new("/state")
+    }
+    async fn read(&self) -> std::io::Result<Option<Vec<u8>>> {
+        Ok(lock(&self.0.file).clone())
+    }
+    async fn replace(&self, content: Vec<u8>) -> std::io::Result<()> {
+        *lock(&self.0.file) = Some(content);
+        Ok(())
+    }
+}
+
+/// An agent's life.
+struct Life {
+    manager: Arc<Manager>,
+    registry: Registry,
+    stop: CancellationToken,
+}
+
+impl Life {
+    async fn begin(world: &Arc<World>) -> Self {
+        let fake = || Arc::new(Fake(world.clone()));
+        let (registry, stop) = (Registry::new(), CancellationToken::new());
+        let deps = Deps {
+            asker: fake(),
+            pods: fake(),
+            events: fake(),
+            clock: Arc::new(SystemClock),
+            metrics: ProbeMetrics::new(&registry),
+            started_at: Timestamp::now(),
+        };
+        let (manager, probing, saving) = open(deps, fake(), stop.clone()).await;
+        tokio::spawn(probing);
+        tokio::spawn(saving);
+        Self { manager, registry, stop }
+    }
+
+    /// Long after the agent's start, so that nothing is spread.
+    async fn settled(world: &Arc<World>) -> Self {
+        let life = Self::begin(world).await;
+        pass(3600 - world.begun.elapsed().as_secs()).await;
+        life
+    }
+
+    fn page(&self) -> String {
+        let mut out = Vec::new();
+        Format::negotiate(None).encode(self.registry.gather(), &mut out);
+        String::from_utf8(out).expect("text")
+    }
+
+    fn results(&self) -> ProbeResults {
+        self.manager.results(&"c-0".into())
+    }
+}
+
+/// Lets so many seconds pass; whatever is due in them happens.
+async fn pass(seconds: u64) {
+    tokio::time::sleep(Duration::from_secs(seconds) + Duration::from_millis(1)).await;
+}
+
+fn running(started: bool, ready: bool) -> api::PodStatus {
+    instance("c-0", json!({"running": {"startedAt": Timestamp::now().to_string()}}), started, ready)
+}
+
+fn instance(id: &str, state: serde_json::Value, started: bool, ready: bool) -> api::PodStatus {
+    status(json!({"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [{"name": "c",
+        "containerID": format!("fake://{id}"), "state": state, "started": started, "ready": ready,
+        "image": "", "imageID": "", "restartCount": 0}]}))
+}
+
+fn pod_with(probes: serde_json::Value) -> Arc<Pod> {
+    let mut container = probes;
+    container["name"] = json!("c");
+    crate::probes::testing::pod(json!({"restartPolicy": "Always", "containers": [container]}))
+}
+
+fn tcp(period: u64) -> serde_json::Value {
+    json!({"tcpSocket": {"port": 1}, "periodSeconds": period})
+}
+
+fn failure() -> Act {
+    Act::Says(Outcome::Failure("no".to_owned()))
+}
+
+fn success() -> Act {
+    Act::Says(Outcome::Success)
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_asked_at_once_and_then_every_period() {
+    let world = World::new([success()]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"livenessProbe": tcp(7)})));
+    pass(22).await;
+    assert_eq!(world.asked(), [3600, 3607, 3614, 3621]);
+    life.manager.add(&pod_with(json!({"livenessProbe": tcp(7)})));
+    pass(7).await;
+    assert_eq!(world.asked().len(), 5, "added once");
+    assert_eq!(world.told(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn soon_after_the_agents_start_the_first_moment_is_spread() {
+    let mut first = Vec::new();
+    for _ in 0..8 {
+        let world = World::new([success()]);
+        let life = Life::begin(&world).await;
+        life.manager.add(&pod_with(json!({"livenessProbe": tcp(1000)})));
+        pass(1000).await;
+        first.push(world.asked()[0]);
+    }
+    first.sort_unstable();
+    first.dedup();
+    assert!(first.len() > 1, "{first:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ac_05_6_readiness_is_told_at_once() {
+    let world = World::new([success(), success(), failure(), failure(), failure(), success()]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"readinessProbe": tcp(10)})));
+    pass(0).await;
+    assert_eq!(world.told(), ["ready c-0 true", "wake"]);
+    let failed = "Unhealthy: Readiness probe failed: no";
+    for expected in [vec![], vec![failed], vec![failed], vec![failed, "ready c-0 false", "wake"]] {
+        pass(10).await;
+        assert_eq!(world.told(), expected);
+    }
+    pass(10).await;
+    assert_eq!(world.told(), ["ready c-0 true", "wake"]);
+    let page = life.page();
+    let count = |result: &str, n: u32| {
+        let line = format!(
+            r#"prober_probe_total{{container="c",namespace="n",pod="p",pod_uid="u",probe_type="Readiness",result="{result}"}} {n}"#
+        );
+        assert!(page.contains(&line), "{line} in {page}");
+    };
+    count("successful", 3);
+    count("failed", 3);
+    life.manager.remove(&"u".into());
+    pass(0).await;
+    assert!(!life.page().contains("prober_probe_total"), "a series ends with its probe");
+    assert_eq!(life.results(), ProbeResults::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_liveness_failure_wakes_and_then_waits_for_another_instance() {
+    let world = World::new([failure()]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"livenessProbe": tcp(1)})));
+    pass(10).await;
+    assert_eq!(world.asked().len(), 3);
+    assert_eq!(world.told().last().map(String::as_str), Some("wake"));
+    assert_eq!(life.results().liveness, Some(ProbeResult::Failure));
+    world.show(instance("c-1", json!({"running": {}}), true, true));
+    pass(1).await;
+    assert_eq!(
+        (life.results(), life.manager.results(&"c-1".into()).liveness),
+        (ProbeResults::default(), Some(ProbeResult::Success))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn ac_05_7_the_others_wait_for_startup_and_readiness_follows_at_once() {
+    let world = World::new([failure(), success()]);
+    world.show(running(false, false));
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"startupProbe": tcp(5), "readinessProbe": tcp(100), "livenessProbe": tcp(3)})));
+    pass(6).await;
+    let kinds = |world: &World| lock(&world.asked).iter().map(|(_, kind)| *kind).collect::<Vec<_>>();
+    assert_eq!(kinds(&world), ["Startup", "Startup"]);
+    assert_eq!(world.told(), ["Unhealthy: Startup probe failed: no", "started c-0 true", "wake"]);
+    world.show(running(true, false));
+    life.manager.ask_readiness(&"u".into(), "c");
+    pass(0).await;
+    assert_eq!(kinds(&world), ["Startup", "Startup", "Readiness"], "not only at its next moment");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_asked_out_of_turn_is_asked_once_a_second_and_restarts_the_period() {
+    let world = World::new([failure()]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"readinessProbe": tcp(10)})));
+    pass(4).await;
+    for _ in 0..30 {
+        life.manager.ask_readiness(&"u".into(), "c");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    pass(0).await;
+    assert_eq!(world.asked(), [3600, 3604, 3605, 3606, 3607]);
+    life.manager.ask_readiness(&"u".into(), "no such");
+    life.manager.ask_readiness(&"nobody".into(), "c");
+    pass(9).await;
+    assert_eq!(world.asked().len(), 5);
+    pass(1).await;
+    assert_eq!(world.asked().last(), Some(&3617));
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_are_tried_again_at_once_and_never_counted() {
+    let error = Act::Says(Outcome::unknown("broken"));
+    let world = World::new([error.clone(), error.clone(), success(), error]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"readinessProbe": tcp(10)})));
+    pass(0).await;
+    assert_eq!((world.asked(), world.told()), (vec![3600; 3], vec!["ready c-0 true".to_owned(), "wake".to_owned()]));
+    pass(100).await;
+    assert_eq!(life.results().readiness, Some(ProbeResult::Success));
+    let told = world.told();
+    assert_eq!((world.asked().len(), told.len()), (33, 10), "one event for three attempts");
+    assert_eq!(told[0], "Unhealthy: Readiness probe errored and resulted in unknown state: broken");
+    assert!(life.page().contains(r#"result="successful"} 1"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_hangs_costs_itself_and_ends_with_its_pod() {
+    let world = World::new([Act::Hangs]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"livenessProbe": tcp(1)})));
+    pass(100).await;
+    assert_eq!(world.asked(), [3600], "never two of one probe");
+    life.manager.stop_liveness(&"u".into());
+    pass(0).await;
+    assert_eq!(*lock(&world.dropped), 1);
+    life.manager.add(&pod_with(json!({"livenessProbe": tcp(1)})));
+    pass(10).await;
+    assert_eq!(world.asked(), [3600], "a pod that ends begins nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn moments_that_have_passed_are_dropped() {
+    struct Slow(Arc<World>);
+    #[async_trait]
+    impl Asker for Slow {
+        async fn ask(&self, ask: &Ask) -> Outcome {
+            let outcome = Fake(self.0.clone()).ask(ask).await;
+            tokio::time::sleep(Duration::from_millis(25_500)).await;
+            outcome
+        }
+    }
+    let world = World::new([success()]);
+    let fake = || Arc::new(Fake(world.clone()));
+    let registry = Registry::new();
+    let deps = Deps {
+        asker: Arc::new(Slow(world.clone())),
+        pods: fake(),
+        events: fake(),
+        clock: Arc::new(SystemClock),
+        metrics: ProbeMetrics::new(&registry),
+        started_at: Timestamp::now(),
+    };
+    let (manager, probing, _saving) = open(deps, fake(), CancellationToken::new()).await;
+    tokio::spawn(probing);
+    pass(100).await;
+    manager.add(&pod_with(json!({"livenessProbe": tcp(10)})));
+    pass(70).await;
+    assert_eq!(world.asked(), [100, 130, 160]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_crashes_is_followed_by_the_next() {
+    let world = World::new([Act::Crashes, success()]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"readinessProbe": tcp(10)})));
+    pass(10).await;
+    assert_eq!(world.told(), ["ready c-0 true", "wake"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ac_05_12_a_pod_that_ends_is_asked_only_whether_it_is_ready() {
+    let world = World::new([success()]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"readinessProbe": tcp(10), "livenessProbe": tcp(10)})));
+    pass(0).await;
+    life.manager.stop_liveness(&"u".into());
+    *lock(&world.acts) = VecDeque::from([failure()]);
+    world.told();
+    pass(30).await;
+    let told = world.told();
+    assert_eq!(told.last().map(String::as_str), Some("wake"));
+    assert!(told.contains(&"ready c-0 false".to_owned()) && !told.iter().any(|t| t.contains("Liveness")), "{told:?}");
+    life.manager.remove(&"u".into());
+    pass(30).await;
+    assert_eq!(world.told(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_that_comes_back_after_all_is_probed_again() {
+    let world = World::new([success()]);
+    let life = Life::settled(&world).await;
+    let mut object = pod_with(json!({"readinessProbe": tcp(10)})).to_object();
+    object.spec.as_mut().expect("a spec").restart_policy = Some("Never".to_owned());
+    let pod = Arc::new(Pod::new(object).expect("complete"));
+    life.manager.add(&pod);
+    pass(0).await;
+    world.show(instance("c-0", json!({"terminated": {"exitCode": 1}}), false, false));
+    pass(10).await;
+    assert_eq!(life.results(), ProbeResults::default(), "it ended for good");
+    world.show(instance("c-1", json!({"running": {}}), true, false));
+    life.manager.add(&pod);
+    pass(0).await;
+    assert_eq!(life.manager.results(&"c-1".into()).readiness, Some(ProbeResult::Success));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ac_05_11_results_outlive_the_agent() {
+    let world = World::new([success()]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"readinessProbe": tcp(30)})));
+    pass(2).await;
+    life.stop.cancel();
+    let asked = world.asked().len();
+    *lock(&world.acts) = VecDeque::from([Act::Hangs]);
+    world.told();
+    let life = Life::begin(&world).await;
+    assert_eq!(life.results().readiness, Some(ProbeResult::Success), "before anything is asked");
+    life.manager.add(&pod_with(json!({"readinessProbe": tcp(30)})));
+    pass(31).await;
+    assert_eq!((world.asked().len(), life.results().readiness), (asked + 1, Some(ProbeResult::Success)));
+    assert_eq!(world.told(), [""; 0]);
+    // what nobody probes any more is forgotten, in the file too
+    life.manager.remove(&"u".into());
+    pass(601).await;
+    life.stop.cancel();
+    pass(1).await;
+    assert_eq!(lock(&world.file).as_deref(), Some(&br#"{"containers":{}}"#[..]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_file_is_none() {
+    let world = World::new([success()]);
+    *lock(&world.file) = Some(b"{\"containers\":[".to_vec());
+    let life = Life::begin(&world).await;
+    assert_eq!(life.results(), ProbeResults::default());
+}

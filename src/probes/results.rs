@@ -1,0 +1,155 @@
+//! What probes last said: written by the room's one task, read by whoever wants to know.
+//!
+//! What an earlier agent learnt is kept apart until the probe of that container is there again. Behaviour: spec 05 §1.1,
+//! §1.10 (results outlive a restart).
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::Notify;
+
+use super::{kind::Kind, saved::Saved};
+use crate::{
+    engine::ports::{ProbeResult, ProbeResults},
+    pod::ContainerId,
+};
+
+#[derive(Default)]
+struct State {
+    current: HashMap<ContainerId, ProbeResults>,
+    restored: HashMap<ContainerId, ProbeResults>,
+}
+
+/// The results.
+#[derive(Default)]
+pub struct Results {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+/// The place of a kind.
+pub fn place(results: &mut ProbeResults, kind: Kind) -> &mut Option<ProbeResult> {
+    match kind {
+        Kind::Startup => &mut results.startup,
+        Kind::Readiness => &mut results.readiness,
+        Kind::Liveness => &mut results.liveness,
+    }
+}
+
+impl Results {
+    /// With what an earlier agent saved.
+    pub fn new(saved: Saved) -> Self {
+        let restored = saved.into_results();
+        Self { state: Mutex::new(State { current: HashMap::new(), restored }), changed: Notify::new() }
+    }
+
+    /// What is known of an instance.
+    pub fn of(&self, container: &ContainerId) -> ProbeResults {
+        let state = self.lock();
+        let now = state.current.get(container).copied().unwrap_or_default();
+        let before = state.restored.get(container).copied().unwrap_or_default();
+        ProbeResults {
+            startup: now.startup.or(before.startup),
+            readiness: now.readiness.or(before.readiness),
+            liveness: now.liveness,
+        }
+    }
+
+    /// Begins with a result, unless one is there; one of an earlier agent becomes our own.
+    pub fn seed(&self, container: &ContainerId, kind: Kind, seed: Option<ProbeResult>) {
+        let mut state = self.lock();
+        let before = state.restored.get_mut(container).and_then(|results| place(results, kind).take());
+        if let Some(result) = before.or(seed) {
+            place(state.current.entry(container.clone()).or_default(), kind).get_or_insert(result);
+        }
+    }
+
+    /// Sets a result; tells whether that is news.
+    pub fn set(&self, container: &ContainerId, kind: Kind, result: ProbeResult) -> bool {
+        let mut state = self.lock();
+        let place = place(state.current.entry(container.clone()).or_default(), kind);
+        let is_news = place.replace(result) != Some(result);
+        drop(state);
+        if is_news {
+            self.changed.notify_one();
+        }
+        is_news
+    }
+
+    /// Forgets the result of one probe.
+    pub fn forget(&self, container: &ContainerId, kind: Kind) {
+        let mut state = self.lock();
+        if let Some(results) = state.current.get_mut(container) {
+            *place(results, kind) = None;
+            if *results == ProbeResults::default() {
+                state.current.remove(container);
+            }
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Forgets what an earlier agent learnt of containers that have not been seen since.
+    pub fn forget_restored(&self) {
+        self.lock().restored.clear();
+        self.changed.notify_one();
+    }
+
+    /// What is worth saving.
+    pub fn to_save(&self) -> Saved {
+        let state = self.lock();
+        Saved::of(state.restored.iter().chain(&state.current))
+    }
+
+    /// Waits until there is something new to save.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ProbeResult::{Failure, Success};
+
+    #[test]
+    fn only_news_is_news() {
+        let results = Results::default();
+        let id: ContainerId = "c".into();
+        results.seed(&id, Kind::Readiness, Some(Failure));
+        assert!(!results.set(&id, Kind::Readiness, Failure), "as it began");
+        assert!(results.set(&id, Kind::Readiness, Success) && !results.set(&id, Kind::Readiness, Success));
+        assert!(results.set(&id, Kind::Startup, Success), "the first word");
+        results.seed(&id, Kind::Readiness, Some(Failure));
+        let expected = ProbeResults { startup: Some(Success), readiness: Some(Success), liveness: None };
+        assert_eq!(results.of(&id), expected, "what is there stays");
+        results.forget(&id, Kind::Readiness);
+        results.forget(&id, Kind::Startup);
+        assert_eq!(results.of(&id), ProbeResults::default());
+        assert!(results.lock().current.is_empty());
+    }
+
+    #[test]
+    fn ac_05_11_an_earlier_agents_results_stand_until_they_are_replaced() {
+        let before = Results::default();
+        let id: ContainerId = "c".into();
+        before.set(&id, Kind::Readiness, Success);
+        before.set(&id, Kind::Startup, Success);
+        before.set(&id, Kind::Liveness, Failure);
+        let after = Results::new(before.to_save());
+        let expected = ProbeResults { startup: Some(Success), readiness: Some(Success), liveness: None };
+        assert_eq!(after.of(&id), expected);
+        assert_eq!(Results::new(after.to_save()).of(&id), expected, "twice");
+        after.seed(&id, Kind::Readiness, Some(Failure));
+        assert_eq!(after.of(&id), expected, "no seed over it");
+        after.set(&id, Kind::Readiness, Failure);
+        after.forget_restored();
+        assert_eq!(after.of(&id), ProbeResults { readiness: Some(Failure), ..ProbeResults::default() });
+    }
+}
