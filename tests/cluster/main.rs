@@ -15,6 +15,7 @@ mod odd_objects;
 mod odd_server;
 mod offline;
 mod outage;
+mod probes;
 mod restart;
 mod start;
 
