@@ -13,7 +13,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, DirBuilder, OpenOptions, Permissions},
-    io::{self, Write},
+    io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, fchown, symlink},
     path::{Path, PathBuf},
 };
@@ -22,6 +22,7 @@ use jiff::{Timestamp, tz::TimeZone};
 use tracing::debug;
 
 use super::remove;
+use crate::sys::beneath::{self, Found};
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
@@ -99,6 +100,16 @@ pub fn write(
 /// Whether some version is in place.
 pub fn is_published(dir: &Path) -> bool {
     current(dir).is_some_and(|version| dir.join(version).is_dir())
+}
+
+/// A file of the version in place; `None` where there is none, where a link is in the way, and where it has
+/// more than `longest` bytes.
+pub fn read(dir: &Path, path: &str, longest: u64) -> Option<Vec<u8>> {
+    let version = current(dir)?;
+    let Found::File(file) = beneath::open(dir, &version.join(path)).ok()? else { return None };
+    let mut data = Vec::new();
+    let read = file.take(longest.saturating_add(1)).read_to_end(&mut data).ok()?;
+    (u64::try_from(read).ok()? <= longest).then_some(data)
 }
 
 fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> WriteError {

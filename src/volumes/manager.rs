@@ -18,6 +18,7 @@ use tracing::{info, warn};
 use super::{
     desired,
     fetched::{self, Fetched},
+    held,
     layout::{self, PodLayout},
     memory::{self, Credentials},
     orphan,
@@ -92,6 +93,20 @@ impl Manager {
         PodLayout::new(&self.root, pod).map_err(|e| VolumeError::Failed(e.to_string()))
     }
 
+    /// Tells of tokens that lie in volumes which this agent has not set up: those of an agent before it.
+    async fn adopt_tokens(&self, pod: &Pod, layout: &PodLayout, volumes: impl Iterator<Item = &api::Volume>) {
+        let files = held::files(volumes);
+        if files.is_empty() {
+            return;
+        }
+        let layout = layout.clone();
+        // What cannot be read in time is asked for.
+        let held = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || held::read(&layout, files)).await;
+        for (ask, token) in held.unwrap_or_default() {
+            self.deps.objects.adopt_token(pod, &ask, &token);
+        }
+    }
+
     fn refusal(&self, pod: &PodUid) -> Option<Refusal> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).get(pod).cloned()
     }
@@ -118,6 +133,8 @@ impl VolumeManager for Manager {
         let used = desired::used(pod);
         let names: Vec<String> = used.iter().map(|volume| volume.name.clone()).collect();
         let known = used.iter().filter_map(|volume| Some((volume.name.clone(), plugins::kind(volume)?.plugin)));
+        let mounted = self.worlds.desire(pod.uid(), known);
+        self.adopt_tokens(pod, &layout, used.iter().copied().filter(|volume| !mounted.contains(&volume.name))).await;
         let allocatable = self.deps.facts.borrow().allocatable.clone();
         let work = Mount {
             memory: (self.credentials == Credentials::InMemory).then(|| memory::size(&allocatable, pod)),
@@ -127,7 +144,7 @@ impl VolumeManager for Manager {
             layout,
             allocatable,
             now: self.deps.clock.now(),
-            mounted: self.worlds.desire(pod.uid(), known),
+            mounted,
         };
         let done = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || work.run()).await;
         match done {

@@ -10,6 +10,7 @@
 mod atomic_writer;
 mod desired;
 mod fetched;
+mod held;
 mod layout;
 mod manager;
 mod memory;

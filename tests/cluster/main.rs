@@ -18,6 +18,7 @@ mod outage;
 mod probes;
 mod restart;
 mod start;
+mod tokens;
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,10 +1,15 @@
 //! From a binding to a running pod (spec 10a §13, §19).
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use crate::{
     NAMESPACE, World, a_moment, condition,
-    kit::process::{NODE, skips},
+    kit::{
+        process::{NODE, skips},
+        scripted::Fault,
+    },
     pod, pod_of,
 };
 
@@ -49,6 +54,36 @@ async fn a_bound_pod_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_tells_that_it_begins_before_it_runs() {
+    // 10a §13 steps 3, 5, 8
+    if skips("a_pod_tells_that_it_begins_before_it_runs") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    world.ground.cri.fault("run_podsandbox", "web", Fault::Delay(Duration::from_secs(5)), Some(1));
+    world.run(pod("web"));
+    let begun = world
+        .until_pod(&agent, "web", "tells that it begins", |pod| {
+            pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == "ContainerCreating"
+        })
+        .await;
+    let status = &begun["status"];
+    assert_eq!((&status["phase"], &status["observedGeneration"]), (&json!("Pending"), &json!(1)), "{status:#}");
+    assert!(status["startTime"].is_string() && status["hostIPs"].is_array(), "{status:#}");
+    assert!(status["podIP"].is_null(), "{status:#}");
+    assert_eq!(condition(&begun, "PodReadyToStartContainers"), "False", "{status:#}");
+    let running = world.until_ready(&agent, "web").await;
+    assert_eq!(running["status"]["startTime"], status["startTime"], "it began once");
+    assert_eq!(running["status"]["observedGeneration"], 1);
+    world.run(pod("neighbour"));
+    world.until_ready(&agent, "neighbour").await;
+    let shared =
+        world.asked().at("configmaps", NAMESPACE, "kube-root-ca.crt").filter(|logged| logged.code == Some(200));
+    assert_eq!(shared.verbs(), ["watch"], "one stream for both\n{shared}");
+    drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_pod_refers_to_comes_into_its_environment_and_files() {
     // AC-10a-36
     if skips("what_a_pod_refers_to_comes_into_its_environment_and_files") {
@@ -80,7 +115,7 @@ async fn what_a_pod_refers_to_comes_into_its_environment_and_files() {
 }
 
 /// A file below a folder of which the name of one level is not known.
-fn walk(folder: &std::path::Path, name: &str) -> std::path::PathBuf {
+pub fn walk(folder: &std::path::Path, name: &str) -> std::path::PathBuf {
     let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let found = entries.flatten().map(|entry| entry.path().join(name)).find(|path| path.exists());
     found.unwrap_or_else(|| panic!("no {name} below {}", folder.display()))

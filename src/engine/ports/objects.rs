@@ -71,6 +71,9 @@ pub trait ObjectSource: Send + Sync + 'static {
     fn register(&self, _pod: &Pod) {}
     /// The pod is gone, and what was mounted for it.
     fn unregister(&self, _pod: &PodUid) {}
+    /// A volume of the pod holds this for that ask, from before the agent started. It becomes the one the pod
+    /// has where it is a token that can be.
+    fn adopt_token(&self, _pod: &Pod, _ask: &TokenAsk, _held: &str) {}
     /// A token of the pod's service account, bound to the pod: the one it has, until that is due.
     async fn token(&self, _pod: &Pod, _ask: &TokenAsk) -> Result<String, ObjectError> {
         Err(ObjectError::Other("cannot use TokenManager when kubelet is in standalone mode".to_owned()))

@@ -298,6 +298,10 @@ impl ObjectSource for ApiObjects {
         self.tokens.forget(pod);
     }
 
+    fn adopt_token(&self, pod: &Pod, ask: &TokenAsk, held: &str) {
+        self.tokens.adopt(pod, ask, held);
+    }
+
     async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
         self.tokens.token(pod, ask).await.map_err(|error| ObjectError::Other(error.to_string()))
     }

@@ -112,6 +112,10 @@ impl ObjectSource for OfflineObjects {
         self.inner.unregister(pod);
     }
 
+    fn adopt_token(&self, pod: &Pod, ask: &TokenAsk, held: &str) {
+        self.inner.adopt_token(pod, ask, held);
+    }
+
     /// Tokens are not kept: an empty one stands in, which nobody takes, as nobody is there to take one. The
     /// next sync after the server's return brings a good one.
     async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {

@@ -3,6 +3,11 @@
 //! A token belongs to one pod, one audience, one lifetime. It is renewed when it has lived four
 //! fifths of its life, or a day; one that cannot be renewed is used to its end. Who keeps tokens in
 //! files learns by [`Tokens::due`] when to come again, and need not ask in between.
+//!
+//! What was asked for before the agent started lies in the pods' volumes: [`Tokens::adopt`] takes it
+//! over where its claims allow that (`held`), so that a restart asks for nothing that is not due.
+
+mod held;
 
 use std::{
     collections::HashMap,
@@ -17,7 +22,7 @@ use tokio::{
     sync::Notify,
     time::{Instant, sleep},
 };
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::{
     api::{ApiClient, ApiError, Call, Resource, Typed},
@@ -27,6 +32,7 @@ use crate::{
     engine::ports::{Clock, TokenAsk},
     pod::{Pod, PodUid},
 };
+use held::{Whose, judge};
 
 /// How long one request may take.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
@@ -34,7 +40,7 @@ const ASK_LIMIT: Duration = Duration::from_secs(10);
 const TROUBLE: Duration = Duration::from_secs(2);
 /// No token is used longer without being renewed, in seconds.
 const DAY: i64 = 24 * 3600;
-/// Renewals are spread over so many seconds, 0 included.
+/// Renewals are spread over so many seconds, 0 included; less where that were more than a twentieth of a life.
 const SPREAD: i64 = 10;
 /// First and longest pause between renewals that fail, in seconds.
 const PAUSE: (i64, i64) = (1, 60);
@@ -63,6 +69,14 @@ struct Key {
     account: String,
     audience: String,
     seconds: Option<i64>,
+}
+
+impl Key {
+    fn new(pod: &Pod, ask: &TokenAsk) -> Self {
+        let account = pod.spec().service_account_name.clone().filter(|name| !name.is_empty());
+        let account = account.unwrap_or_else(|| "default".to_owned());
+        Self { pod: pod.uid().clone(), account, audience: ask.audience.clone(), seconds: ask.expiration_seconds }
+    }
 }
 
 struct Entry {
@@ -116,10 +130,7 @@ impl Tokens {
     /// # Errors
     /// There is none, and none can be had.
     pub async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, TokenError> {
-        let account = pod.spec().service_account_name.clone().filter(|name| !name.is_empty());
-        let account = account.unwrap_or_else(|| "default".to_owned());
-        let (audience, seconds) = (ask.audience.clone(), ask.expiration_seconds);
-        let key = Key { pod: pod.uid().clone(), account, audience, seconds };
+        let key = Key::new(pod, ask);
         let now = self.now();
         let known = self.locked().get(&key).map(|entry| (entry.token.clone(), entry.expires, entry.due));
         let usable = known.as_ref().filter(|(_, expires, _)| now <= *expires).map(|(token, ..)| token.clone());
@@ -142,6 +153,25 @@ impl Tokens {
                 (None, None) => Err(TokenError::Fetch(cause(&error))),
             },
         }
+    }
+
+    /// A volume of the pod holds this from before. It is the pod's token from now on, if none was asked for yet
+    /// and it is one that serves (spec 10 §11).
+    pub fn adopt(&self, pod: &Pod, ask: &TokenAsk, held: &str) {
+        let key = Key::new(pod, ask);
+        let Key { account, audience, seconds, .. } = &key;
+        let (namespace, pod) = (pod.namespace(), pod.uid().as_str());
+        let life = match judge(held, &Whose { namespace, account, pod, audience, seconds: *seconds }, self.now()) {
+            Ok(life) => life,
+            Err(unfit) => {
+                debug!(podUID = pod, serviceAccount = %account, err = %unfit, "A token on disk does not serve");
+                return;
+            }
+        };
+        let due = Some(renewal(life.expires, life.seconds, earlier(life.seconds)));
+        let adopted = Entry { token: Arc::from(held), expires: life.expires, due, tell: due, failures: 0 };
+        self.locked().entry(key).or_insert(adopted);
+        self.changed.notify_one();
     }
 
     /// The pod is gone.
@@ -185,7 +215,7 @@ impl Tokens {
     fn keep(&self, key: Key, answer: Answer) -> String {
         let expires = answer.status.expiration_timestamp.as_second();
         let seconds = answer.spec.expiration_seconds.or(key.seconds);
-        let due = seconds.map(|seconds| renewal(expires, seconds, rand::random_range(0..SPREAD)));
+        let due = seconds.map(|seconds| renewal(expires, seconds, earlier(seconds)));
         let token = Arc::from(answer.status.token.as_str());
         self.locked().insert(key, Entry { token, expires, due, tell: due, failures: 0 });
         self.changed.notify_one();
@@ -256,6 +286,11 @@ fn renewal(expires: i64, lifetime: i64, earlier: i64) -> i64 {
     let day = expires.saturating_sub(lifetime).saturating_add(DAY);
     let last_fifth = expires.saturating_sub(lifetime.saturating_mul(20) / 100);
     day.min(last_fifth).saturating_sub(earlier)
+}
+
+/// By how many seconds a token is renewed earlier than it need be, so that not all are at once.
+fn earlier(lifetime: i64) -> i64 {
+    rand::random_range(0..SPREAD.min(lifetime / 20).max(1))
 }
 
 /// What is told of a failure. The server's words for a path that it does not serve are not those

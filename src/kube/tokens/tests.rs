@@ -43,6 +43,14 @@ fn ask(audience: &str, seconds: i64) -> TokenAsk {
     TokenAsk { audience: audience.to_owned(), expiration_seconds: Some(seconds) }
 }
 
+#[test]
+fn short_lives_are_not_spread_to_nothing() {
+    for (lifetime, most) in [(3607, 9), (600, 9), (100, 4), (5, 0), (0, 0)] {
+        let earliest = (0..500).map(|_| earlier(lifetime)).max();
+        assert!(earliest <= Some(most), "{lifetime} s: {earliest:?}");
+    }
+}
+
 async fn pass(seconds: u64) {
     tokio::time::advance(Duration::from_secs(seconds)).await;
 }
@@ -126,6 +134,53 @@ async fn an_old_token_serves_to_its_end() {
     pass(200).await;
     let failed = get().await.expect_err("expired");
     assert_eq!(failed.to_string(), "token sa expired and refresh failed: no");
+}
+
+/// A token of the pod as a volume holds it, made that many seconds before the start.
+fn on_disk(age: i64, seconds: i64) -> String {
+    use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+    let claims = json!({"aud": ["api"], "iat": EPOCH - age, "exp": EPOCH - age + seconds, "kubernetes.io": {
+        "namespace": "ns", "pod": {"name": "p", "uid": "u"}, "serviceaccount": {"name": "sa", "uid": "s"}}});
+    format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims.to_string()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_on_disk_serves_until_it_is_due() {
+    // AC-10a-38: row 9
+    let (api, tokens) = bench(|number, _| Ok(issued(number, 2387, 3607)));
+    let (pod, held) = (pod(), on_disk(500, 3607));
+    let get = async || tokens.token(&pod, &ask("", 3607)).await.expect("a token");
+    tokens.adopt(&pod, &ask("", 3607), &held);
+    pass(2376).await;
+    assert_eq!((get().await, api.calls().len()), (held.clone(), 0));
+    assert_eq!(tokens.due().await, [PodUid::from("u")], "in time");
+    pass(10).await;
+    assert_eq!((get().await, api.calls().len()), ("t1".to_owned(), 1));
+    tokens.adopt(&pod, &ask("", 3607), &held);
+    assert_eq!((get().await, api.calls().len()), ("t1".to_owned(), 1), "what was asked for is newer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_on_disk_that_is_due_serves_while_no_other_is_to_be_had() {
+    let (api, tokens) = bench(|_, _| Err(refused(500, "InternalError", "no")));
+    let (pod, held) = (pod(), on_disk(500, 600));
+    tokens.adopt(&pod, &ask("", 600), &held);
+    let get = async || tokens.token(&pod, &ask("", 600)).await;
+    assert_eq!((get().await, api.calls().len()), (Ok(held), 1));
+    pass(101).await;
+    let failed = get().await.expect_err("expired");
+    assert_eq!(failed.to_string(), "token sa expired and refresh failed: no");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_on_disk_that_does_not_serve_is_not_taken() {
+    let (api, tokens) = bench(|number, _| Ok(issued(number, 0, 600)));
+    let pod = pod();
+    for held in ["", "t0", &on_disk(601, 600), &on_disk(0, 601)] {
+        tokens.adopt(&pod, &ask("", 600), held);
+    }
+    assert_eq!(tokens.token(&pod, &ask("", 600)).await, Ok("t1".to_owned()));
+    assert_eq!(api.calls().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

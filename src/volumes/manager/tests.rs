@@ -26,6 +26,7 @@ struct World {
     secrets: Mutex<BTreeMap<String, BTreeMap<String, Vec<u8>>>>,
     token: Mutex<Option<String>>,
     asked: Mutex<Vec<TokenAsk>>,
+    adopted: Mutex<Vec<(TokenAsk, String)>>,
     events: Mutex<Vec<String>>,
     /// There is no API server.
     standalone: std::sync::atomic::AtomicBool,
@@ -76,6 +77,10 @@ impl ObjectSource for World {
         (Vec::new(), Vec::new())
     }
 
+    fn adopt_token(&self, _: &Pod, ask: &TokenAsk, held: &str) {
+        locked(&self.adopted).push((ask.clone(), held.to_owned()));
+    }
+
     async fn token(&self, _: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
         locked(&self.asked).push(ask.clone());
         locked(&self.token).clone().ok_or_else(|| ObjectError::Other("failed to fetch token: no".into()))
@@ -93,7 +98,10 @@ fn bench() -> Bench {
 }
 
 fn bench_with(credentials: Credentials) -> Bench {
-    let dir = tempfile::tempdir().expect("a directory");
+    bench_in(tempfile::tempdir().expect("a directory"), credentials)
+}
+
+fn bench_in(dir: tempfile::TempDir, credentials: Credentials) -> Bench {
     let facts = NodeFacts { allocatable: [("cpu".to_owned(), "4".to_owned())].into(), ..NodeFacts::default() };
     let (_, facts) = watch::channel(Arc::new(facts));
     let config = VolumesConfig { root: dir.path().to_owned(), credentials };
@@ -436,6 +444,47 @@ async fn the_access_of_a_pod_to_the_api() {
     *locked(&bench.world.token) = None;
     mount(json!({})).await.expect("its pod goes on");
     assert_eq!((read("token"), locked(&bench.world.events).len()), ("t2".into(), 1));
+}
+
+#[tokio::test]
+async fn what_lies_in_a_volume_is_told_once_to_who_asks_for_tokens() {
+    // AC-10a-38: row 9
+    let bench = bench();
+    bench.world.put("kube-root-ca.crt", &[("ca.crt", "PEM")]);
+    *locked(&bench.world.token) = Some("t1".into());
+    for _ in 0..2 {
+        bench.manager.mount(&access(json!({}))).await.expect("mounted");
+    }
+    assert!(locked(&bench.world.adopted).is_empty(), "it is known who wrote it");
+    let bench = bench_in(bench.dir, Credentials::OnDisk);
+    bench.world.put("kube-root-ca.crt", &[("ca.crt", "PEM")]);
+    *locked(&bench.world.token) = Some("t1".into());
+    for _ in 0..2 {
+        bench.manager.mount(&access(json!({}))).await.expect("mounted");
+    }
+    let ask = TokenAsk { audience: String::new(), expiration_seconds: Some(3607) };
+    assert_eq!(*locked(&bench.world.adopted), [(ask, "t1".to_owned())]);
+
+    // What is no token by its form is not even read.
+    let volume = bench.at("volumes/kubernetes.io~projected/kube-api-access-x");
+    let version = volume.join(fs::read_link(volume.join("..data")).expect("a version"));
+    let token = version.join("token");
+    let mut dir = bench.dir;
+    let makers: [fn(&Path); 4] = [
+        |token| symlink("/etc/hostname", token).expect("a link"),
+        |token| fs::write(token, vec![b'a'; 64 * 1024 + 1]).expect("written"),
+        |token| fs::write(token, [0xff, 0xfe]).expect("written"),
+        |token| nix::unistd::mkfifo(token, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO"),
+    ];
+    for make in makers {
+        fs::remove_file(&token).expect("removed");
+        make(&token);
+        let bench = bench_in(dir, Credentials::OnDisk);
+        // Nothing is to be had: what lies there stays.
+        bench.manager.mount(&access(json!({}))).await.expect("its pod goes on");
+        assert!(locked(&bench.world.adopted).is_empty());
+        dir = bench.dir;
+    }
 }
 
 #[tokio::test]

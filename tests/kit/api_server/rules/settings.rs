@@ -25,6 +25,9 @@ pub struct Rules {
     pub authority: Issued,
     /// Signs tokens of service accounts; PEM, P-256.
     pub token_key: String,
+    /// How long tokens of service accounts live at most, in seconds, whatever is asked for. No real server goes
+    /// below an hour.
+    pub token_seconds: Option<i64>,
     /// Fixed bearer tokens: user and groups.
     pub tokens: BTreeMap<String, (String, Vec<String>)>,
     /// Whether somebody who shows nothing is `system:anonymous`.
@@ -63,6 +66,7 @@ impl Rules {
             graph_lag: Duration::from_millis(20),
             authority,
             token_key: key.serialize_pem(),
+            token_seconds: None,
             tokens: BTreeMap::from([(ADMIN_TOKEN.to_owned(), admin)]),
             anonymous: true,
             grants: first_grants(),

@@ -47,7 +47,9 @@ pub fn request(view: &dyn View, request: &Request) -> Result<Reply, Refusal> {
         return Err(Refusal::conflict("TokenRequest.authentication.k8s.io", name, &why));
     }
     let pod = bound_pod(view, namespace, name, &body)?;
-    let seconds = number(&body, "/spec/expirationSeconds").unwrap_or_default();
+    let asked = number(&body, "/spec/expirationSeconds").unwrap_or_default();
+    let seconds = view.rules().token_seconds.map_or(asked, |most| asked.min(most));
+    set(&mut body["spec"], "expirationSeconds", seconds);
     let audiences = texts(&body, "/spec/audiences");
     let token = mint(view, &account, pod.as_deref(), &audiences, seconds);
     let expires = view.now().saturating_add(SignedDuration::from_secs(seconds)).unwrap_or(view.now());
@@ -303,6 +305,20 @@ mod tests {
         assert_eq!((&told["sub"], &told["aud"]), (&json!("system:serviceaccount:a:sa"), &json!([AUDIENCE])));
         let short = claims(text(&request(&view, &for_pod(600)).expect("a token").body, "/status/token"));
         assert_eq!((short["exp"].as_i64(), &short["kubernetes.io"]["warnafter"]), (Some(now + 600), &Value::Null));
+    }
+
+    #[test]
+    fn the_server_may_grant_less_than_is_asked_for() {
+        let mut view = world();
+        view.rules.token_seconds = Some(10);
+        let body = request(&view, &for_pod(3607)).expect("a token").body;
+        assert_eq!(body["status"]["expirationTimestamp"], "2026-01-01T00:00:10Z");
+        assert_eq!(body["spec"]["expirationSeconds"], 10);
+        let told = claims(text(&body, "/status/token"));
+        assert_eq!(told["exp"].as_i64(), Some(view.now.as_second() + 10));
+        view.rules.token_seconds = Some(7200);
+        let body = request(&view, &for_pod(3607)).expect("a token").body;
+        assert_eq!(body["spec"]["expirationSeconds"], 3607);
     }
 
     #[test]
