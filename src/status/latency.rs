@@ -16,6 +16,8 @@ use crate::pod::{Pod, PodUid, api};
 /// How long one pod took to start.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StartSample {
+    /// The pod, as logs name it.
+    pub pod: String,
     /// From its creation until the watch showed it running.
     pub total: Duration,
     /// `total` less pulls and init containers.
@@ -36,13 +38,23 @@ pub struct StartSample {
 
 #[derive(Debug)]
 struct Tracked {
+    name: String,
     created: Timestamp,
+    /// Whether it has volumes that keep state.
+    stateful: bool,
+    /// Whether it has a network of its own.
+    own_network: bool,
+    /// Init containers that go on running: their runs are no initialisation.
+    sidecars: HashSet<String>,
     pulls_open: VecDeque<Timestamp>,
     pulls: Vec<(Timestamp, Timestamp)>,
     /// Runs of init containers that were counted.
     init_seen: HashSet<(String, Timestamp)>,
     init: Duration,
+    /// When a status that says that it runs was written, and when the watch showed it running. The watch may
+    /// be faster than the answer to the write, and then has nothing more to show.
     running_told: Option<Timestamp>,
+    running_shown: Option<Timestamp>,
     recorded: bool,
 }
 
@@ -55,8 +67,7 @@ pub struct StartLatency {
 }
 
 impl StartLatency {
-    /// The watch showed a pod. Gives its sample once, when it shows the pod running after that
-    /// was told.
+    /// The watch showed a pod. Gives its sample once, when it has shown the pod running and that was told.
     pub fn watched(&mut self, pod: &Pod, now: Timestamp) -> Option<StartSample> {
         if pod.is_static() || self.excluded.contains(pod.uid()) {
             return None;
@@ -76,16 +87,26 @@ impl StartLatency {
             self.track(pod);
             return None;
         }
-        let running = status.is_some_and(all_running);
-        let tracked = self.pods.get_mut(pod.uid()).filter(|t| running && !t.recorded)?;
-        let running_told = tracked.running_told?;
+        if status.is_some_and(all_running)
+            && let Some(tracked) = self.pods.get_mut(pod.uid())
+        {
+            tracked.running_shown.get_or_insert(now);
+        }
+        self.sample(pod.uid())
+    }
+
+    /// The sample of a pod of which all is known.
+    fn sample(&mut self, uid: &PodUid) -> Option<StartSample> {
+        let tracked = self.pods.get_mut(uid).filter(|t| !t.recorded)?;
+        let (running_told, running_shown) = (tracked.running_told?, tracked.running_shown?);
         tracked.recorded = true;
-        let total = between(tracked.created, now);
+        let total = between(tracked.created, running_shown);
         let pulling = union(&tracked.pulls);
-        let stateful = is_stateful(pod.spec());
-        let first_network = !stateful && !pod.is_host_network() && !self.network_seen;
+        let stateful = tracked.stateful;
+        let first_network = !stateful && tracked.own_network && !self.network_seen;
         self.network_seen |= first_network;
         Some(StartSample {
+            pod: tracked.name.clone(),
             total,
             sli: total.saturating_sub(pulling).saturating_sub(tracked.init),
             pulling,
@@ -113,9 +134,10 @@ impl StartLatency {
         }
     }
 
-    /// An init container (no sidecar) ran; told again and again, each run counts once.
+    /// An init container ran; told again and again, each run counts once, those of sidecars never.
     pub fn init_ran(&mut self, uid: &PodUid, container: &str, began: Timestamp, ended: Timestamp) {
         if let Some(tracked) = self.pods.get_mut(uid)
+            && !tracked.sidecars.contains(container)
             && tracked.init_seen.insert((container.to_owned(), began))
         {
             tracked.init += between(began, ended);
@@ -127,13 +149,14 @@ impl StartLatency {
         self.excluded.contains(uid) || self.pods.get(uid).is_some_and(|tracked| tracked.recorded)
     }
 
-    /// A status was written to the API server.
-    pub fn status_written(&mut self, uid: &PodUid, status: &api::PodStatus, now: Timestamp) {
+    /// A status was written to the API server. Gives the pod's sample where the watch was faster.
+    pub fn status_written(&mut self, uid: &PodUid, status: &api::PodStatus, now: Timestamp) -> Option<StartSample> {
         if let Some(tracked) = self.pods.get_mut(uid).filter(|t| t.running_told.is_none())
             && all_running(status)
         {
             tracked.running_told = Some(now);
         }
+        self.sample(uid)
     }
 
     /// The pod is gone.
@@ -146,13 +169,19 @@ impl StartLatency {
         let created = pod.metadata.creation_timestamp.as_ref().map(|t| t.0);
         let started_before = pod.status.as_ref().is_some_and(|s| s.start_time.is_some());
         if let Some(created) = created.filter(|_| !started_before) {
+            let sidecars = pod.init_containers().iter().filter(|c| Pod::is_sidecar(c));
             let tracked = Tracked {
+                name: pod.object_name(),
                 created,
+                stateful: is_stateful(pod.spec()),
+                own_network: !pod.is_host_network(),
+                sidecars: sidecars.map(|c| c.name.clone()).collect(),
                 pulls_open: VecDeque::new(),
                 pulls: Vec::new(),
                 init_seen: HashSet::new(),
                 init: Duration::ZERO,
                 running_told: None,
+                running_shown: None,
                 recorded: false,
             };
             self.pods.insert(pod.uid().clone(), tracked);
@@ -228,11 +257,36 @@ mod tests {
         assert_eq!(latency.watched(&pod(spec.clone(), json!({})), at(101)), None);
         meanwhile(latency, &uid);
         let shown = pod(spec, running());
-        assert_eq!(latency.watched(&shown, at(110)), None, "not told yet");
-        latency.status_written(&uid, shown.status.as_ref().expect("a status"), at(111));
+        let status = shown.status.as_ref().expect("a status");
+        assert_eq!(latency.status_written(&uid, status, at(111)), None, "not shown yet");
         let sample = latency.watched(&shown, at(112));
         assert_eq!(latency.watched(&shown, at(113)), None, "once");
+        assert_eq!(latency.status_written(&uid, status, at(113)), None, "once");
         sample
+    }
+
+    #[test]
+    fn the_watch_may_be_faster_than_the_answer_to_the_write() {
+        let (mut latency, uid) = (StartLatency::default(), PodUid::from("u"));
+        let shown = pod(json!({}), running());
+        let status = shown.status.as_ref().expect("a status");
+        assert_eq!(latency.watched(&pod(json!({}), json!({})), at(101)), None);
+        assert_eq!(latency.status_written(&uid, &api::PodStatus::default(), at(102)), None, "does not run yet");
+        assert_eq!(latency.watched(&shown, at(110)), None, "not told yet");
+        assert_eq!(latency.watched(&shown, at(111)), None, "not told yet");
+        let sample = latency.status_written(&uid, status, at(112)).expect("a sample");
+        assert_eq!((sample.total, sample.running_told), (Duration::from_secs(10), at(112)), "until it was shown");
+        assert_eq!(latency.watched(&shown, at(113)), None, "once");
+    }
+
+    #[test]
+    fn a_sidecar_does_not_initialise() {
+        let spec = json!({"initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "i"}]});
+        let told = sample(&mut StartLatency::default(), spec, |latency, uid| {
+            latency.init_ran(uid, "s", at(102), at(109));
+            latency.init_ran(uid, "i", at(102), at(103));
+        });
+        assert_eq!(told.map(|sample| sample.init), Some(Duration::from_secs(1)));
     }
 
     #[test]
