@@ -5,7 +5,10 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::pod::{Pod, PodFullName, PodUid};
+use crate::{
+    pod::{Pod, PodFullName, PodUid, api, spec::ANNOTATION_MIRROR},
+    status::baseline::goes_on,
+};
 
 /// Desired pods and mirror pods, by UID and by full name.
 #[derive(Debug, Default)]
@@ -62,6 +65,14 @@ impl PodManager {
         self.mirrors.values()
     }
 
+    /// What the mirror of a static pod tells of its life, if that goes on; `None` for other pods, and for mirrors
+    /// of what the pod was before its manifest changed.
+    pub fn told_of(&self, pod: &Pod) -> Option<&api::PodStatus> {
+        let mirror = self.mirrors.get(self.mirror_by_name.get(&pod.full_name())?)?;
+        let is_own = pod.is_static() && mirror.annotation(ANNOTATION_MIRROR) == Some(pod.uid().as_str());
+        mirror.status.as_ref().filter(|told| is_own && goes_on(told))
+    }
+
     /// The static pod of a mirror pod.
     pub fn pod_of_mirror(&self, mirror: &Pod) -> Option<&Arc<Pod>> {
         self.pods.get(self.by_name.get(&mirror.full_name())?)
@@ -70,16 +81,17 @@ impl PodManager {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
     fn pod(name: &str, uid: &str, mirror: bool) -> Arc<Pod> {
         let annotations = if mirror { json!({"kubernetes.io/config.mirror": ""}) } else { json!({}) };
-        let object = json!({
-            "metadata": {"name": name, "namespace": "n", "uid": uid, "annotations": annotations},
-            "spec": {"containers": []},
-        });
+        object(json!({"name": name, "namespace": "n", "uid": uid, "annotations": annotations}), json!({}))
+    }
+
+    fn object(metadata: Value, status: Value) -> Arc<Pod> {
+        let object = json!({"metadata": metadata, "spec": {"containers": []}, "status": status});
         Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
     }
 
@@ -93,6 +105,31 @@ mod tests {
         assert_eq!((manager.pods().count(), manager.mirrors().count()), (1, 1));
         manager.remove(&mirror);
         assert_eq!((manager.pods().count(), manager.mirrors().count()), (1, 0));
+    }
+
+    #[test]
+    fn a_mirror_tells_of_its_own_pod_while_that_lives() {
+        let of = |hash: &str, status: Value| {
+            let annotations = json!({"kubernetes.io/config.mirror": hash});
+            let metadata = json!({"name": "web", "namespace": "n", "uid": "m", "annotations": annotations});
+            object(metadata, status)
+        };
+        let running = json!({"phase": "Running", "startTime": "2026-01-01T00:00:00Z"});
+        let ended = json!({"phase": "Failed", "startTime": "2026-01-01T00:00:00Z"});
+        let annotations = json!({"kubernetes.io/config.source": "file"});
+        let web = object(json!({"name": "web", "namespace": "n", "uid": "u1", "annotations": annotations}), json!({}));
+        for (case, mirror, tells) in [
+            ("its own", of("u1", running.clone()), true),
+            ("of the manifest before", of("u0", running), false),
+            ("its own, just made", of("u1", json!({"phase": "Pending"})), false),
+            ("its own, of a life that ended", of("u1", ended), false),
+        ] {
+            let mut manager = PodManager::default();
+            manager.upsert(web.clone());
+            assert!(manager.told_of(&web).is_none(), "no mirror yet");
+            manager.upsert(mirror);
+            assert_eq!(manager.told_of(&web).is_some(), tells, "{case}");
+        }
     }
 
     #[test]

@@ -186,6 +186,14 @@ impl Pod {
         Self { id: self.id.clone(), object: self.object.clone(), spec }
     }
 
+    /// A copy with another status.
+    #[must_use]
+    pub fn with_status(&self, status: api::PodStatus) -> Self {
+        let mut copy = self.clone();
+        copy.object.status = Some(status);
+        copy
+    }
+
     /// The annotation of that name.
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.object.metadata.annotations.as_ref()?.get(key).map(String::as_str)

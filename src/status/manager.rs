@@ -18,6 +18,7 @@ use tracing::error;
 
 use super::{
     accept::{Refused, accept, newly_ended},
+    baseline::follows_object,
     conditions::Containers,
     diff::is_same,
     merge::Remains,
@@ -109,6 +110,11 @@ impl StatusManager {
         self.lock().get(uid).map(|e| e.status.clone())
     }
 
+    /// The status that the next one of a pod follows; `None` where that is what the pod's object says.
+    pub fn before(&self, pod: &Pod) -> Option<Arc<api::PodStatus>> {
+        self.status(pod.uid()).filter(|kept| !follows_object(pod, kept))
+    }
+
     /// All statuses, in no order.
     pub fn snapshot(&self) -> Vec<(PodRef, Arc<api::PodStatus>)> {
         self.lock().values().map(|e| (e.pod.clone(), e.status.clone())).collect()
@@ -127,19 +133,7 @@ impl StatusManager {
     /// Takes a status just built. A pod whose deletion was requested is stored even unchanged,
     /// so that its end can be driven on.
     pub fn set(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> Outcome {
-        self.set_beside_mirror(pod, None, status, now)
-    }
-
-    /// As [`StatusManager::set`], for a static pod with a mirror: while nothing is stored, the
-    /// mirror's status is the one before.
-    pub fn set_beside_mirror(
-        &self,
-        pod: &Pod,
-        mirror: Option<&api::PodStatus>,
-        status: api::PodStatus,
-        now: Timestamp,
-    ) -> Outcome {
-        let first = mirror.or(pod.status.as_ref());
+        let first = pod.status.as_ref();
         let update = Update { pod, first, now, force: pod.is_deleting(), life: Life::Goes };
         self.update(&update, |_| Some(status.clone()))
     }
@@ -227,7 +221,8 @@ impl StatusManager {
         let empty = api::PodStatus::default();
         loop {
             let cached = self.lock().get(update.pod.uid()).cloned();
-            let old = cached.as_ref().map(|e| &*e.status).or(update.first).unwrap_or(&empty);
+            let kept = cached.as_ref().map(|e| &*e.status);
+            let old = update.before(kept).unwrap_or(&empty);
             let Some(status) = make(old) else { return Outcome::Unchanged };
             let status = match accept(update.pod, old, status, update.now) {
                 Ok(status) => status,
@@ -236,7 +231,7 @@ impl StatusManager {
                     return Outcome::Refused(refused);
                 }
             };
-            let ended = newly_ended(old, &status);
+            let ended = newly_ended(kept.unwrap_or(old), &status);
             let entry = update.entry(cached.as_ref(), status);
             let says_the_same =
                 |before: &Kept| before.remains == entry.remains && is_same(&before.status, &entry.status);
@@ -299,7 +294,13 @@ struct Update<'a> {
     life: Life,
 }
 
-impl Update<'_> {
+impl<'a> Update<'a> {
+    /// What it follows. Only what was built anew may follow another status than the one that is kept.
+    fn before(&self, kept: Option<&'a api::PodStatus>) -> Option<&'a api::PodStatus> {
+        let is_built = matches!(self.life, Life::Goes | Life::Stopped);
+        kept.filter(|kept| !(is_built && follows_object(self.pod, kept))).or(self.first)
+    }
+
     fn entry(&self, cached: Option<&Kept>, status: api::PodStatus) -> Kept {
         // A static pod may come back under its UID; any other that is finished stays so.
         let was_finished = cached.is_some_and(|e| e.finished) && !self.pod.is_static();
@@ -382,6 +383,30 @@ mod tests {
         assert!(changes.has_changed().expect("alive"));
         let unsent = manager.unsent();
         assert_eq!((unsent[0].version, unsent[0].unsent_since, unsent[0].finished), (2, Some(at(10)), false));
+    }
+
+    #[test]
+    fn what_was_said_before_the_mirror_was_seen_is_said_anew() {
+        // AC-10a-38: row 7
+        let (manager, _) = manager();
+        let mut world = World::new(static_pod("Always", &["c"]), observed(&[("c", Seen::Running)]));
+        let uid = world.pod.uid().clone();
+        let starts = || manager.status(&uid).and_then(|s| s.start_time.clone()).map(|t| t.0);
+        manager.set(&world.pod, world.build(), at(100));
+        assert_eq!(starts(), Some(at(100)));
+        let mut told = world.build();
+        told.start_time = Some(at(10).into());
+        for condition in told.conditions.iter_mut().flatten() {
+            condition.last_transition_time = Some(at(11).into());
+        }
+        world.set_api_status(serde_json::to_value(&told).expect("JSON"));
+        assert_eq!(manager.before(&world.pod), None, "the mirror's");
+        assert_eq!(manager.set(&world.pod, world.build(), at(101)), Outcome::Accepted(2));
+        let status = manager.status(&uid).expect("a status");
+        let times = status.conditions.iter().flatten().map(|c| c.last_transition_time.as_ref().map(|t| t.0));
+        assert!(times.into_iter().all(|time| time == Some(at(11))), "{status:?}");
+        assert_eq!((starts(), manager.before(&world.pod)), (Some(at(10)), Some(status)));
+        assert_eq!(manager.set(&world.pod, world.build(), at(102)), Outcome::Unchanged);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
     accept::set_transition_time,
+    baseline::is_unaware,
     conditions::{CONTAINERS_READY, DISRUPTION_TARGET, READY, is_owned, make},
     lookup::{condition, is_true},
     phase::Phase,
@@ -34,6 +35,9 @@ pub fn merge(api: &api::PodStatus, cached: &api::PodStatus, remains: Remains, no
         merged.reason.clone_from(&api.reason);
         merged.message.clone_from(&api.message);
     }
+    if ended(cached) && is_unaware(cached, api) {
+        keep_times(&mut merged, api);
+    }
     if ended(&merged) && (is_true(&merged, READY) || is_true(&merged, CONTAINERS_READY)) {
         let reason = if Phase::of(&merged) == Some(Phase::Failed) { "PodFailed" } else { "PodCompleted" };
         for type_ in [CONTAINERS_READY, READY] {
@@ -43,6 +47,16 @@ pub fn merge(api: &api::PodStatus, cached: &api::PodStatus, remains: Remains, no
         }
     }
     merged
+}
+
+/// What did not change keeps the times that an earlier agent told (spec 10a §22).
+fn keep_times(merged: &mut api::PodStatus, api: &api::PodStatus) {
+    merged.start_time.clone_from(&api.start_time);
+    for own in merged.conditions.iter_mut().flatten().filter(|c| is_owned(&c.type_)) {
+        if let Some(told) = condition(api, &own.type_).filter(|told| told.status == own.status) {
+            own.last_transition_time.clone_from(&told.last_transition_time);
+        }
+    }
 }
 
 fn merged_conditions(
@@ -108,6 +122,22 @@ mod tests {
             merged(api, cached, Remains::Nothing),
             json!({"phase": "Running", "resourceClaimStatuses": [{"name": "r"}], "conditions": [
                 {"type": "example.com/x", "status": "True"}, {"type": "Ready", "status": "True"}]})
+        );
+    }
+
+    #[test]
+    fn an_end_that_an_earlier_agent_told_keeps_its_times() {
+        let told = |second: u32, phase: &str| {
+            let at = format!("2026-01-01T00:00:{second:02}Z");
+            json!({"phase": phase, "startTime": at, "conditions": [
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}]})
+        };
+        assert_eq!(merged(told(1, "Succeeded"), told(9, "Succeeded"), Remains::Nothing), told(1, "Succeeded"));
+        assert_eq!(merged(told(9, "Succeeded"), told(1, "Succeeded"), Remains::Nothing), told(1, "Succeeded"));
+        assert_eq!(
+            merged(told(1, "Failed"), told(9, "Running"), Remains::Something),
+            told(9, "Running"),
+            "another life"
         );
     }
 

@@ -16,6 +16,7 @@
 
 pub mod accept;
 pub mod addresses;
+pub mod baseline;
 mod build;
 pub mod conditions;
 pub mod containers;

@@ -1,8 +1,11 @@
 //! The agent goes away and comes back; pods do not notice.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use berth::pod::PodSource;
+use berth::{
+    engine::ports::ProbeResults,
+    pod::{PodSource, api},
+};
 use serde_json::json;
 
 use crate::kit::{
@@ -53,6 +56,42 @@ async fn kill_minus_nine_changes_nothing_for_pods() {
         let ready = |s: &berth::pod::api::PodStatus| s.container_statuses.iter().flatten().all(|c| c.ready);
         assert!(ready(&status), "{status:#?}");
     }
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_static_pod_goes_on_where_its_mirror_says_it_was() {
+    // AC-10a-38: row 7
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    let web = pod("web", json!({"containers": [{"name": "main", "startupProbe": {}, "readinessProbe": {}}]}));
+    agent.only_static([&web]).await;
+    let before = agent.until_ready(web.uid(), SOON).await;
+    agent.kill();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let agent = machine.start().await;
+    let id = before.container_statuses.as_ref().expect("a list")[0].container_id.as_ref().expect("an id");
+    agent.probes.say(id.split_once("://").expect("a runtime's").1, ProbeResults::default());
+    agent.files([&web]).await;
+    let is_ready = |s: &api::PodStatus| s.container_statuses.iter().flatten().all(|c| c.ready);
+    let alone = agent.until(web.uid(), "told from what is seen", SOON, |_| true).await;
+    assert!(!is_ready(&alone) && alone.start_time > before.start_time, "nobody knows better yet: {alone:#?}");
+    let mut object = web.to_object();
+    let annotations = [("kubernetes.io/config.mirror", web.uid().as_str()), ("kubernetes.io/config.source", "api")];
+    object.metadata.annotations = Some(annotations.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+    object.metadata.uid = Some("mirror".to_owned());
+    object.status = Some((*before).clone());
+    agent.hand_in(PodSource::Api, [Arc::new(object.clone())]).await;
+    let after = agent.until(web.uid(), "as the mirror tells", SOON, is_ready).await;
+    assert_eq!(after, before);
+    // What the mirror tells is what was told: nothing more comes of it.
+    let mut changes = agent.status.changes();
+    changes.mark_unchanged();
+    object.metadata.resource_version = Some("2".to_owned());
+    object.status.as_mut().expect("a status").message = Some("by somebody else".to_owned());
+    agent.hand_in(PodSource::Api, [Arc::new(object)]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!changes.has_changed().expect("alive"), "{:#?}", agent.status.status(web.uid()));
     agent.stop(SOON).await;
 }
 

@@ -16,7 +16,7 @@ use crate::{
         worker::Cause,
     },
     pod::{Operation, Pod, PodChange, api, qos::Qos},
-    status::conditions::gates_moved,
+    status::{baseline::is_unaware, conditions::gates_moved},
 };
 
 impl SyncLoop {
@@ -187,7 +187,9 @@ impl SyncLoop {
             let old = self.pods.pod(pod.uid()).cloned();
             self.pods.upsert(pod.clone());
             self.changed = true;
-            if let Some(old) = old.filter(|_| !pod.is_mirror()) {
+            if pod.is_mirror() {
+                self.pass_on_what_mirror_tells(&pod);
+            } else if let Some(old) = old {
                 trigger = trigger.or_else(|| self.freed(&old, &pod));
                 self.reconcile(&old, &pod);
             }
@@ -217,6 +219,21 @@ impl SyncLoop {
             && let Some(observed) = self.context.observer.known_pod(new.uid())
         {
             self.context.runtime.prune(&observed, None, true);
+        }
+    }
+
+    /// A mirror that came without a status may get one that an earlier agent, or an earlier life of the pod, sent.
+    fn pass_on_what_mirror_tells(&mut self, mirror: &Pod) {
+        let Some(pod) = self.pods.pod_of_mirror(mirror).cloned() else { return };
+        let Some(told) = self.pods.told_of(&pod) else { return };
+        let knows = |record: &Record| {
+            let known = record.pod.as_ref().and_then(|pod| pod.status.as_ref());
+            known.is_some_and(|status| status.start_time.is_some())
+        };
+        let knows = self.records.get(pod.uid()).is_none_or(knows);
+        let status = self.context.status.status(pod.uid());
+        if !knows && status.is_none_or(|kept| is_unaware(&kept, told)) {
+            self.hand_over(&pod, Cause::Update);
         }
     }
 

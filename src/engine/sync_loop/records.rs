@@ -46,6 +46,11 @@ impl SyncLoop {
     /// Tells a pod's worker the latest definition; creates record and worker where there is none.
     pub(super) fn hand_over(&mut self, pod: &Arc<Pod>, cause: Cause) {
         let allocated = self.allocator.allocated(pod);
+        // What the API server says of a static pod is said of its mirror.
+        let allocated = match self.pods.told_of(pod) {
+            Some(told) => Arc::new(allocated.with_status(told.clone())),
+            None => allocated,
+        };
         if let Some(record) = self.records.get_mut(pod.uid()) {
             if record.is_stopping() && cause == Cause::Create {
                 record.restart_requested = true;

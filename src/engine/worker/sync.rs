@@ -123,7 +123,7 @@ struct Parts<'a> {
 }
 
 fn build_status(context: &WorkerContext, parts: &Parts<'_>) -> api::PodStatus {
-    let previous = context.status.status(parts.pod.uid());
+    let previous = context.status.before(parts.pod);
     let node = context.node.borrow().clone();
     let runtime_name = context.runtime.name();
     let resize = context.allocations.conditions(parts.pod.uid());
@@ -192,7 +192,7 @@ impl Turn<'_> {
 
     /// Whether the pod is past its active deadline; else remembers to wake up when it is.
     fn past_deadline(&mut self, pod: &Pod) -> Option<status::Eviction> {
-        let previous = self.context.status.status(pod.uid());
+        let previous = self.context.status.before(pod);
         let told = previous.as_deref().or(pod.status.as_ref());
         let start = told.and_then(|status| status.start_time.as_ref()).map(|time| time.0);
         let now = self.context.clock.now();

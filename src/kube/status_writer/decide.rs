@@ -7,6 +7,7 @@ use crate::{
     pod::api,
     status::{
         Kept,
+        baseline::waits_for,
         diff::is_same,
         lookup::is_true,
         merge::{Remains, merge},
@@ -70,7 +71,8 @@ pub enum Step {
 /// Why nothing is to be done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rest {
-    /// There is nothing to hold it against yet: no first full set, or a static pod without mirror.
+    /// There is nothing to hold it against yet: no first full set, or a static pod without mirror; or what is
+    /// kept does not know yet what the mirror tells.
     Waits,
     /// The pod is gone, or another one has its name; it is never written again.
     Gone,
@@ -88,6 +90,9 @@ pub fn next(kept: &Kept, sight: Sight<'_>, memory: &Memory, now: Timestamp) -> S
     };
     if kept.is_static && server.mirror_of != Some(kept.pod.uid.as_str()) {
         return Step::Rest(Rest::Waits); // a mirror of its past, or a pod that took the name
+    }
+    if kept.is_static && server.status.is_some_and(|told| waits_for(&kept.status, told)) {
+        return Step::Rest(Rest::Waits); // what an earlier agent told of it is about to be followed
     }
     let is_other = !kept.is_static && server.uid != kept.pod.uid.as_str();
     if is_other || memory.deleted || memory.gone.as_deref() == Some(server.version) {
@@ -215,6 +220,25 @@ mod tests {
         let deleted = json!({"annotations": annotations, "deletionTimestamp": "2026-01-01T00:00:00Z"});
         let mirror = object(deleted, json!({"phase": "Failed"}));
         assert_eq!(step(&over, &mirror, &Memory::default()), Step::Told(held()), "mirrors have their own end");
+    }
+
+    #[test]
+    fn what_does_not_know_its_mirror_is_not_told() {
+        // AC-10a-38: row 7
+        let status =
+            |second: u32, phase: &str| json!({"phase": phase, "startTime": format!("2026-01-01T00:00:{second:02}Z")});
+        let mirror =
+            |told: Value| object(json!({"uid": "m", "annotations": {"kubernetes.io/config.mirror": "u"}}), told);
+        for (case, own, told, waits) in [
+            ("an agent that was restarted", status(20, "Pending"), status(10, "Running"), true),
+            ("following it", status(10, "Pending"), status(10, "Running"), false),
+            ("a life after another", status(20, "Running"), status(10, "Failed"), false),
+            ("over meanwhile", status(20, "Failed"), status(10, "Running"), false),
+        ] {
+            let fixed = Kept { is_static: true, remains: Remains::Nothing, ..kept(own) };
+            let step = step(&fixed, &mirror(told), &Memory::default());
+            assert_eq!(step == Step::Rest(Rest::Waits), waits, "{case}: {step:?}");
+        }
     }
 
     #[test]
