@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::{NAMESPACE, World, a_moment, kit::process::skips, pod, pod_of};
+use crate::{
+    NAMESPACE, World, a_moment, condition,
+    kit::{api_server::Logged, process::skips, scripted::Behaviour},
+    pod, pod_of,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_pod_ends_and_goes() {
@@ -38,6 +42,67 @@ async fn a_deleted_pod_ends_and_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_ends_slowly_tells_its_end_when_it_is_over() {
+    // 10a §14 steps 3, 4, 7
+    if skips("a_pod_that_ends_slowly_tells_its_end_when_it_is_over") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    let settings = json!({"apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "settings", "namespace": NAMESPACE}, "data": {"colour": "blue"}});
+    world.api.create(settings);
+    world.ground.cri.behave("main", [Behaviour { stops_after: Some(Duration::from_secs(5)), ..Behaviour::default() }]);
+    let spec = json!({"containers": [{"name": "main", "envFrom": [{"configMapRef": {"name": "settings"}}]}]});
+    world.run(pod_of("slow", spec));
+    world.until_ready(&agent, "slow").await;
+    let before = world.api.last();
+    world.api.delete("pods", NAMESPACE, "slow", Some(30));
+    let ending = world
+        .until_pod(&agent, "slow", "knows that it is being deleted", |pod| pod["status"]["observedGeneration"] == 2)
+        .await;
+    let status = &ending["status"];
+    assert_eq!((&status["phase"], condition(&ending, "Ready")), (&json!("Running"), "True"), "{status:#}");
+    world.until_gone(&agent, "slow").await;
+    let told = world.asked().since(before).at("pods", NAMESPACE, "slow").sub("status");
+    let is_over = |logged: &Logged| ["Succeeded", "Failed"].iter().any(|end| logged.body["status"]["phase"] == *end);
+    let ends = told.filter(is_over);
+    assert_eq!(ends.len(), 1, "{told}");
+    let container = &ends[0].body["status"]["containerStatuses"][0];
+    assert_eq!(container["state"]["terminated"]["exitCode"], 143, "with the end of its container\n{told}");
+    world
+        .until(&agent, "nobody follows what nobody refers to", |seen| {
+            let streams = seen.log().at("configmaps", NAMESPACE, "settings").verb("watch");
+            !streams.is_empty() && streams.iter().all(|stream| stream.ended.is_some())
+        })
+        .await;
+    drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shorter_grace_cuts_a_longer_one_short() {
+    // 10a §14: a second DELETE
+    if skips("a_shorter_grace_cuts_a_longer_one_short") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    world.ground.cri.behave("main", [Behaviour::stubborn()]);
+    world.run(pod("stubborn"));
+    world.until_ready(&agent, "stubborn").await;
+    world.api.delete("pods", NAMESPACE, "stubborn", Some(3600));
+    world.ground.until("it is asked to stop", &agent, |cri| cri.count("stop_container") == 1).await;
+    world.api.delete("pods", NAMESPACE, "stubborn", Some(2));
+    world.until_gone(&agent, "stubborn").await;
+    let calls = world.ground.cri.calls();
+    let graces: Vec<u64> = calls
+        .iter()
+        .filter(|call| call.op == "stop_container")
+        .map(|call| call.detail.parse().expect("seconds"))
+        .collect();
+    assert!(graces.is_sorted_by(|before, after| before >= after) && graces.last() <= Some(&2), "{graces:?}");
+    drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_deleted_by_force_is_stopped_and_its_name_is_free() {
     // AC-10-20, AC-10-21
     if skips("a_pod_deleted_by_force_is_stopped_and_its_name_is_free") {
@@ -57,6 +122,8 @@ async fn a_pod_deleted_by_force_is_stopped_and_its_name_is_free() {
     let taken = writes.filter(|logged| logged.code == Some(200));
     assert!(taken.iter().all(|logged| logged.body["metadata"]["uid"] == new["metadata"]["uid"]), "{writes}");
     assert!(writes.len() - taken.len() <= 1, "a write for the old one is not repeated\n{writes}");
+    let reads = world.asked().at("pods", NAMESPACE, "web").verb("get");
+    assert!(reads.is_empty(), "of a pod that is gone a node may not even ask\n{reads}");
     drop(agent);
 }
 

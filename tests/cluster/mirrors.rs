@@ -30,12 +30,27 @@ async fn a_static_pod_has_a_mirror_that_can_be_deleted_in_vain() {
 
     for grace in [30, 0] {
         let old = world.pod(NAME).expect("a mirror")["metadata"]["uid"].clone();
+        let before = world.api.last();
         world.api.delete("pods", NAMESPACE, NAME, Some(grace));
         let is_new =
             |pod: &serde_json::Value| pod["metadata"]["uid"] != old && pod["metadata"]["deletionTimestamp"].is_null();
         world.until_pod(&agent, NAME, "is there again", is_new).await;
         world.until_ready(&agent, NAME).await;
+        let deletes = world.asked().at("pods", NAMESPACE, NAME).verb("delete");
+        if grace > 0 {
+            let body = &deletes.last().expect("what the user asked for is done").body;
+            assert_eq!((&body["gracePeriodSeconds"], &body["preconditions"]["uid"]), (&json!(0), &old), "{deletes}");
+        } else {
+            assert!(deletes.since(before).is_empty(), "there is nothing to delete\n{deletes}");
+        }
     }
+    let uid = world.pod(NAME).expect("a mirror")["metadata"]["uid"].clone();
+    let told = world.asked().at("pods", NAMESPACE, NAME).sub("status");
+    assert!(
+        told.iter()
+            .all(|logged| logged.body["metadata"]["uid"] != metadata["annotations"]["kubernetes.io/config.hash"])
+    );
+    assert_eq!(told.last().expect("told").body["metadata"]["uid"], uid, "the mirror's own\n{told}");
     assert_eq!(world.ground.cri.count("start_container"), ran, "the container is never restarted");
 
     world.home.put_pod(&manifest_of("web", json!({"containers": [{"name": "main", "command": ["/other"]}]})));
@@ -51,6 +66,32 @@ async fn a_static_pod_has_a_mirror_that_can_be_deleted_in_vain() {
     world.until_gone(&agent, NAME).await;
     a_moment().await;
     assert!(world.pod(NAME).is_none(), "it does not come back");
+    drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mirror_goes_with_its_node_and_comes_with_the_next() {
+    // 10a §16 step 10
+    if skips("a_mirror_goes_with_its_node_and_comes_with_the_next") {
+        return;
+    }
+    let world = World::new().await;
+    world.home.put_pod(&manifest("web"));
+    let agent = world.start().await;
+    world.until_ready(&agent, NAME).await;
+    let mut node = (*world.api.get("nodes", "", NODE).expect("there")).clone();
+    let metadata = node["metadata"].as_object_mut().expect("an object");
+    for own in ["uid", "resourceVersion", "creationTimestamp", "managedFields"] {
+        metadata.remove(own);
+    }
+    let ran = world.ground.cri.count("start_container");
+    world.api.delete("nodes", "", NODE, None);
+    let uid = world.api.create(node)["metadata"]["uid"].clone();
+    world
+        .until_pod(&agent, NAME, "belongs to the new node", |pod| pod["metadata"]["ownerReferences"][0]["uid"] == uid)
+        .await;
+    world.until_ready(&agent, NAME).await;
+    assert_eq!(world.ground.cri.count("start_container"), ran, "the container is never restarted");
     drop(agent);
 }
 
