@@ -117,6 +117,7 @@ pub fn start(config: ClusterConfig, deps: NodeDeps, stops: &Stops) -> Vec<(&'sta
         holder: Holder { node: name.clone(), seconds: config.lease_seconds },
         nodes: deps.nodes.clone(),
         registered: is_registered,
+        reached: deps.api.reached(),
         clock: deps.clock.clone(),
         chance: deps.chance.clone(),
         metrics: deps.metrics.clone(),

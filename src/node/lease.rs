@@ -52,6 +52,8 @@ pub(super) struct LeaseKeeper {
     pub(super) nodes: Store<api::Node>,
     /// Whether this node was registered.
     pub(super) registered: watch::Receiver<bool>,
+    /// Moves when the server can be reached again.
+    pub(super) reached: watch::Receiver<u64>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) chance: Arc<dyn Fn() -> f64 + Send + Sync>,
     pub(super) metrics: NodeMetrics,
@@ -100,7 +102,11 @@ impl LeaseKeeper {
                 },
                 Round::Failed => {
                     error!(node = %self.holder.node, interval = ?pause, "Failed to update lease, will retry");
-                    sleep(pause).await;
+                    self.reached.mark_unchanged();
+                    tokio::select! {
+                        () = sleep(pause) => {}
+                        () = moved(&mut self.reached) => {}
+                    }
                 }
             }
         }
@@ -200,9 +206,11 @@ impl LeaseKeeper {
                     error!(node = %self.holder.node, %err, interval = ?pause, "Failed to ensure lease exists, will retry")
                 }
             }
+            self.reached.mark_unchanged();
             tokio::select! {
                 () = sleep(pause) => {}
                 () = moved(&mut self.registered) => {} // we may now
+                () = moved(&mut self.reached) => {}
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
         }

@@ -63,6 +63,8 @@ pub(super) struct StatusWriter {
     pub(super) storage: watch::Receiver<Option<String>>,
     facts: watch::Receiver<Arc<NodeFacts>>,
     network: Watched,
+    /// Moves when the server can be reached again.
+    reached: watch::Receiver<u64>,
     memory: Memory,
     pub(super) start: Start,
     /// The server's last answer.
@@ -103,6 +105,7 @@ impl StatusWriter {
             storage,
             facts: deps.facts.subscribe(),
             network: Watched::new(deps.network.clone()),
+            reached: deps.api.reached(),
             memory: Memory::default(),
             start: Start::new(deps.metrics.clone()),
             latest: None,
@@ -141,7 +144,7 @@ impl StatusWriter {
                 self.node_is_gone().await;
             }
             self.gone = told == Told::NoNode;
-            self.rest(began).await;
+            self.rest(began, told).await;
         }
     }
 
@@ -159,12 +162,14 @@ impl StatusWriter {
     }
 
     /// Until it is time, or something moved.
-    async fn rest(&mut self, began: Instant) {
+    async fn rest(&mut self, began: Instant, told: Told) {
         let next = Instant::now() + pause(self.config.update_frequency, (self.deps.chance)());
         let deps = &mut self.deps;
         let network = deps.network.clone();
+        self.reached.mark_unchanged();
         tokio::select! {
             () = sleep_until(next) => return,
+            () = moved(&mut self.reached), if told == Told::Failed => {}
             () = moved(&mut deps.runtime) => {}
             () = moved(&mut self.facts) => {}
             () = moved(&mut deps.runtime_version) => {}

@@ -5,8 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use futures::FutureExt;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::{
     super::{
@@ -14,6 +13,7 @@ use super::{
         settings,
     },
     Cluster,
+    ranges::tell_ranges,
 };
 use crate::{
     config::{self, Loaded},
@@ -87,24 +87,11 @@ impl Cluster {
         ranges: watch::Receiver<String>,
         cri: Arc<dyn RuntimeService>,
     ) {
-        base.tasks.spawn(tell_ranges(ranges, cri, base.stop.child_token()));
-    }
-}
-
-/// Tells the runtime which addresses the cluster gave to the pods of this node.
-async fn tell_ranges(mut ranges: watch::Receiver<String>, cri: Arc<dyn RuntimeService>, stop: CancellationToken) {
-    loop {
-        let range = ranges.borrow_and_update().clone();
-        if !range.is_empty() {
-            match cri.update_runtime_config(&range).await {
-                Ok(()) => info!(podCIDR = range, "Told the runtime the addresses of this node's pods"),
-                Err(err) => warn!(%err, podCIDR = range, "The runtime does not take the addresses of this node's pods"),
-            }
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            moved = ranges.changed() => if moved.is_err() { return },
-        }
+        let tell = move |range: String| {
+            let cri = cri.clone();
+            async move { cri.update_runtime_config(&range).await }.boxed()
+        };
+        base.tasks.spawn(tell_ranges(ranges, tell, base.stop.child_token()));
     }
 }
 

@@ -12,6 +12,7 @@ mod typed;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::sync::watch;
 
 pub use call::{Body, Call, Line, Retries, Verb};
 pub use error::{ApiError, ApiStatus, Cause};
@@ -40,6 +41,12 @@ pub trait ApiClient: Send + Sync + 'static {
     /// # Errors
     /// The watch did not begin. A connection that was lost before anything came is an empty watch.
     async fn watch(&self, call: Call) -> Result<Box<dyn WatchStream>, ApiError>;
+
+    /// Moves when somebody could connect: what could not be asked may be asked now. Closed, where
+    /// nobody tells.
+    fn reached(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
+    }
 }
 
 /// Events of one watch.

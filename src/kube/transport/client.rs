@@ -28,6 +28,7 @@ use super::{
     connection::{Connection, SendError},
     counting::Asked,
     credentials::Credentials,
+    hurry::Hurry,
     pace::{Late, Pace},
     plan::Kind,
     pool::{Away, Pool, SPREAD, Slot, Want},
@@ -42,6 +43,8 @@ use crate::{
     metrics::{ApiClientMetrics, RestClientMetrics},
 };
 
+/// A heartbeat without an answer for so long has all connections asked whether they are alive.
+const DOUBT: Duration = Duration::from_secs(1);
 /// A heartbeat without an answer goes out on a second connection after so long.
 const HEDGE: Duration = Duration::from_secs(3);
 /// After so many heartbeats in a row that failed the next goes out on a new connection.
@@ -62,6 +65,8 @@ pub struct Transport {
     pub(super) pace: Pace,
     pub(super) pools: Pools,
     pub(super) epoch: watch::Receiver<u64>,
+    pub(super) reached: watch::Receiver<u64>,
+    pub(super) hurry: Hurry,
     pub(super) reload: Arc<Notify>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) requests: RestClientMetrics,
@@ -284,7 +289,13 @@ impl Transport {
     async fn beat(&self, call: &Call, latest: Instant) -> Result<Bytes, ApiError> {
         let way = self.way(call, None, latest);
         let mut first = Box::pin(self.persist(&way));
-        if let Ok(outcome) = timeout(HEDGE, &mut first).await {
+        if let Ok(outcome) = timeout(DOUBT, &mut first).await {
+            return outcome;
+        }
+        if way.on.load(Ordering::Relaxed) != 0 {
+            self.hurry.call();
+        }
+        if let Ok(outcome) = timeout(HEDGE - DOUBT, &mut first).await {
             return outcome;
         }
         let avoid = way.on.load(Ordering::Relaxed);
@@ -359,7 +370,10 @@ fn better(later: Result<Bytes, ApiError>, sooner: Result<Bytes, ApiError>) -> Re
 impl ApiClient for Transport {
     async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
         let latest = Instant::now() + call.deadline;
-        let late = |_| Err(ApiError::Timeout(call.deadline));
+        let late = |_| {
+            self.hurry.call();
+            Err(ApiError::Timeout(call.deadline))
+        };
         let outcome = match call.line {
             Line::Heartbeat => timeout_at(latest, self.beat_counted(&call, latest)).await,
             Line::Main | Line::Events | Line::Certificates => {
@@ -375,5 +389,9 @@ impl ApiClient for Transport {
         let way = self.way(&call, None, latest);
         let late = |_| Err(ApiError::Timeout(call.deadline));
         timeout_at(latest, self.begin(&way)).await.unwrap_or_else(late)
+    }
+
+    fn reached(&self) -> watch::Receiver<u64> {
+        self.reached.clone()
     }
 }

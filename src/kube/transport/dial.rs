@@ -19,7 +19,7 @@ use futures::{
     stream::FuturesUnordered,
 };
 use hyper::client::conn::{http1, http2};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -34,6 +34,7 @@ use tracing::debug;
 use super::{
     addresses::ordered,
     connection::{Body, Connection, Sender, chain},
+    hurry::Hurry,
 };
 
 /// Longest time until a connection can be used.
@@ -89,6 +90,8 @@ pub struct Dialer {
     pub proxy: Option<Proxy>,
     /// How a dead connection is noticed.
     pub pings: Pings,
+    /// Has it noticed at once.
+    pub hurry: Hurry,
     /// Runs connections.
     pub tasks: TaskTracker,
     /// Ends them.
@@ -164,7 +167,7 @@ impl Dialer {
         let spawner = Spawner { tasks: self.tasks.clone(), closed: closed.clone() };
         let mut builder = http2::Builder::new(spawner);
         builder
-            .timer(TokioTimer::new())
+            .timer(self.hurry.timer(self.pings))
             .initial_max_send_streams(UNTOLD)
             .max_header_list_size(HEADERS)
             .initial_stream_window_size(STREAM_WINDOW)

@@ -11,7 +11,9 @@
 //! A server takes so many requests at once on a connection; a heartbeat must never wait for a watch
 //! to end, nor for a connection that is dead. When the certificate or the authorities change, new
 //! connections are made with the new ones at once, and what is under way on the old ones ends in
-//! peace. A pool's task owns its connections, others have slots. Behaviour: spec 10 §2, §8; 01 §10.
+//! peace. A pool's task owns its connections, others have slots. What one pool learns of the server all
+//! act on: a dead connection has all pinged (`hurry.rs`), a good one has all dial.
+//! Behaviour: spec 10 §2, §8; 01 §10.
 
 mod addresses;
 mod answer;
@@ -24,6 +26,7 @@ mod credentials;
 mod dial;
 mod exec;
 mod follow;
+mod hurry;
 mod identity;
 mod kubeconfig;
 mod lines;

@@ -21,6 +21,7 @@ use super::{
     dial::Dialer,
     exec::Plugin,
     follow::Follower,
+    hurry::Hurry,
     identity::{CertifiedPair, Identity},
     kubeconfig::{Cluster, ConnectError, Source, User},
     pace::Pace,
@@ -58,12 +59,14 @@ impl Transport {
         let trust = Arc::new(files.trust);
         let tasks = TaskTracker::new();
         let (epoch, changes) = watch::channel(0);
+        let hurry = Hurry::default();
         let dialer = Dialer {
             tls: is_tls.then(|| tls(&config, &identity, &trust, &host)).transpose()?,
             proxy: config.proxy(&address.scheme, &host, port)?,
             host,
             port,
             pings: config.http.pings,
+            hurry: hurry.clone(),
             tasks: tasks.clone(),
             stop: deps.stop.child_token(),
             attempts: AtomicU64::new(0),
@@ -73,6 +76,7 @@ impl Transport {
             metrics: deps.connections.clone(),
             epoch: changes.clone(),
             reached: watch::Sender::new(0),
+            missed: watch::Sender::new(None),
         };
         let make = |kind| pool(kind, shared.clone());
         let ((beat, first), (unary, second), (watch, third)) = (make(Kind::Beat), make(Kind::Unary), make(Kind::Watch));
@@ -100,6 +104,8 @@ impl Transport {
             address,
             pools,
             epoch: changes,
+            reached: shared.reached.subscribe(),
+            hurry,
             reload,
             clock: deps.clock,
             requests: deps.requests,

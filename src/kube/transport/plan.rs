@@ -48,6 +48,9 @@ const WATCH_STREAMS: usize = 80;
 const SPARE: usize = 20;
 /// The first pause of a dialler.
 const FIRST_PAUSE: Duration = Duration::from_millis(800);
+/// So many attempts the heartbeat's pool makes without sparing the server, about a minute of them:
+/// most outages are over then, and the others wait for what it finds.
+const EAGER: u32 = 30;
 
 impl Kind {
     /// As metrics spell it.
@@ -81,9 +84,13 @@ impl Kind {
         }
     }
 
-    /// Longest pause between two attempts to connect.
-    pub fn longest_pause(self) -> Duration {
-        Duration::from_secs(if self == Self::Beat { 10 } else { 30 })
+    /// Longest pause between two attempts to connect, after so many failures in a row.
+    fn longest_pause(self, failures: u32) -> Duration {
+        Duration::from_secs(match self {
+            Self::Beat if failures <= EAGER => 2,
+            Self::Beat => 6,
+            Self::Unary | Self::Watch => 30,
+        })
     }
 }
 
@@ -103,10 +110,10 @@ pub fn choose(kind: Kind, loads: &[Load], avoid: Option<u64>) -> Choice {
     if others.count() < kind.connections(is_http2) { Choice::Dial } else { Choice::Wait }
 }
 
-/// The pause after so many failures in a row (from 1); `chance` is between 0 and 1.
-pub fn pause(failures: u32, longest: Duration, chance: f64) -> Duration {
+/// The pause of a pool after so many failures in a row (from 1); `chance` is between 0 and 1.
+pub fn pause(kind: Kind, failures: u32, chance: f64) -> Duration {
     let doubled = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1).min(16)));
-    doubled.min(longest).mul_f64(0.9 + 0.1 * chance.clamp(0.0, 1.0))
+    doubled.min(kind.longest_pause(failures)).mul_f64(0.9 + 0.1 * chance.clamp(0.0, 1.0))
 }
 
 #[cfg(test)]
@@ -147,14 +154,14 @@ mod tests {
     #[test]
     fn a_server_that_is_away_is_asked_for_less_and_less() {
         let seconds = |kind: Kind, chance| -> Vec<u128> {
-            (1..=8).map(|failures| pause(failures, kind.longest_pause(), chance).as_millis()).collect()
+            (1..=8).map(|failures| pause(kind, failures, chance).as_millis()).collect()
         };
-        assert_eq!(seconds(Kind::Beat, 1.0), [800, 1600, 3200, 6400, 10000, 10000, 10000, 10000]);
+        assert_eq!(seconds(Kind::Beat, 1.0), [800, 1600, 2000, 2000, 2000, 2000, 2000, 2000]);
         assert_eq!(seconds(Kind::Watch, 1.0), [800, 1600, 3200, 6400, 12800, 25600, 30000, 30000]);
         assert_eq!(seconds(Kind::Watch, 0.0)[..2], [720, 1440]);
-        assert_eq!(pause(u32::MAX, Kind::Watch.longest_pause(), 7.0), Duration::from_secs(30));
-        // AC-10-43: attempts in five minutes of all three, at the fastest.
-        let attempts = |kind: Kind| 300.0 / pause(20, kind.longest_pause(), 0.0).as_secs_f64();
-        assert!(attempts(Kind::Beat) + attempts(Kind::Unary) + attempts(Kind::Watch) <= 60.0);
+        assert_eq!(pause(Kind::Watch, u32::MAX, 7.0), Duration::from_secs(30));
+        // AC-10-43: attempts in five minutes at the fastest; the others wait while heartbeats are tried.
+        assert!(300.0 / pause(Kind::Beat, 31, 0.0).as_secs_f64() <= 60.0);
+        assert!(pause(Kind::Unary, 31, 0.0) > pause(Kind::Beat, 31, 1.0), "nobody else has a turn");
     }
 }

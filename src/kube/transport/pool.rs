@@ -7,7 +7,10 @@
 //! ```
 //!
 //! While nobody answers, the task alone tries, less and less often; who needs a connection waits,
-//! or is told at once what the last attempt came to. Behaviour: spec 10 §8.2, §8.3.
+//! or is told at once what the last attempt came to. What others come to counts too: where one got
+//! through all try at once, and where the heartbeat's pool did not nobody else needs to find out
+//! for himself. A connection that is lost has all others asked whether they are alive.
+//! Behaviour: spec 10 §8.2, §8.3.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -41,6 +44,8 @@ const AGE: [Duration; 2] = [Duration::from_secs(8 * 3600), Duration::from_secs(1
 const FAREWELL: Duration = Duration::from_secs(3600);
 /// How long nothing is to be done where nothing is due.
 const LONG: Duration = Duration::from_secs(3600);
+/// An attempt that began so long before somebody got through is not waited for.
+const STALE: Duration = Duration::from_secs(1);
 /// Requests that wait, at most.
 const ASKS: usize = 4096;
 
@@ -159,8 +164,10 @@ pub struct Shared {
     pub metrics: ApiClientMetrics,
     /// Moves when identity or authorities change.
     pub epoch: watch::Receiver<u64>,
-    /// Moves when somebody could connect again.
+    /// Moves when somebody could connect.
     pub reached: watch::Sender<u64>,
+    /// Who could not, last.
+    pub missed: watch::Sender<Option<Kind>>,
 }
 
 /// A connection and what is on it.
@@ -173,7 +180,11 @@ struct Held {
     ends: Option<Instant>,
 }
 
-type Dialling = BoxFuture<'static, Result<Arc<Connection>, String>>;
+/// An attempt to connect.
+struct Dialling {
+    begun: Instant,
+    outcome: BoxFuture<'static, Result<Arc<Connection>, String>>,
+}
 
 /// Owns the connections.
 pub struct PoolTask {
@@ -226,7 +237,8 @@ pub fn pool(kind: Kind, shared: Shared) -> (Pool, PoolTask) {
 impl PoolTask {
     /// Serves until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
-        let mut reached = self.shared.reached.subscribe();
+        let (mut reached, mut missed) = (self.shared.reached.subscribe(), self.shared.missed.subscribe());
+        let mut hurried = self.shared.dialer.hurry.calls();
         let mut epoch = self.shared.epoch.clone();
         loop {
             self.tidy(Instant::now());
@@ -244,7 +256,12 @@ impl PoolTask {
                     Some(ask) => self.waiting.push(ask),
                     None => break, // nobody can ask any more
                 },
-                Ok(()) = reached.changed() => self.gate.opens = None,
+                Ok(()) = reached.changed() => self.reached(Instant::now()),
+                Ok(()) = missed.changed() => {
+                    let who = *missed.borrow_and_update();
+                    self.missed(who, Instant::now());
+                }
+                Ok(()) = hurried.changed() => self.hurried(),
                 () = sleep_until(wake) => {}
             }
         }
@@ -267,13 +284,14 @@ impl PoolTask {
 
     /// Closes what is over.
     fn tidy(&mut self, now: Instant) {
-        let (kind, mut lost) = (self.kind, 0);
+        let (kind, mut lost, mut is_hurried) = (self.kind, 0, false);
         for held in &mut self.held {
             let is_over = held.connection.is_over();
             if is_over && held.ends.is_none() {
                 // The server may still end what it has begun.
                 held.ends = Some(now + FAREWELL);
                 lost += held.streams;
+                is_hurried = true;
             }
             if now >= held.retires && held.ends.is_none() {
                 condemn(held, now);
@@ -284,6 +302,9 @@ impl PoolTask {
             }
         }
         self.held.retain(|held| !held.connection.closed.is_cancelled());
+        if is_hurried {
+            self.shared.dialer.hurry.call();
+        }
         if lost > 0 {
             debug!(pool = kind.label(), requests = lost, "The API server ended a connection");
             (self.gate.is_recovering, self.gate.spread) = (true, Some(now + SPREAD));
@@ -311,10 +332,11 @@ impl PoolTask {
         if (is_short || self.gate.is_wanted) && self.gate.opens.is_none() && self.dialling.is_none() {
             self.gate.is_wanted = false;
             let (dialer, epoch) = (self.shared.dialer.clone(), *self.shared.epoch.borrow());
-            self.dialling = Some(match self.kind {
+            let outcome: BoxFuture<'static, _> = match self.kind {
                 Kind::Beat => Box::pin(async move { dialer.dial_twice(epoch).await }),
                 Kind::Unary | Kind::Watch => Box::pin(async move { dialer.dial(epoch).await }),
-            });
+            };
+            self.dialling = Some(Dialling { begun: now, outcome });
         }
     }
 
@@ -369,8 +391,8 @@ impl PoolTask {
         let gate = std::mem::take(&mut self.gate);
         if gate.failures > 0 {
             info!(pool = self.kind.label(), "The API server can be reached again");
-            self.shared.reached.send_modify(|count| *count += 1);
         }
+        self.shared.reached.send_modify(|count| *count += 1);
         let is_recovering = gate.is_recovering || gate.failures > 0;
         self.gate.spread = if is_recovering { Some(now + SPREAD) } else { gate.spread };
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -394,8 +416,9 @@ impl PoolTask {
 
     fn failed(&mut self, cause: String, now: Instant) {
         self.gate.failures = self.gate.failures.saturating_add(1);
-        let pause = pause(self.gate.failures, self.kind.longest_pause(), rand::random());
+        let pause = pause(self.kind, self.gate.failures, rand::random());
         self.gate.opens = Some(now + pause);
+        self.shared.missed.send_replace(Some(self.kind));
         if self.gate.failures == 1 {
             warn!(pool = self.kind.label(), err = %cause, "Cannot connect to the API server");
         } else {
@@ -416,6 +439,29 @@ impl PoolTask {
         }
     }
 
+    /// Somebody got through: so may we, and not only once what we have begun has failed.
+    fn reached(&mut self, now: Instant) {
+        self.gate.opens = None;
+        if self.dialling.as_ref().is_some_and(|dialling| now.duration_since(dialling.begun) >= STALE) {
+            self.dialling = None;
+            self.gate.is_wanted = true;
+        }
+    }
+
+    /// Somebody could not get through. The heartbeat's pool finds out for all.
+    fn missed(&mut self, who: Option<Kind>, now: Instant) {
+        if self.kind != Kind::Beat && who != Some(self.kind) && self.gate.opens.is_some() {
+            self.gate.opens = Some(now + pause(self.kind, self.gate.failures, rand::random()));
+        }
+    }
+
+    /// Connections that cannot be asked whether they are alive, and that nobody uses, are not kept.
+    fn hurried(&mut self) {
+        for held in self.held.iter().filter(|held| held.streams == 0 && !held.connection.is_http2()) {
+            held.connection.closed.cancel();
+        }
+    }
+
     fn happened(&mut self, event: Event, now: Instant) {
         let (id, is_fit) = match event {
             Event::Back { id, is_fit } => (id, is_fit),
@@ -427,6 +473,10 @@ impl PoolTask {
             held.idle = now;
             if !is_fit {
                 held.connection.closed.cancel();
+                // It did not answer a heartbeat.
+                if self.kind == Kind::Beat {
+                    self.shared.dialer.hurry.call();
+                }
             }
         }
     }
@@ -448,7 +498,7 @@ fn condemn(held: &mut Held, now: Instant) {
 
 async fn dialled(dialling: &mut Option<Dialling>) -> Result<Arc<Connection>, String> {
     match dialling {
-        Some(dialling) => dialling.await,
+        Some(dialling) => dialling.outcome.as_mut().await,
         None => std::future::pending().await,
     }
 }
@@ -461,7 +511,10 @@ mod tests {
     use tokio_util::task::TaskTracker;
 
     use super::*;
-    use crate::{kube::transport::dial::Pings, metrics::Registry};
+    use crate::{
+        kube::transport::{dial::Pings, hurry::Hurry},
+        metrics::Registry,
+    };
 
     /// To a port on which nobody listens.
     fn nowhere() -> Shared {
@@ -471,6 +524,7 @@ mod tests {
             tls: None,
             proxy: None,
             pings: Pings { idle: Duration::from_secs(30), patience: Duration::from_secs(15) },
+            hurry: Hurry::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             attempts: AtomicU64::new(0),
@@ -480,6 +534,7 @@ mod tests {
             metrics: ApiClientMetrics::new(&Registry::new()),
             epoch: watch::channel(0).1,
             reached: watch::Sender::new(0),
+            missed: watch::Sender::new(None),
         }
     }
 

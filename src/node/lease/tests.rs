@@ -17,6 +17,7 @@ fn keeper(world: &World) -> LeaseKeeper {
         holder: Holder { node: "n".to_owned(), seconds: config().lease_seconds },
         nodes: deps.nodes,
         registered: watch::channel(false).1,
+        reached: watch::channel(0).1,
         clock: deps.clock,
         chance: deps.chance,
         metrics: deps.metrics,
@@ -95,6 +96,25 @@ async fn a_renewal_that_fails_is_tried_again_at_once() {
     }
     world.until("all tries failed", |world| world.calls("PUT leases").len() == 8).await;
     world.until("looked at anew", |world| world.lines("").ends_with(&["GET leases".into(), "PUT leases".into()])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_back_is_told_at_once() {
+    // AC-10-43: not only once the pause is over.
+    let world = World::new();
+    node(&world);
+    let (back, reached) = watch::channel(0);
+    tokio::spawn(LeaseKeeper { reached, ..keeper(&world) }.run(world.stop.clone()));
+    world.until("made", |world| world.lines("").len() == 3).await;
+    for _ in 0..TRIES {
+        world.fail("PUT leases", ApiError::Unreachable("away".to_owned()));
+    }
+    world.fail("GET leases", ApiError::Unreachable("away".to_owned()));
+    world.until("looked at anew", |world| world.calls("GET leases").len() == 2).await;
+    let began = Instant::now();
+    back.send_replace(1);
+    world.until("renewed", |world| world.calls("PUT leases").len() == 1 + TRIES).await;
+    assert!(began.elapsed() < FIRST_PAUSE, "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

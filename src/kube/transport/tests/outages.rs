@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::server::{Client, Server, Settings, quiet, until};
+use tokio::sync::mpsc;
+
+use super::server::{Client, Reply, Server, Settings, json, quiet, until};
 use crate::kube::{
     api::{ApiClient, ApiError, Call, Line, Resource, Verb},
     transport::*,
@@ -92,6 +94,84 @@ async fn black_holes_are_noticed() {
     read.expect("asked again on another connection");
     assert!(matches!(event, Some(Err(ApiError::Lost(_)))), "{event:?}");
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+}
+
+/// One that notices nothing by itself for as long as a test lasts.
+fn patient(server: &Server) -> TransportConfig {
+    let mut config = server.config();
+    config.http.pings = Pings { idle: Duration::from_secs(600), patience: Duration::from_secs(300) };
+    config
+}
+
+#[tokio::test]
+async fn what_one_finds_dead_the_others_look_at() {
+    // AC-10-5: a heartbeat without an answer has the connections of all pools asked.
+    let server = Server::start(Settings::default(), quiet).await;
+    let client = Client::open(patient(&server)).await;
+    client.transport.call(lease()).await.expect("renewed");
+    client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect("read");
+    let mut watch = client.transport.watch(watch_of(Resource::PODS)).await.expect("it begins");
+    server.freeze();
+    let read = client.transport.call(Call::get(Resource::PODS, "ns", "p").within(Duration::from_secs(60)));
+    let (renewed, read, event) = tokio::join!(client.transport.call(lease()), read, watch.next());
+    renewed.expect("on another connection");
+    read.expect("asked again on another connection");
+    assert!(matches!(event, Some(Err(ApiError::Lost(_)))), "{event:?}");
+    client.transport.watch(watch_of(Resource::PODS)).await.expect("it begins again");
+}
+
+#[tokio::test]
+async fn what_is_alive_outlives_the_doubts_of_others() {
+    let (send, lines) = mpsc::unbounded_channel();
+    let lines = std::sync::Mutex::new(Some(lines));
+    let server = Server::start(Settings::default(), move |seen| match seen.target.as_str() {
+        target if target.contains("leases") => Reply::Hang,
+        target if target.contains("watch=true") => {
+            lines.lock().expect("whole").take().map_or(Reply::Cut, Reply::Stream)
+        }
+        _ => json("{}"),
+    })
+    .await;
+    let client = Client::open(patient(&server)).await;
+    let mut watch = client.transport.watch(watch_of(Resource::PODS)).await.expect("it begins");
+    client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect("read");
+    for _ in 0..2 {
+        let beat = client.transport.call(lease().within(Duration::from_secs(4))).await;
+        assert!(beat.is_err(), "{beat:?}");
+    }
+    send.send("{}\n".into()).expect("it is read");
+    assert_eq!(watch.next().await, Some(Ok("{}".into())));
+    client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect("read");
+    let of = |part: &str| -> std::collections::BTreeSet<u64> {
+        server.seen().iter().filter(|seen| seen.target.contains(part)).map(|seen| seen.connection).collect()
+    };
+    assert_eq!((of("/pods/").len(), of("watch=true").len()), (1, 1), "on the connections there were");
+    assert!(of("leases").len() > 1, "the heartbeat's own were given up");
+}
+
+#[tokio::test]
+async fn who_gets_through_has_the_others_try() {
+    let server = Server::start(Settings::default(), |_| json("{}")).await;
+    let client = server.client().await;
+    client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect("read");
+    server.vanish().await;
+    // The pause of its pool grows to many seconds.
+    for _ in 0..5 {
+        client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect_err("away");
+        let mut reached = client.transport.reached();
+        let _nobody = tokio::time::timeout(Duration::from_millis(900), reached.changed()).await;
+    }
+    let mut reached = client.transport.reached();
+    let waiting = tokio::spawn({
+        let transport = client.transport.clone();
+        async move { transport.watch(watch_of(Resource::PODS)).await.map(drop) }
+    });
+    server.appear().await;
+    client.transport.call(lease()).await.expect("renewed");
+    reached.changed().await.expect("told");
+    until("all dialled", || client.transport.is_reachable()).await;
+    client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect("read");
+    waiting.await.expect("no panic").expect("it begins");
 }
 
 #[tokio::test]

@@ -1,0 +1,95 @@
+//! Tells the runtime which addresses the cluster gave to the pods of this node (spec 10 §4.1).
+//!
+//! The runtime makes its network of it, so what it could not be told is told again, less and less
+//! often, until it takes it or the cluster says something else.
+
+use std::{fmt::Display, time::Duration};
+
+use futures::future::BoxFuture;
+use tokio::{sync::watch, time::sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+/// The first pause after the runtime did not take it.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Tells a range.
+pub(super) trait Tell<E>: Fn(String) -> BoxFuture<'static, Result<(), E>> + Send + Sync {}
+impl<E, F: Fn(String) -> BoxFuture<'static, Result<(), E>> + Send + Sync> Tell<E> for F {}
+
+/// Tells what comes from `ranges`, until stopped.
+pub(super) async fn tell_ranges<E: Display + Send>(
+    ranges: watch::Receiver<String>,
+    tell: impl Tell<E>,
+    stop: CancellationToken,
+) {
+    // Nobody says anything any more, or we are stopped: both are an end.
+    let _stopped = stop.run_until_cancelled(follow(ranges, tell)).await;
+}
+
+async fn follow<E: Display>(mut ranges: watch::Receiver<String>, tell: impl Tell<E>) {
+    loop {
+        let range = ranges.borrow_and_update().clone();
+        tokio::select! {
+            biased;
+            moved = ranges.changed() => if moved.is_err() { return },
+            () = told(&range, &tell) => if ranges.changed().await.is_err() { return },
+        }
+    }
+}
+
+/// Tells it until it is taken.
+async fn told<E: Display>(range: &str, tell: &impl Tell<E>) {
+    if range.is_empty() {
+        return;
+    }
+    let mut pause = FIRST_PAUSE;
+    while let Err(err) = tell(range.to_owned()).await {
+        if pause == FIRST_PAUSE {
+            warn!(%err, podCIDR = range, "The runtime does not take the addresses of this node's pods, will retry");
+        } else {
+            debug!(%err, podCIDR = range, again = ?pause, "The runtime does not take the addresses of this node's pods");
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+    info!(podCIDR = range, "Told the runtime the addresses of this node's pods");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use futures::FutureExt;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_taken_is_told_again_until_something_else_is_said() {
+        let (send, ranges) = watch::channel(String::new());
+        let (stop, told) = (CancellationToken::new(), Arc::new(Mutex::new(Vec::new())));
+        let (begun, seen) = (Instant::now(), told.clone());
+        let tell = move |range: String| {
+            let outcome = if range == "b" { Ok(()) } else { Err("no") };
+            seen.lock().expect("whole").push((range, begun.elapsed().as_secs()));
+            async move { outcome }.boxed()
+        };
+        let task = tokio::spawn({
+            let stop = stop.clone();
+            async move { tell_ranges(ranges, tell, stop).await }
+        });
+        tokio::task::yield_now().await;
+        send.send_replace("a".to_owned());
+        sleep(Duration::from_secs(130)).await;
+        send.send_replace("b".to_owned());
+        sleep(Duration::from_secs(500)).await;
+        stop.cancel();
+        task.await.expect("no panic");
+        let of = |range: &str, at: &[u64]| at.iter().map(|at| (range.to_owned(), *at)).collect::<Vec<_>>();
+        let expected = [of("a", &[0, 1, 3, 7, 15, 31, 63, 123]), of("b", &[130])].concat();
+        assert_eq!(*told.lock().expect("whole"), expected);
+    }
+}

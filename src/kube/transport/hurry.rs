@@ -1,0 +1,169 @@
+//! Asks all connections at once whether they are alive, when one has been found dead.
+//!
+//! What cuts one connection often cuts them all, and whoever asks rarely would find it out late.
+//! hyper pings what was silent for a while and ends what does not answer, by a timer of ours. It has
+//! no call for a ping now, so the timer it has been given is what hurries: a sleep that waits for
+//! silence ends, if nothing was heard since, and one that waits for the answer is cut short.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper::rt::{Sleep, Timer};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use super::dial::Pings;
+
+/// How long the answer to a hurried ping is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// One hurry serves all who call for it within so long.
+const APART: Duration = Duration::from_secs(1);
+/// What passes at most between hyper's look at the clock and its setting of the timer.
+const SLACK: Duration = Duration::from_millis(100);
+
+/// Calls for pings on all connections of a client.
+#[derive(Clone, Debug, Default)]
+pub struct Hurry(watch::Sender<Option<Instant>>);
+
+impl Hurry {
+    /// All connections that are silent are asked whether they are alive.
+    pub fn call(&self) {
+        let now = Instant::now();
+        self.0.send_if_modified(|last| {
+            let is_due = last.is_none_or(|last| now.duration_since(last) >= APART);
+            *last = if is_due { Some(now) } else { *last };
+            is_due
+        });
+    }
+
+    /// Moves when it was called for.
+    pub fn calls(&self) -> watch::Receiver<Option<Instant>> {
+        self.0.subscribe()
+    }
+
+    /// The timer of a connection.
+    pub fn timer(&self, pings: Pings) -> PingTimer {
+        PingTimer { pings, calls: self.calls() }
+    }
+}
+
+/// Tells hyper when to ping, and when a ping was in vain.
+pub struct PingTimer {
+    pings: Pings,
+    calls: watch::Receiver<Option<Instant>>,
+}
+
+impl Timer for PingTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
+        self.sleep_until((Instant::now() + duration).into_std())
+    }
+
+    fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn Sleep>> {
+        let (deadline, mut calls) = (Instant::from_std(deadline), self.calls.clone());
+        let wait = Wait::of(deadline, Instant::now(), self.pings);
+        Box::pin(Sleeping(Box::pin(async move {
+            loop {
+                let called = *calls.borrow_and_update();
+                tokio::select! {
+                    () = sleep_until(wait.ends(deadline, called)) => return,
+                    Ok(()) = calls.changed() => {}
+                }
+            }
+        })))
+    }
+
+    fn now(&self) -> std::time::Instant {
+        Instant::now().into_std()
+    }
+}
+
+struct Sleeping(Pin<Box<dyn Future<Output = ()> + Send + Sync>>);
+
+impl Future for Sleeping {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        self.0.as_mut().poll(context)
+    }
+}
+
+impl Sleep for Sleeping {}
+
+/// What hyper waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wait {
+    /// That nothing comes; something did last then.
+    Silence(Instant),
+    /// The answer to a ping that was sent then.
+    Answer(Instant),
+}
+
+impl Wait {
+    /// hyper does not say which it is. Silence that looks like an answer costs two seconds, and the
+    /// other way round it would cost a connection that is alive: so in doubt it is an answer.
+    fn of(deadline: Instant, now: Instant, pings: Pings) -> Self {
+        let lasts = deadline.saturating_duration_since(now);
+        if lasts <= pings.patience && lasts + SLACK >= pings.patience {
+            return Self::Answer(now);
+        }
+        Self::Silence(deadline.checked_sub(pings.idle).unwrap_or(now))
+    }
+
+    /// When it is waited for no longer.
+    fn ends(self, deadline: Instant, called: Option<Instant>) -> Instant {
+        match (self, called) {
+            (Self::Silence(heard), Some(called)) if heard < called => called.min(deadline),
+            // Sent before the call, or because of it.
+            (Self::Answer(sent), Some(called)) if sent < called + APART => deadline.min(sent.max(called) + PATIENCE),
+            _ => deadline,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hurry_ends_what_is_silent_and_spares_what_was_heard() {
+        let pings = Pings { idle: Duration::from_secs(30), patience: Duration::from_secs(15) };
+        let start = Instant::now();
+        let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
+        for (what, now, deadline, called, expected) in [
+            ("no hurry, silence", 0.0, 30.0, None, 30.0),
+            ("no hurry, ping", 30.0, 45.0, None, 45.0),
+            ("heard before", 0.0, 30.0, Some(10.0), 10.0),
+            ("heard before, looked at again", 10.0, 35.0, Some(10.0), 10.0),
+            ("heard after", 12.0, 42.0, Some(10.0), 42.0),
+            ("pinged in the hurry", 10.0, 25.0, Some(10.0), 12.0),
+            ("pinged before", 9.0, 24.0, Some(10.0), 12.0),
+            ("pinged long before", 0.0, 15.0, Some(14.0), 15.0),
+            ("pinged long after", 40.0, 55.0, Some(10.0), 55.0),
+        ] {
+            let wait = Wait::of(at(deadline), at(now), pings);
+            assert_eq!(wait.ends(at(deadline), called.map(at)), at(expected), "{what}");
+        }
+        let wait = Wait::of(at(15.0), at(0.000_1), pings);
+        assert!(matches!(wait, Wait::Answer(_)), "hyper looked at the clock a moment ago: {wait:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_sleeps_is_woken() {
+        let (hurry, begun) = (Hurry::default(), Instant::now());
+        let timer = hurry.timer(Pings { idle: Duration::from_secs(30), patience: Duration::from_secs(15) });
+        let sleeping = tokio::spawn(timer.sleep(Duration::from_secs(30)));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        hurry.call();
+        sleeping.await.expect("no panic");
+        assert_eq!(begun.elapsed(), Duration::from_secs(5));
+        timer.sleep(Duration::from_secs(15)).await;
+        assert_eq!(begun.elapsed(), Duration::from_secs(7), "its ping");
+        timer.sleep(Duration::from_secs(30)).await;
+        assert_eq!(begun.elapsed(), Duration::from_secs(37), "it was heard since");
+    }
+}
