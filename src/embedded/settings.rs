@@ -14,7 +14,7 @@ const FILE: &str = "/etc/berth/config.yaml";
 const SECTION: &str = "embeddedRuntime";
 
 /// Sections of others.
-const OTHERS: [&str; 1] = ["offlinePods"];
+const OTHERS: [&str; 2] = ["node", "offlinePods"];
 
 /// The runtime's settings.
 ///

@@ -110,7 +110,13 @@ pub fn start(config: ClusterConfig, deps: NodeDeps, stops: &Stops) -> Vec<(&'sta
     let work = || stops.work.clone();
 
     let facts = published::follow(deps.nodes.clone(), name.clone(), deps.facts.clone(), work());
-    let csi = CsiNode { api: deps.api.clone(), nodes: deps.nodes.clone(), name: name.clone(), storage };
+    let csi = CsiNode {
+        api: deps.api.clone(),
+        nodes: deps.nodes.clone(),
+        name: name.clone(),
+        registered: is_registered.clone(),
+        storage,
+    };
     let lease = LeaseKeeper {
         api: deps.api.clone(),
         beat,
@@ -121,8 +127,12 @@ pub fn start(config: ClusterConfig, deps: NodeDeps, stops: &Stops) -> Vec<(&'sta
         clock: deps.clock.clone(),
         chance: deps.chance.clone(),
         metrics: deps.metrics.clone(),
+        events: deps.events.clone(),
         last: None,
         seen: false,
+        conflicts: 0,
+        wrote: None,
+        rival: None,
     };
     let mut tasks = vec![
         ("node facts", facts.boxed()),

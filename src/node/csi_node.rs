@@ -10,7 +10,10 @@ use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
-use super::csi_object::{Due, created, due};
+use super::{
+    csi_object::{Due, created, due},
+    presence::expected,
+};
 use crate::{
     kube::{
         Store,
@@ -35,6 +38,8 @@ pub(super) struct CsiNode {
     pub(super) api: Arc<dyn ApiClient>,
     pub(super) nodes: Store<api::Node>,
     pub(super) name: String,
+    /// Whether this node was registered.
+    pub(super) registered: watch::Receiver<bool>,
     /// Why storage is not ready.
     pub(super) storage: watch::Sender<Option<String>>,
 }
@@ -50,6 +55,7 @@ impl CsiNode {
 
     async fn live(&mut self) {
         let mut found = self.first_answer().await;
+        expected(&self.nodes, &self.name, &self.registered).await;
         loop {
             let owner = self.settle(found.take()).await;
             self.storage.send_if_modified(|trouble| trouble.take().is_some());
@@ -89,6 +95,8 @@ impl CsiNode {
             }
             match self.make_right(found.take()).await {
                 Ok(uid) => return uid,
+                // It is made soon, and then the watch says so.
+                Err(err) if err.is_not_found() => debug!(node = %self.name, %err, "No node to own a CSINode"),
                 Err(err) => {
                     error!(node = %self.name, %err, interval = ?pause, "Failed to initialize CSINode, will retry")
                 }

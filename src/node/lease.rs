@@ -9,15 +9,17 @@ use std::{sync::Arc, time::Duration};
 use serde_json::Value;
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info};
+use tracing::{debug, error, info, warn};
 
 use super::{
     beat::Beat,
     lease_object::{self, Holder, NAMESPACE},
+    presence::expected,
     report::pause,
+    rival,
 };
 use crate::{
-    engine::ports::Clock,
+    engine::ports::{Clock, Event, EventSink},
     kube::{
         Store,
         api::{ApiClient, ApiError, Call, Resource, Typed},
@@ -37,12 +39,12 @@ const DEADLINES: [Duration; TRIES] = [
     Duration::from_secs(10),
     Duration::from_secs(10),
 ];
+/// Where a lease says when it was renewed.
+const RENEWED: &str = "/spec/renewTime";
 /// First pause after a lease could not be read or made.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The longest one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(7);
-/// How long a node that is about to be registered is waited for at first.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the lease needs.
 pub(super) struct LeaseKeeper {
@@ -61,6 +63,13 @@ pub(super) struct LeaseKeeper {
     pub(super) last: Option<Value>,
     /// Whether the node object was ever seen.
     pub(super) seen: bool,
+    pub(super) events: Arc<dyn EventSink>,
+    /// Renewals in a row that met somebody else's.
+    pub(super) conflicts: u32,
+    /// When we have renewed it, as it stands there.
+    pub(super) wrote: Option<Value>,
+    /// What was told of somebody else.
+    pub(super) rival: Option<String>,
 }
 
 /// What a round came to.
@@ -84,7 +93,8 @@ impl LeaseKeeper {
     }
 
     async fn live(&mut self) {
-        self.begin().await;
+        // Who makes the node makes it soon.
+        expected(&self.nodes, &self.holder.node, &self.registered).await;
         // 0.25 of the duration, exactly: 10 s of 40.
         let interval = Duration::from_secs(u64::try_from(self.holder.seconds).unwrap_or(40)).mul_f64(0.25);
         loop {
@@ -118,26 +128,6 @@ impl LeaseKeeper {
         is_there
     }
 
-    /// Waits until there can be an owner: who makes the node makes it soon.
-    async fn begin(&mut self) {
-        let (mut registered, mut nodes, name) = (self.registered.clone(), self.nodes.clone(), &self.holder.node);
-        let shows_up = async {
-            while nodes.get("", name).is_none() {
-                nodes.changed().await;
-            }
-        };
-        let is_made = async {
-            if registered.wait_for(|made| *made).await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        };
-        tokio::select! {
-            () = sleep(PATIENCE) => {}
-            () = shows_up => {}
-            () = is_made => {}
-        }
-    }
-
     /// The node was there and was deleted: whoever did that does not want to see it alive.
     async fn rest_while_gone(&mut self) {
         let mut told = false;
@@ -160,31 +150,68 @@ impl LeaseKeeper {
         match self.ensure().await {
             Ensured::Made => Round::Renewed,
             Ensured::NoNode => Round::NoNode,
-            Ensured::There(lease) => self.renew(lease).await.unwrap_or(Round::Failed),
+            Ensured::There(lease) => {
+                self.look_for_others(&lease);
+                self.renew(lease).await.unwrap_or(Round::Failed)
+            }
         }
     }
 
     /// Renews with a few tries; an error where all of them failed.
     async fn renew(&mut self, mut lease: Value) -> Result<Round, ()> {
         self.adopt(&mut lease).await;
+        let mut is_contended = false;
         for deadline in DEADLINES {
             let body = lease_object::renewed(&lease, &self.holder, self.clock.now());
+            self.wrote = body.pointer(RENEWED).cloned();
             let name = &self.holder.node;
             let call = Call::update(Resource::LEASES, NAMESPACE, name, body.to_string());
             match self.ask(self.beat.within(call, deadline)).await {
                 Ok(lease) => {
                     self.last = Some(lease);
+                    self.contended(is_contended);
                     return Ok(Round::Renewed);
                 }
                 Err(err) if err.is_conflict() => match self.ensure().await {
                     Ensured::Made => return Ok(Round::Renewed),
                     Ensured::NoNode => return Ok(Round::NoNode),
-                    Ensured::There(newer) => lease = newer,
+                    Ensured::There(newer) => {
+                        self.look_for_others(&newer);
+                        (lease, is_contended) = (newer, true);
+                    }
                 },
                 Err(err) => error!(node = %name, %err, "Failed to update lease"),
             }
         }
         Err(())
+    }
+
+    /// Tells of a lease that somebody else holds. It is renewed all the same, and its holder stays,
+    /// as by the reference.
+    fn look_for_others(&mut self, lease: &Value) {
+        if self.wrote.is_some() && self.wrote.as_ref() == lease.pointer(RENEWED) {
+            return;
+        }
+        if let Some(holder) = rival::holder(lease, &self.holder.node, self.clock.now()) {
+            self.tell(format!("The lease of this node is held by {holder:?}: another agent runs under its name"));
+        }
+    }
+
+    /// Whether a renewal met somebody else's.
+    fn contended(&mut self, is_contended: bool) {
+        self.conflicts = if is_contended { self.conflicts.saturating_add(1) } else { 0 };
+        if self.conflicts >= rival::CONFLICTS {
+            self.tell("Somebody else renews the lease of this node, too: another agent runs under its name".to_owned());
+        }
+    }
+
+    /// Once.
+    fn tell(&mut self, text: String) {
+        if self.rival.as_ref() != Some(&text) {
+            warn!(node = %self.holder.node, text, "The name of this node is taken");
+            self.events.record(Event::node_warning(rival::REASON, text.clone()));
+            self.rival = Some(text);
+        }
     }
 
     /// A lease that nobody owns is given to the node, if that can be read.

@@ -5,7 +5,9 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use super::{initial::initial, patch::node_patch, published, reconcile::reconciled, status_writer::StatusWriter};
+use super::{
+    initial::initial, patch::node_patch, published, reconcile::reconciled, rival, status_writer::StatusWriter,
+};
 use crate::{
     engine::ports::Event,
     kube::api::{ApiError, Call, Resource, Typed},
@@ -85,6 +87,12 @@ impl StatusWriter {
             warn!(node = self.name(), %err, "Unable to read the node that exists");
             refusal
         })?;
+        if let Some(why) = rival::another(&existing, ours) {
+            match rival::is_alive(&existing) {
+                true => self.name_is_taken(&format!("Another machine reported as this node a moment ago: {why}")),
+                false => info!(node = self.name(), why, "The node object is of another machine, it is taken over"),
+            }
+        }
         let wanted = reconciled(&existing, ours, self.config.devices_lost);
         let Some(patch) = node_patch(&existing, &wanted) else { return Ok(existing) };
         info!(node = self.name(), "Node was previously registered");

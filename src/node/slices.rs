@@ -4,6 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use serde_json::Value;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
@@ -53,13 +54,25 @@ async fn try_to_wipe(
             .query("fieldSelector", format!("spec.nodeName={name}"))
             .within(DEADLINE);
         match api.call(call).await {
-            Ok(_) => return info!(node = name, "Removed resource slices of an earlier start"),
+            Ok(answer) => {
+                let removed = removed(&answer);
+                if removed > 0 {
+                    info!(node = name, count = removed, "Removed resource slices of an earlier start");
+                }
+                return;
+            }
             Err(err) if err.is_not_found() => return, // the server does not know the resource
             Err(err) => error!(node = name, %err, interval = ?pause, "Failed to remove resource slices, will retry"),
         }
         sleep(pause.mul_f64(1.0 + 0.2 * chance())).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+}
+
+/// How many objects an answer says are gone.
+fn removed(answer: &[u8]) -> usize {
+    let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+    answer.get("items").and_then(Value::as_array).map_or(0, Vec::len)
 }
 
 #[cfg(test)]
@@ -72,6 +85,13 @@ mod tests {
         Snapshot,
         testing::{FakeApi, refused},
     };
+
+    #[test]
+    fn what_is_gone_is_counted() {
+        for (answer, expected) in [("", 0), ("{}", 0), (r#"{"items": []}"#, 0), (r#"{"items": [{}, {}]}"#, 2)] {
+            assert_eq!(removed(answer.as_bytes()), expected, "{answer}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn slices_go_once_the_node_is_there() {

@@ -29,6 +29,7 @@ use super::{
     lease::moved,
     patch::node_patch,
     report::{Change, Reports, change, pause},
+    rival,
     startup::Start,
     status::{Draft, Known, Memory, addresses, draft},
 };
@@ -51,6 +52,8 @@ const FIRST_CHECK: Duration = Duration::from_secs(2);
 const FIRST_ANSWER: Duration = Duration::from_secs(8);
 /// What says so.
 const NOT_KNOWN: [&str; 2] = ["may not have completed yet", "has yet to be successful"];
+/// Between two times that something is told that goes on.
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// Owns what was told of the node.
 pub(super) struct StatusWriter {
@@ -77,6 +80,8 @@ pub(super) struct StatusWriter {
     refused: Option<api::Node>,
     /// Whether it was said that there is no node.
     gone: bool,
+    /// When it was last told that somebody else reports as this node.
+    rival: Option<Instant>,
     /// Setters' errors that were logged.
     said: Vec<String>,
 }
@@ -114,6 +119,7 @@ impl StatusWriter {
             told: None,
             refused: None,
             gone: false,
+            rival: None,
             said: Vec::new(),
             config,
             deps,
@@ -222,6 +228,9 @@ impl StatusWriter {
 
     /// Looks, and tells what has to be told of it.
     async fn tell(&mut self, base: &api::Node) -> Result<(), ApiError> {
+        if let Some(why) = self.told.as_ref().and_then(|told| rival::another(base, told)) {
+            self.name_is_taken(&format!("Another machine reports as this node, too: {why}"));
+        }
         let Draft { node, .. } = self.draft(base).await;
         let change = change(base, &node);
         let is_due = self.reports.is_due(self.last_report.elapsed());
@@ -337,6 +346,15 @@ impl StatusWriter {
         info!(node = %self.name(), "The node object is gone, it is registered again");
         self.registered.send_replace(false);
         self.register().await;
+    }
+
+    /// Somebody else lives under our name: told, but not more often than once an hour.
+    pub(super) fn name_is_taken(&mut self, text: &str) {
+        if self.rival.is_none_or(|told| told.elapsed() >= HOUR) {
+            self.rival = Some(Instant::now());
+            warn!(node = self.name(), text, "The name of this node is taken");
+            self.deps.events.record(Event::node_warning(rival::REASON, text));
+        }
     }
 
     /// The server has this node, as of our own request.

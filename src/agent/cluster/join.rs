@@ -10,6 +10,7 @@ use super::{
     client::Client,
     feed::PodFeed,
     offline::{OfflineFeed, Recall},
+    own::object_ttl,
 };
 use crate::{
     config::Loaded,
@@ -28,9 +29,6 @@ use crate::{
     sources::ports::PodSourceFeed,
     status::StatusManager,
 };
-
-/// How old an object may be of which nobody tells changes, while the node's annotation says nothing else.
-const OBJECT_TTL: Duration = Duration::from_secs(60);
 
 /// Follows the API server, if there is one; events go there from now on.
 ///
@@ -82,7 +80,7 @@ impl Cluster {
         let (nodes, pods) = follow_node(base, &api, &metrics, name);
         let (measuring, shown, stop) = (times.clone(), pods.clone(), base.stop.child_token());
         base.tasks.spawn(async move { measuring.run(shown, stop).await });
-        let (objects, changed) = follow_objects(loaded, base, &api, metrics);
+        let (objects, changed) = follow_objects(loaded, base, &api, metrics, object_ttl(base, nodes.clone(), name));
         let objects: Arc<dyn ObjectSource> = match &recall {
             Some(recall) => Arc::new(OfflineObjects::new(objects, recall.offline.clone())),
             None => objects,
@@ -193,6 +191,7 @@ fn follow_objects(
     base: &Base,
     api: &Arc<dyn ApiClient>,
     metrics: ReflectorMetrics,
+    ttl: watch::Receiver<Duration>,
 ) -> (Arc<dyn ObjectSource>, ChangedPods) {
     let strategy = Strategy::parse(&loaded.config.config_map_and_secret_change_detection_strategy);
     let config = ObjectsConfig { strategy, sync_frequency: loaded.config.sync_frequency.std() };
@@ -200,7 +199,7 @@ fn follow_objects(
         api: api.clone(),
         metrics,
         clock: base.clock.clone(),
-        ttl: watch::channel(OBJECT_TTL).1,
+        ttl,
         tasks: base.tasks.clone(),
         stop: base.stop.child_token(),
     };

@@ -17,6 +17,7 @@ mod join;
 mod node;
 mod offline;
 mod opener;
+mod own;
 mod ranges;
 mod serving;
 

@@ -13,6 +13,7 @@ use super::{
         settings,
     },
     Cluster,
+    own::NodeSettings,
     ranges::tell_ranges,
 };
 use crate::{
@@ -119,7 +120,7 @@ fn cluster_config(loaded: &Loaded, machine: &Machine, name: &str) -> Result<Clus
             attach_detach: config.enable_controller_attach_detach,
         },
         register: config.register_node,
-        reregister: false,
+        reregister: NodeSettings::read()?.reregister_deleted_node,
         update_frequency: config.node_status_update_frequency.std(),
         report_frequency: config.node_status_report_frequency.std(),
         lease_seconds: config.node_lease_duration_seconds,

@@ -20,6 +20,7 @@ use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::{
@@ -43,12 +44,16 @@ use crate::{
     metrics::{ApiClientMetrics, RestClientMetrics},
 };
 
-/// A heartbeat without an answer for so long has all connections asked whether they are alive.
-const DOUBT: Duration = Duration::from_secs(1);
+/// A heartbeat without an answer for so long has all connections asked whether they are alive: a
+/// ping costs a server next to nothing.
+const DOUBT: Duration = Duration::from_millis(500);
 /// A heartbeat without an answer goes out on a second connection after so long.
 const HEDGE: Duration = Duration::from_secs(3);
 /// After so many heartbeats in a row that failed the next goes out on a new connection.
 const FAILURES: u32 = 2;
+/// How long who asks is told nothing once everything stops: he is stopped in the same moment, and
+/// what he would make of it is no news.
+pub const PARTING: Duration = Duration::from_secs(1);
 /// Times a request is sent anew that no server has looked at.
 const RESENT: u32 = 3;
 /// Longest refusal that is read, in bytes.
@@ -67,6 +72,7 @@ pub struct Transport {
     pub(super) epoch: watch::Receiver<u64>,
     pub(super) reached: watch::Receiver<u64>,
     pub(super) hurry: Hurry,
+    pub(super) stop: CancellationToken,
     pub(super) reload: Arc<Notify>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) requests: RestClientMetrics,
@@ -312,6 +318,13 @@ impl Transport {
         }
     }
 
+    async fn unless_stopped<T>(&self, outcome: Result<T, ApiError>) -> Result<T, ApiError> {
+        if outcome.is_err() && self.stop.is_cancelled() {
+            sleep(PARTING).await;
+        }
+        outcome
+    }
+
     /// Counts heartbeats that failed; the connection of too many is given up.
     async fn beat_counted(&self, call: &Call, latest: Instant) -> Result<Bytes, ApiError> {
         let outcome = self.beat(call, latest).await;
@@ -353,7 +366,7 @@ impl Transport {
         let kind = head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         understood(kind).map_err(ApiError::Malformed)?;
         let lingers = if way.want.is_first { Duration::ZERO } else { SPREAD.mul_f64(rand::random()) };
-        Ok(Box::new(Watching::new(body, slot, way.pool.contact.clone(), lingers)))
+        Ok(Box::new(Watching::new(body, slot, way.pool.contact.clone(), lingers, self.stop.clone())))
     }
 }
 
@@ -381,14 +394,14 @@ impl ApiClient for Transport {
                 timeout_at(latest, self.persist(&way)).await
             }
         };
-        outcome.unwrap_or_else(late)
+        self.unless_stopped(outcome.unwrap_or_else(late)).await
     }
 
     async fn watch(&self, call: Call) -> Result<Box<dyn WatchStream>, ApiError> {
         let latest = Instant::now() + call.deadline;
         let way = self.way(&call, None, latest);
         let late = |_| Err(ApiError::Timeout(call.deadline));
-        timeout_at(latest, self.begin(&way)).await.unwrap_or_else(late)
+        self.unless_stopped(timeout_at(latest, self.begin(&way)).await.unwrap_or_else(late)).await
     }
 
     fn reached(&self) -> watch::Receiver<u64> {

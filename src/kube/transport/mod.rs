@@ -26,6 +26,7 @@ mod credentials;
 mod dial;
 mod exec;
 mod follow;
+mod gate;
 mod hurry;
 mod identity;
 mod kubeconfig;

@@ -106,6 +106,7 @@ impl Transport {
             epoch: changes,
             reached: shared.reached.subscribe(),
             hurry,
+            stop: deps.stop.clone(),
             reload,
             clock: deps.clock,
             requests: deps.requests,

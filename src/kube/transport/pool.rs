@@ -28,6 +28,7 @@ use tracing::{debug, info, warn};
 use super::{
     connection::{Connection, Turn},
     dial::Dialer,
+    gate::Gate,
     plan::{Choice, Kind, Load, choose, pause},
 };
 use crate::metrics::{ApiClientMetrics, Contact};
@@ -198,20 +199,6 @@ pub struct PoolTask {
     dialling: Option<Dialling>,
     gate: Gate,
     trouble: Arc<Mutex<Option<String>>>,
-}
-
-/// Whether it is worth while to connect.
-#[derive(Default)]
-struct Gate {
-    /// In a row.
-    failures: u32,
-    /// Nobody tries before.
-    opens: Option<Instant>,
-    /// Somebody has wanted a connection since the last attempt.
-    is_wanted: bool,
-    /// Connections were lost, or could not be had: who comes back then comes back spread until then.
-    is_recovering: bool,
-    spread: Option<Instant>,
 }
 
 /// A pool and the task that must run for it.

@@ -8,8 +8,9 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
+use tokio_util::sync::CancellationToken;
 
-use super::{connection::chain, lines::Lines, pool::Slot};
+use super::{client::PARTING, connection::chain, lines::Lines, pool::Slot};
 use crate::{
     kube::api::{ApiError, WatchStream},
     metrics::Contact,
@@ -27,14 +28,15 @@ pub struct Watching {
     /// How long after its connection is condemned it goes on.
     lingers: Duration,
     leaves: Option<Pin<Box<Sleep>>>,
+    stop: CancellationToken,
     is_over: bool,
 }
 
 impl Watching {
     /// Events of a body. When the connection is to go it goes on for `lingers`, so that not all
     /// come back at once.
-    pub fn new(body: Incoming, slot: Slot, contact: Contact, lingers: Duration) -> Self {
-        Self { body, lines: Lines::default(), slot, contact, lingers, leaves: None, is_over: false }
+    pub fn new(body: Incoming, slot: Slot, contact: Contact, lingers: Duration, stop: CancellationToken) -> Self {
+        Self { body, lines: Lines::default(), slot, contact, lingers, leaves: None, stop, is_over: false }
     }
 
     /// Something came of the body, or it is over; `None` where the connection is to go.
@@ -64,9 +66,8 @@ fn data(frame: Option<Result<hyper::body::Frame<Bytes>, hyper::Error>>) -> Resul
     }
 }
 
-#[async_trait]
-impl WatchStream for Watching {
-    async fn next(&mut self) -> Option<Result<Bytes, ApiError>> {
+impl Watching {
+    async fn line(&mut self) -> Option<Result<Bytes, ApiError>> {
         loop {
             if self.is_over {
                 return None;
@@ -101,6 +102,17 @@ impl WatchStream for Watching {
                 None => self.is_over = true,
             }
         }
+    }
+}
+
+#[async_trait]
+impl WatchStream for Watching {
+    async fn next(&mut self) -> Option<Result<Bytes, ApiError>> {
+        let line = self.line().await;
+        if !matches!(line, Some(Ok(_))) && self.stop.is_cancelled() {
+            sleep(PARTING).await;
+        }
+        line
     }
 }
 

@@ -8,7 +8,13 @@ use crate::{kube::testing::refused, node::testing::World};
 fn start(world: &World) -> watch::Receiver<Option<String>> {
     let deps = world.deps();
     let (storage, trouble) = watch::channel(Some(UNINITIALIZED.to_owned()));
-    let csi = CsiNode { api: deps.api, nodes: deps.nodes, name: "n".to_owned(), storage };
+    let csi = CsiNode {
+        api: deps.api,
+        nodes: deps.nodes,
+        name: "n".to_owned(),
+        registered: watch::channel(false).1,
+        storage,
+    };
     tokio::spawn(csi.run(world.stop.clone()));
     trouble
 }

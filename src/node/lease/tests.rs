@@ -23,6 +23,10 @@ fn keeper(world: &World) -> LeaseKeeper {
         metrics: deps.metrics,
         last: None,
         seen: false,
+        events: deps.events,
+        conflicts: 0,
+        wrote: None,
+        rival: None,
     }
 }
 
@@ -115,6 +119,34 @@ async fn a_server_that_is_back_is_told_at_once() {
     back.send_replace(1);
     world.until("renewed", |world| world.calls("PUT leases").len() == 1 + TRIES).await;
     assert!(began.elapsed() < FIRST_PAUSE, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_holds_it_besides_us_is_told_once() {
+    let world = World::new();
+    node(&world);
+    let theirs = json!({"metadata": {"name": "n"}, "spec": {"holderIdentity": "m", "leaseDurationSeconds": 40,
+        "renewTime": "2026-01-01T00:00:00.000000Z"}});
+    world.put("leases", Some(theirs));
+    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    world.until("renewed twice", |world| world.calls("PUT leases").len() == 2).await;
+    assert_eq!(world.get("leases")["spec"]["holderIdentity"], "m", "as the reference has it");
+    assert_eq!(world.events.take(), [rival::REASON]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_renews_it_besides_us_is_told_once() {
+    let world = World::new();
+    node(&world);
+    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    world.until("made", |world| world.lines("").len() == 3).await;
+    for round in 1..=5 {
+        world.put("leases", Some(world.get("leases"))); // somebody else wrote it
+        world.until("renewed", |world| world.calls("PUT leases").len() == 2 * round).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let told = world.events.take();
+        assert_eq!(told.len(), usize::from(round == 3), "{round}: {told:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

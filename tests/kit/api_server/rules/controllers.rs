@@ -136,7 +136,7 @@ fn sign(view: &dyn View, name: &str) -> Vec<Write> {
     }
     match &view.rules().signer_fails {
         Some(why) => vec![put(csr::with_condition(&csr, "Failed", "SignerValidationFailure", why, view.now()))],
-        None => vec![put(csr::sign(&csr, &view.rules().authority, view.now()))],
+        None => vec![put(csr::sign(&csr, view.rules(), view.now()))],
     }
 }
 

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use berth::agent::certificates::Issued;
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{CertificateSigningRequestParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, SanType};
 use serde_json::{Value, json};
@@ -12,6 +11,7 @@ use serde_json::{Value, json};
 use super::{
     super::{refusal::Cause, view::Caller},
     fields::{list, number, set, take_over, text, texts, time},
+    settings::Rules,
 };
 
 /// The signer of a kubelet's client certificates.
@@ -143,8 +143,8 @@ pub fn has_condition(csr: &Value, kind: &str) -> bool {
 }
 
 /// The request with its certificate, or with the condition that says why there is none.
-pub fn sign(csr: &Value, authority: &Issued, now: Timestamp) -> Value {
-    match certificate(csr, authority, now) {
+pub fn sign(csr: &Value, rules: &Rules, now: Timestamp) -> Value {
+    match certificate(csr, rules, now) {
         Ok(pem) => {
             let mut csr = csr.clone();
             set(&mut csr["status"], "certificate", STANDARD.encode(pem));
@@ -155,7 +155,8 @@ pub fn sign(csr: &Value, authority: &Issued, now: Timestamp) -> Value {
 }
 
 /// Begins 5 minutes ago; ends what was asked for after that, and a short one what was asked for from now.
-fn certificate(csr: &Value, authority: &Issued, now: Timestamp) -> Result<String, String> {
+/// Where the rules say how long it lives, it begins now.
+fn certificate(csr: &Value, rules: &Rules, now: Timestamp) -> Result<String, String> {
     let mut asked = parse(&csr["spec"])?;
     match text(csr, "/spec/signerName") {
         CLIENT_SIGNER if !asked.params.subject_alt_names.is_empty() => {
@@ -172,8 +173,10 @@ fn certificate(csr: &Value, authority: &Issued, now: Timestamp) -> Result<String
     let stamp = |at: Timestamp| {
         rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(u64::try_from(at.as_second()).unwrap_or_default())
     };
-    asked.params.not_before = stamp(at(-BACKDATED)?);
-    asked.params.not_after = stamp(at(end)?);
+    let life = rules.certificates_live.map(|life| (0, life.as_secs()));
+    let (begins, ends) = life.unwrap_or((-BACKDATED, end));
+    asked.params.not_before = stamp(at(begins)?);
+    asked.params.not_after = stamp(at(ends)?);
     asked.params.key_usages.clear();
     asked.params.extended_key_usages.clear();
     for usage in texts(csr, "/spec/usages") {
@@ -185,8 +188,8 @@ fn certificate(csr: &Value, authority: &Issued, now: Timestamp) -> Result<String
             other => return Err(format!("unsupported usage {other:?}")),
         }
     }
-    let key = KeyPair::from_pem(&authority.key).map_err(|err| err.to_string())?;
-    let issuer = Issuer::from_ca_cert_pem(&authority.certificate, key).map_err(|err| err.to_string())?;
+    let key = KeyPair::from_pem(&rules.authority.key).map_err(|err| err.to_string())?;
+    let issuer = Issuer::from_ca_cert_pem(&rules.authority.certificate, key).map_err(|err| err.to_string())?;
     asked.signed_by(&issuer).map(|signed| signed.pem()).map_err(|err| err.to_string())
 }
 
@@ -271,7 +274,7 @@ pub mod tests {
             if let Some(asked) = asked {
                 csr["spec"]["expirationSeconds"] = json!(asked);
             }
-            let signed = sign(&csr, &authority(), now());
+            let signed = sign(&csr, &Rules::new(authority()), now());
             let pem = STANDARD.decode(text(&signed, "/status/certificate")).expect("encoded");
             let (_, pem) = x509_parser::pem::parse_x509_pem(&pem).expect("PEM");
             let (_, parsed) =
@@ -292,7 +295,7 @@ pub mod tests {
     fn what_cannot_be_signed_fails() {
         let mut csr = request(NODE, "system:nodes", &[], &["server auth"], NODE);
         csr["spec"]["signerName"] = json!(SERVING_SIGNER);
-        let signed = sign(&csr, &authority(), now());
+        let signed = sign(&csr, &Rules::new(authority()), now());
         assert_eq!(signed["status"]["conditions"][0]["reason"], "SignerValidationFailure");
         assert!(signed["status"]["certificate"].is_null());
     }

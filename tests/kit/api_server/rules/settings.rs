@@ -7,6 +7,7 @@ use std::{
 };
 
 use berth::agent::certificates::Issued;
+use jiff::SignedDuration;
 
 use super::{
     authentication::Verified,
@@ -40,6 +41,8 @@ pub struct Rules {
     pub approver: Option<Duration>,
     /// Signs approved requests.
     pub signer: Option<Duration>,
+    /// How long certificates live that it signs, whatever was asked for, from now on.
+    pub certificates_live: Option<SignedDuration>,
     /// Why the signer fails, if it does.
     pub signer_fails: Option<String>,
     /// Deletes what lost its owner.
@@ -73,6 +76,7 @@ impl Rules {
             protected: BTreeSet::new(),
             approver: Some(Duration::ZERO),
             signer: Some(Duration::ZERO),
+            certificates_live: None,
             signer_fails: None,
             collector: Some(Duration::from_secs(1)),
             publisher: Some(Duration::ZERO),
