@@ -227,11 +227,6 @@ impl Manager {
         self.events.record(event);
         succeeded
     }
-
-    /// The groups, for what cannot be done without.
-    fn groups(&self) -> Result<Arc<Groups>, ResourceError> {
-        self.groups.clone().ok_or_else(|| ResourceError("pods have no cgroups of their own (cgroupsPerQOS)".to_owned()))
-    }
 }
 
 impl Groups {
@@ -408,7 +403,8 @@ impl ResourceManager for Manager {
     fn released(&self, _pod: &PodUid, _container: &str) {}
 
     fn wanted_pod_values(&self, pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
-        let limits = values::of_pod(pod, &self.groups()?.rules);
+        let Some(groups) = &self.groups else { return Ok(PodCgroupValues::default()) };
+        let limits = values::of_pod(pod, &groups.rules);
         Ok(PodCgroupValues {
             cpu_shares: limits.cpu_shares,
             cpu_quota: limits.cpu_quota,
@@ -418,13 +414,14 @@ impl ResourceManager for Manager {
     }
 
     async fn current_pod_values(&self, pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
-        let groups = self.groups()?;
+        let Some(groups) = self.groups.clone() else { return Ok(PodCgroupValues::default()) };
         let name = self.names.pod(Qos::of(pod), pod.uid())?;
-        blocking("pod cgroup", move || groups.tree.values(&name)).await
+        let wanted = values::of_pod(pod, &groups.rules).cpu_shares;
+        blocking("pod cgroup", move || groups.tree.values(&name, wanted)).await
     }
 
     async fn apply_pod_values(&self, pod: &Pod, values: PodCgroupValues) -> Result<(), ResourceError> {
-        let groups = self.groups()?;
+        let Some(groups) = self.groups.clone() else { return Ok(()) };
         let name = self.names.pod(Qos::of(pod), pod.uid())?;
         let limits = Limits {
             cpu_shares: values.cpu_shares,
@@ -442,11 +439,11 @@ impl ResourceManager for Manager {
         .await
     }
 
-    async fn memory_usage(&self, pod: &Pod, container: Option<&ContainerId>) -> Result<u64, ResourceError> {
-        let groups = self.groups()?;
+    async fn memory_usage(&self, pod: &Pod, container: Option<&ContainerId>) -> Result<Option<u64>, ResourceError> {
+        let Some(groups) = self.groups.clone() else { return Ok(None) };
         let name = self.names.pod(Qos::of(pod), pod.uid())?;
         let container = container.cloned();
-        blocking("pod cgroup", move || groups.tree.memory_usage(&name, container.as_ref())).await
+        blocking("pod cgroup", move || groups.tree.memory_usage(&name, container.as_ref()).map(Some)).await
     }
 }
 

@@ -138,8 +138,9 @@ impl Tree {
         Ok(cpu::milli_of_shares(self.shares(&self.group(name)?)?))
     }
 
-    /// CPU and memory values of a group as they are.
-    pub(super) fn values(&self, name: &CgroupName) -> Result<PodCgroupValues, ResourceError> {
+    /// CPU and memory values of a group as they are. A weight of v2 tells shares apart less finely than
+    /// they are asked for: where it is that of `wanted`, it is that what it stands for.
+    pub(super) fn values(&self, name: &CgroupName, wanted: Option<u64>) -> Result<PodCgroupValues, ResourceError> {
         let group = self.group(name)?;
         let (quota, period, memory) = match self.version() {
             Version::V1 => (
@@ -155,8 +156,12 @@ impl Tree {
                 (quota, number(period, &group, "cpu.max")?, memory)
             }
         };
+        let shares = self.shares(&group)?;
+        let is_wanted = |wanted: &u64| {
+            self.version() == Version::V2 && cpu::shares_of_weight(cpu::linear_weight(*wanted)) == shares
+        };
         Ok(PodCgroupValues {
-            cpu_shares: Some(self.shares(&group)?),
+            cpu_shares: Some(wanted.filter(is_wanted).unwrap_or(shares)),
             cpu_quota: Some(quota),
             cpu_period: Some(period.max(0).unsigned_abs()),
             memory_limit: Some(memory),

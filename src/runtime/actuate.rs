@@ -13,7 +13,7 @@ use super::{
 use crate::{
     cri::CriError,
     engine::ports::{ActionKind, PodCgroupValues},
-    pod::{ContainerKind, Pod, api},
+    pod::{ContainerId, ContainerKind, Pod, api},
     proto::cri,
 };
 
@@ -152,15 +152,13 @@ impl Pass<'_> {
         let mut refused = Vec::new();
         let tightens = |limit: i64| current.memory_limit.is_none_or(|now| limit < now);
         if let Some(limit) = wanted.memory_limit.filter(|limit| *limit > 0 && tightens(*limit)) {
-            let used = self.rt.deps.resources.memory_usage(pod, None).await;
-            refused.extend(too_low("pod", limit, used.map_err(|e| e.to_string())));
+            refused.extend(too_low("pod", limit, self.memory_of(pod, None).await));
         }
         for (target, Update { from, to, .. }) in &self.actions.resize.memory {
             let tightens = to.memory_limit > 0 && (from.memory_limit == 0 || to.memory_limit < from.memory_limit);
             let Some(container) = definition(pod, target).filter(|_| tightens) else { continue };
-            let used = self.rt.deps.resources.memory_usage(pod, Some(&target.id)).await;
-            let what = format!("container {:?}", container.name);
-            refused.extend(too_low(&what, to.memory_limit, used.map_err(|e| e.to_string())));
+            let used = self.memory_of(pod, Some(&target.id)).await;
+            refused.extend(too_low(&format!("container {:?}", container.name), to.memory_limit, used));
         }
         match refused.as_slice() {
             [] => Ok(()),
@@ -168,6 +166,26 @@ impl Pass<'_> {
             many => Err(format!("cannot decrease memory limits: [{}]", many.join(", "))),
         }
     }
+
+    /// Memory in use; where pods have no cgroups of their own the runtime is asked about a container.
+    async fn memory_of(&self, pod: &Pod, container: Option<&ContainerId>) -> Result<u64, String> {
+        let used = self.rt.deps.resources.memory_usage(pod, container).await.map_err(|e| e.to_string())?;
+        if let Some(used) = used {
+            return Ok(used);
+        }
+        let id = container.ok_or("pods have no cgroups of their own")?;
+        let filter = cri::ContainerStatsFilter { id: id.as_str().to_owned(), ..Default::default() };
+        let stats = self.rt.deps.cri.list_container_stats(Some(filter)).await.map_err(|e| e.to_string())?;
+        usage(&stats, id).ok_or_else(|| "the runtime tells none".to_owned())
+    }
+}
+
+/// Memory in use as the runtime tells it of a container.
+fn usage(stats: &[cri::ContainerStats], id: &ContainerId) -> Option<u64> {
+    let of_it = stats.iter().find(|s| s.attributes.as_ref().is_some_and(|a| a.id == id.as_str()))?;
+    let memory = of_it.memory.as_ref()?;
+    let used = memory.usage_bytes.as_ref().or(memory.working_set_bytes.as_ref())?;
+    Some(used.value)
 }
 
 fn definition<'a>(pod: &'a Pod, target: &Target) -> Option<&'a api::Container> {

@@ -89,6 +89,19 @@ pub(super) fn pod_resources(pod: &Pod, cgroup: Option<PodCgroup>, old: &api::Pod
     requirements(pod, shown_requests, shown_limits)
 }
 
+impl PodCgroup {
+    /// What a pod's cgroup would hold if there were one: what it was granted.
+    pub fn granted(pod: &Pod) -> Self {
+        let requests = pod_requests(pod.spec(), Overhead::Included);
+        let limits = pod_limits(pod.spec(), Overhead::Included);
+        Self {
+            cpu_request_milli: requests.get("cpu").copied().map(Amount::milli),
+            cpu_limit_milli: limits.get("cpu").copied().map(Amount::milli),
+            memory_limit_bytes: limits.get("memory").copied().map(Amount::value),
+        }
+    }
+}
+
 fn requirements(pod: &Pod, requests: List, limits: List) -> api::ResourceRequirements {
     let claims = pod.spec().resources.as_ref().and_then(|r| r.claims.clone());
     api::ResourceRequirements { claims, requests: some(requests), limits: some(limits) }
@@ -210,5 +223,10 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(pod_resources(&pod, None, &before), pod_resources(&pod, cgroup, &none), "not read this time");
+        assert_eq!(
+            value(pod_resources(&pod, Some(PodCgroup::granted(&pod)), &before)),
+            json!({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2"}}),
+            "without a cgroup of its own"
+        );
     }
 }

@@ -223,8 +223,8 @@ impl ResourceManager for Disk {
         Ok(())
     }
 
-    async fn memory_usage(&self, _pod: &Pod, _container: Option<&ContainerId>) -> Result<u64, ResourceError> {
-        Ok(self.memory_in_use.load(Ordering::Relaxed))
+    async fn memory_usage(&self, _pod: &Pod, _container: Option<&ContainerId>) -> Result<Option<u64>, ResourceError> {
+        Ok(Some(self.memory_in_use.load(Ordering::Relaxed)))
     }
 }
 

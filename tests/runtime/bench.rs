@@ -56,7 +56,7 @@ pub struct World {
     pub removed_log_directories: Mutex<Vec<PodRef>>,
     pub values: Mutex<Option<(PodCgroupValues, PodCgroupValues)>>,
     pub written: Mutex<Vec<PodCgroupValues>>,
-    pub memory_in_use: Mutex<u64>,
+    pub memory_in_use: Mutex<Option<u64>>,
     pub ready_calls: Mutex<usize>,
 }
 
@@ -388,7 +388,7 @@ impl ResourceManager for Resources {
         self.0.written.lock().expect("unpoisoned").push(values);
         Ok(())
     }
-    async fn memory_usage(&self, _pod: &Pod, _container: Option<&ContainerId>) -> Result<u64, ResourceError> {
+    async fn memory_usage(&self, _pod: &Pod, _container: Option<&ContainerId>) -> Result<Option<u64>, ResourceError> {
         Ok(*self.0.memory_in_use.lock().expect("unpoisoned"))
     }
 }

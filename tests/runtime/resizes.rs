@@ -52,7 +52,7 @@ async fn growth_goes_from_the_pod_to_the_container() {
 #[tokio::test(start_paused = true)]
 async fn shrinking_goes_from_the_container_to_the_pod() {
     let bench = started(200, 100).await;
-    *bench.world.memory_in_use.lock().expect("unpoisoned") = 50;
+    *bench.world.memory_in_use.lock().expect("unpoisoned") = Some(50);
     bench.good_turn(&limited("100")).await;
     assert_eq!(bench.ops(), ["update_container", "update_podsandbox_resources"]);
 }
@@ -61,7 +61,7 @@ async fn shrinking_goes_from_the_container_to_the_pod() {
 async fn memory_in_use_is_not_taken_away() {
     // AC-03a-20
     let bench = started(200, 100).await;
-    *bench.world.memory_in_use.lock().expect("unpoisoned") = 150;
+    *bench.world.memory_in_use.lock().expect("unpoisoned") = Some(150);
     let outcome = bench.turn(&limited("100")).await;
     let failure = outcome.actions.last().and_then(|a| a.failure.clone()).expect("refused");
     assert_eq!(failure.reason, "ResizePodInPlaceError");
@@ -80,4 +80,21 @@ async fn a_runtime_that_refuses_rejects_the_resize() {
     assert!(outcome.error_text().is_some_and(|t| t.contains("ResizePodInPlaceError")));
     assert!(bench.world.written.lock().expect("unpoisoned").is_empty());
     assert_eq!(bench.cri.count("update_container"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_cgroups_of_pods_containers_are_resized() {
+    let bench = Bench::new();
+    bench.good_turn(&limited("4194304")).await;
+    let none = PodCgroupValues::default();
+    *bench.world.values.lock().expect("unpoisoned") = Some((none, none));
+    bench.cri.clear_calls();
+    bench.good_turn(&limited("2097152")).await;
+    assert_eq!(bench.ops(), ["list_container_stats", "update_container"], "the runtime knows what is in use");
+    let outcome = bench.turn(&limited("524288")).await;
+    let failure = outcome.actions.last().and_then(|a| a.failure.clone()).expect("refused");
+    let text = "cannot decrease memory limits: \
+                attempting to set container \"main\" memory limit (524288) below current usage (1048576)";
+    assert_eq!(failure.message, text);
+    assert_eq!(bench.cri.count("update_container"), 1);
 }

@@ -95,7 +95,8 @@ pub trait ResourceManager: Send + Sync + 'static {
     async fn before_start(&self, _pod: &Pod, _container: &str, _id: &ContainerId) -> Result<(), ResourceError> {
         Ok(())
     }
-    /// The values the pod's cgroup should have, without MemoryQoS.
+    /// The values the pod's cgroup should have, without MemoryQoS; none where pods have no cgroups of
+    /// their own: then only containers are resized (spec 06a §11).
     ///
     /// # Errors
     /// Where resizing is not possible here.
@@ -116,11 +117,12 @@ pub trait ResourceManager: Send + Sync + 'static {
     async fn apply_pod_values(&self, _pod: &Pod, _values: PodCgroupValues) -> Result<(), ResourceError> {
         Err(no_resize())
     }
-    /// Memory in use now, in bytes, of a pod or of one of its containers.
+    /// Memory in use now, in bytes, of a pod or of one of its containers; `None` where pods have no
+    /// cgroups of their own, so that only the runtime knows.
     ///
     /// # Errors
     /// Where there are no statistics.
-    async fn memory_usage(&self, _pod: &Pod, _container: Option<&ContainerId>) -> Result<u64, ResourceError> {
+    async fn memory_usage(&self, _pod: &Pod, _container: Option<&ContainerId>) -> Result<Option<u64>, ResourceError> {
         Err(no_resize())
     }
 }

@@ -8,10 +8,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
-use super::WorkerContext;
+use super::{WorkerContext, resize::InForce};
 use crate::{
     engine::{
-        allocation::Progress,
         deadline,
         lifecycle::Done,
         ports::{ActionKind, Event, PodView, ProbeResult, PullSecret, Stage, SyncOutcome, SyncPod},
@@ -55,6 +54,8 @@ pub(super) struct Memory {
     pub last_failure: Option<(String, Instant)>,
     /// When the active deadline passes.
     pub deadline: Option<Timestamp>,
+    /// What holds the pod as a whole, as far as it was read.
+    pub in_force: Option<InForce>,
 }
 
 /// Acting is held back.
@@ -84,6 +85,7 @@ impl Memory {
             failed_in_a_row: 0,
             last_failure: None,
             deadline: None,
+            in_force: None,
         }
     }
 }
@@ -119,6 +121,7 @@ struct Parts<'a> {
     failures: &'a BTreeMap<String, status::StartFailure>,
     kind: Build,
     eviction: Option<status::Eviction>,
+    cgroup: Option<status::PodCgroup>,
     sandbox_ready: bool,
 }
 
@@ -148,7 +151,7 @@ fn build_status(context: &WorkerContext, parts: &Parts<'_>) -> api::PodStatus {
         probes: &probes,
         eviction: parts.eviction.as_ref(),
         resize: &resize,
-        cgroup: None,
+        cgroup: parts.cgroup,
         recursive_read_only,
         sandbox_ready: parts.sandbox_ready,
         node: status::NodeFacts {
@@ -186,7 +189,9 @@ impl Turn<'_> {
     /// Builds the pod's status from a look.
     pub fn build(&mut self, pod: &Pod, observed: &ObservedPod, kind: Build) -> api::PodStatus {
         let eviction = self.past_deadline(pod);
-        let parts = Parts { pod, observed, failures: &self.memory.failures, kind, eviction, sandbox_ready: false };
+        let cgroup = self.memory.in_force.as_ref().map(|read| read.values);
+        let failures = &self.memory.failures;
+        let parts = Parts { pod, observed, failures, kind, eviction, cgroup, sandbox_ready: false };
         build_status(self.context, &parts)
     }
 
@@ -216,7 +221,7 @@ impl Turn<'_> {
         let Some(pod) = self.pod.clone() else { return Ok(Outcome::Stays(TurnEnd::Settled)) };
         self.note_first_turn(&pod);
         let observed = self.look().await?;
-        self.note_resize_progress(&pod, &observed);
+        self.note_resize_progress(&pod, &observed).await;
         let built = self.build(&pod, &observed, Build::Ongoing);
         let now = self.context.clock.now();
         let terminal = status::Phase::of(&built).is_some_and(status::Phase::is_terminal);
@@ -354,6 +359,7 @@ impl Turn<'_> {
                 failures: &failures,
                 kind: Build::Ongoing,
                 eviction: None,
+                cgroup: None,
                 sandbox_ready: true,
             };
             let built = build_status(&context, &parts);
@@ -398,7 +404,7 @@ impl Turn<'_> {
         }
         let failed = done.error_text();
         self.note_failure(failed.as_deref());
-        self.note_failed_resize(&done);
+        self.note_resize(&done);
         self.memory.hold = self.hold(failed.is_some(), done.retry_at, observed);
         if done.acted || done.reset || before != self.memory.failures {
             return TurnEnd::Again;
@@ -449,22 +455,6 @@ impl Turn<'_> {
         }
         error!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
         self.memory.last_failure = Some((text.to_owned(), Instant::now()));
-    }
-
-    /// Tells whether what runs has what the pod holds, as a fresh look shows it.
-    fn note_resize_progress(&self, pod: &Pod, observed: &ObservedPod) {
-        let in_progress = self.context.runtime.resize_in_progress(pod, observed);
-        let progress = if in_progress { Progress::Ongoing } else { Progress::Done };
-        self.context.allocations.progress(pod, progress);
-    }
-
-    /// Tells that a resize failed; that it succeeded shows with the next look.
-    fn note_failed_resize(&self, done: &SyncOutcome) {
-        let Some(pod) = &self.pod else { return };
-        let mut resizes = done.actions.iter().filter(|a| a.action == ActionKind::ResizePodInPlace);
-        if let Some(failure) = resizes.find_map(|action| action.failure.as_ref()) {
-            self.context.allocations.progress(pod, Progress::Failed(&failure.message));
-        }
     }
 
     fn note_first_turn(&mut self, pod: &Pod) {

@@ -1,0 +1,110 @@
+//! What a worker tells of its pod's resize: how far it is, and what the pod as a whole then has (spec 02a §8.3,
+//! 02b §6.4).
+
+use tracing::debug;
+
+use super::sync::Turn;
+use crate::{
+    engine::{
+        allocation::Progress,
+        ports::{ActionKind, PodCgroupValues, SyncOutcome},
+    },
+    pod::{Pod, observed::ObservedPod},
+    status::{self, Phase},
+};
+
+/// More is no limit: control groups of v1 tell the largest multiple of a page.
+const UNLIMITED: i64 = i64::MAX - (1 << 20);
+
+/// What holds the pod as a whole, read once for each definition and after each resize.
+pub(super) struct InForce {
+    /// The definition for which it was read.
+    generation: i64,
+    /// What was read.
+    pub values: status::PodCgroup,
+}
+
+impl Turn<'_> {
+    /// Tells whether what runs has what the pod holds, as a fresh look shows it.
+    pub(super) async fn note_resize_progress(&mut self, pod: &Pod, observed: &ObservedPod) {
+        let in_progress = self.context.runtime.resize_in_progress(pod, observed);
+        let progress = if in_progress { Progress::Ongoing } else { Progress::Done };
+        self.context.allocations.progress(pod, progress);
+        self.read_in_force(pod, in_progress).await;
+    }
+
+    /// Tells that a resize failed; that it succeeded shows with the next look.
+    pub(super) fn note_resize(&mut self, done: &SyncOutcome) {
+        let Some(pod) = &self.pod else { return };
+        let mut resizes = done.actions.iter().filter(|a| a.action == ActionKind::ResizePodInPlace).peekable();
+        if resizes.peek().is_some() {
+            self.memory.in_force = None;
+        }
+        if let Some(failure) = resizes.find_map(|action| action.failure.as_ref()) {
+            self.context.allocations.progress(pod, Progress::Failed(&failure.message));
+        }
+    }
+
+    /// Reads what the pod's cgroup holds where that is not known, and the status of a running pod tells it.
+    async fn read_in_force(&mut self, pod: &Pod, in_progress: bool) {
+        let is_known = self.memory.in_force.as_ref().is_some_and(|read| read.generation == pod.generation());
+        if is_known || pod.api_phase() != Phase::Running.as_str() {
+            return;
+        }
+        self.memory.stage.set("pod cgroup");
+        let values = match self.context.resources.current_pod_values(pod).await {
+            // Without a cgroup of its own a pod has what its containers have: what it held before is told
+            // until they have what it holds now.
+            Ok(none) if none == PodCgroupValues::default() => {
+                if in_progress {
+                    return;
+                }
+                status::PodCgroup::granted(pod)
+            }
+            Ok(values) => in_force(values),
+            Err(error) => {
+                debug!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Pod cgroup cannot be read");
+                return;
+            }
+        };
+        self.memory.in_force = Some(InForce { generation: pod.generation(), values });
+    }
+}
+
+/// What the values of a cgroup mean as resources.
+fn in_force(values: PodCgroupValues) -> status::PodCgroup {
+    let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    let period = values.cpu_period.map_or(0, number);
+    status::PodCgroup {
+        cpu_request_milli: values.cpu_shares.map(|shares| number(shares.saturating_mul(1000).div_ceil(1024))),
+        cpu_limit_milli: values
+            .cpu_quota
+            .filter(|quota| *quota > 0)
+            .and_then(|quota| quota.saturating_mul(1000).checked_div(period)),
+        memory_limit_bytes: values.memory_limit.filter(|bytes| *bytes > 0 && *bytes < UNLIMITED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_a_cgroup_are_told_as_resources() {
+        let read = |shares, quota, period, memory| {
+            let seen = in_force(PodCgroupValues {
+                cpu_shares: Some(shares),
+                cpu_quota: Some(quota),
+                cpu_period: Some(period),
+                memory_limit: Some(memory),
+            });
+            (seen.cpu_request_milli, seen.cpu_limit_milli, seen.memory_limit_bytes)
+        };
+        assert_eq!(read(512, 50_000, 100_000, 64 << 20), (Some(500), Some(500), Some(64 << 20)));
+        assert_eq!(read(340, 250_000, 100_000, -1), (Some(333), Some(2500), None), "333m is 340 shares");
+        assert_eq!(read(2, -1, 100_000, 0x7fff_ffff_ffff_f000), (Some(2), None, None));
+        assert_eq!(read(2, 1000, 0, 0), (Some(2), None, None));
+        let none = status::PodCgroup::default();
+        assert_eq!(in_force(PodCgroupValues::default()), none);
+    }
+}
