@@ -505,7 +505,7 @@ fn refuse_calls(world: &mut World, kind: Trouble) {
     let is_create = ["run_podsandbox", "create_container"].contains(&operation);
     let may_be_lost = match &fault {
         Fault::Error(code, _) | Fault::ErrorAfter(code, _) => *code == Code::DeadlineExceeded,
-        Fault::Hang => true,
+        Fault::Hang | Fault::Held(_) => true,
         Fault::Delay(time) => *time > Duration::from_secs(120),
     };
     world.accounts.doubt |= is_create && may_be_lost;

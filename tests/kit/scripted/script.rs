@@ -3,6 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 /// How a container behaves once started.
@@ -58,6 +59,8 @@ pub enum Fault {
     Hang,
     /// Do it, but only after that time.
     Delay(Duration),
+    /// Do it, but only once the test lets go.
+    Held(CancellationToken),
 }
 
 /// One scripted fault.

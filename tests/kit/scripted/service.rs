@@ -428,6 +428,7 @@ impl ScriptedCri {
                 Some(Fault::Error(code, message)) => return Err(CriError::Rpc { code, message }),
                 Some(Fault::Hang) => std::future::pending::<()>().await,
                 Some(Fault::Delay(extra)) => tokio::time::sleep(extra).await,
+                Some(Fault::Held(go)) => go.cancelled().await,
                 Some(Fault::ErrorAfter(code, message)) => {
                     me.paced(latency, act).await?;
                     return Err(CriError::Rpc { code, message });

@@ -250,6 +250,12 @@ impl Container {
             annotations: self.config.annotations.clone(),
             mounts: self.config.mounts.clone(),
             log_path: self.log_path.clone(),
+            resources: self
+                .config
+                .linux
+                .as_ref()
+                .and_then(|linux| linux.resources.clone())
+                .map(|linux| cri::ContainerResources { linux: Some(linux), ..Default::default() }),
             ..Default::default()
         }
     }
