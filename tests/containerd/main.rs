@@ -14,6 +14,7 @@ mod logs;
 mod mixin;
 mod node;
 mod prometheus;
+mod resize;
 mod restarts;
 mod security;
 mod stats;
