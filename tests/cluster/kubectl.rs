@@ -7,7 +7,11 @@ use std::{
 };
 
 use serde_json::json;
-use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    process::{Child, Command},
+    time::timeout,
+};
 
 use crate::{
     NAMESPACE, World,
@@ -68,12 +72,17 @@ impl Cluster {
         Some(Self { world, agent, _port: port })
     }
 
-    async fn kubectl(&self, args: &[&str], input: &str) -> Told {
+    /// kubectl at work.
+    fn spawn(&self, args: &[&str]) -> Child {
         let mut command = Command::new("kubectl");
         command.arg("--kubeconfig").arg(self.world.api.kubeconfig()).args(["--namespace", NAMESPACE]).args(args);
         command.env("HOME", self.world.home.path()).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("kubectl starts");
+        command.spawn().expect("kubectl starts")
+    }
+
+    async fn kubectl(&self, args: &[&str], input: &str) -> Told {
+        let mut child = self.spawn(args);
         let mut stdin = child.stdin.take().expect("a pipe");
         let _ = stdin.write_all(input.as_bytes()).await; // it need not read
         drop(stdin);
@@ -88,6 +97,15 @@ impl Cluster {
         assert_eq!(told.code, Some(0), "{args:?}: {told:?}\n{}", self.agent.log_end());
         told.out
     }
+
+    /// The words of each line it prints.
+    async fn rows(&self, args: &[&str]) -> Vec<Vec<String>> {
+        words(&self.says(args, "").await)
+    }
+}
+
+fn words(text: &str) -> Vec<Vec<String>> {
+    text.lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,4 +158,54 @@ async fn kubectl_reads_logs_and_runs_commands() {
     assert_eq!(cluster.says(&["exec", "-i", "web", "--", "cat"], "hello").await, "hello");
     let ended = cluster.kubectl(&["exec", "web", "--", "sh", "-c", "exit 7"], "").await;
     assert!(ended.code == Some(7) && ended.err.contains("exit code 7"), "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kubectl_prints_the_columns_of_each_kind() {
+    let Some(cluster) = Cluster::new("kubectl_prints_the_columns_of_each_kind").await else { return };
+    let mut watch = cluster.spawn(&["get", "pods", "--watch"]);
+    let mut seen = BufReader::new(watch.stdout.take().expect("a pipe")).lines();
+    cluster.world.api.create(pod("web"));
+    let pod = cluster.world.until_ready(&cluster.agent, "web").await;
+    let rows = cluster.rows(&["get", "pods"]).await;
+    assert_eq!(rows[0], ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]);
+    assert_eq!(rows[1][..4], ["web", "1/1", "Running", "0"]);
+    let rows = cluster.rows(&["get", "pod", "web", "-o", "wide", "--no-headers"]).await;
+    let address = pod["status"]["podIP"].as_str().expect("an address");
+    assert_eq!(rows[0][5..], [address, NODE, "<none>", "<none>"]);
+    let rows = cluster.rows(&["get", "nodes"]).await;
+    assert_eq!(rows[0], ["NAME", "STATUS", "ROLES", "AGE", "VERSION"]);
+    assert_eq!(rows[1][..3], [NODE, "Ready", "<none>"]);
+    let rows = cluster.rows(&["get", "events"]).await;
+    assert_eq!(rows[0], ["LAST", "SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"]);
+    let started = |row: &Vec<String>| row[1..] == ["Normal", "Started", "pod/web", "Container", "started"];
+    assert!(rows.iter().any(started), "{rows:?}");
+    for kind in ["ConfigMap", "Secret"] {
+        let metadata = json!({"name": "words", "namespace": NAMESPACE});
+        cluster.world.api.create(json!({"kind": kind, "apiVersion": "v1", "metadata": metadata}));
+    }
+    for (kind, expected) in [
+        ("configmaps", vec!["NAME", "DATA", "AGE"]),
+        ("secrets", vec!["NAME", "TYPE", "DATA", "AGE"]),
+        ("serviceaccounts", vec!["NAME", "AGE"]),
+        ("namespaces", vec!["NAME", "STATUS", "AGE"]),
+    ] {
+        assert_eq!(cluster.rows(&["get", kind]).await[0], expected, "{kind}");
+    }
+    let leases = cluster.rows(&["get", "leases", "--namespace", "kube-node-lease"]).await;
+    assert_eq!(leases[1][..2], [NODE, NODE]);
+    let rows = cluster.rows(&["get", "pods", "--sort-by", "{.metadata.name}", "--output", "wide"]).await;
+    assert_eq!(rows[1][..3], ["web", "1/1", "Running"]);
+
+    cluster.says(&["delete", "pod", "web", "--grace-period=1"], "").await;
+    let mut shown = Vec::new();
+    while shown.last().is_none_or(|row: &Vec<String>| row[2] != "Terminating") {
+        let line = timeout(LIMIT, seen.next_line()).await;
+        let line = line.unwrap_or_else(|_| panic!("it only told {shown:?}")).expect("readable").expect("it goes on");
+        shown.extend(words(&line));
+    }
+    assert_eq!(shown[0], ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]);
+    assert_eq!(shown.iter().filter(|row| row[0] == "NAME").count(), 1, "{shown:?}");
+    assert!(shown.iter().any(|row| row[..3] == ["web", "1/1", "Running"]), "{shown:?}");
+    watch.kill().await.expect("killed");
 }

@@ -5,7 +5,7 @@
 //!                     recorder sees all of it              └─► controllers, later
 //!
 //! `resources` is the list of what there is, `verbs`, `lists` and `watch` what holds for all of it, `rules` what
-//! holds for each, through the seam `view`. Tests act as user through `acts`, and break things through `faults`.
+//! holds for each, through the seam `view`; `tables` is what kubectl prints. Tests act as user through `acts`, and break things through `faults`.
 
 pub mod acts;
 pub mod clock;
@@ -25,6 +25,7 @@ pub mod rules;
 pub mod selectors;
 mod serve;
 mod store;
+mod tables;
 mod verbs;
 pub mod view;
 mod watch;

@@ -21,6 +21,7 @@ use super::{
     resources::{self, Kind, Place},
     rules,
     selectors::{parse_fields, parse_labels},
+    tables,
     view::{Caller, DeleteOptions, Request, View},
     watch::{Feed, Opened},
     wire::{Connection, Cut},
@@ -321,7 +322,7 @@ async fn respond(
 ) -> Response<Body> {
     match request(kind, place, caller, head, body) {
         Err(refusal) => refused(&refusal),
-        Ok(request) if request.verb == "watch" => open(shared, id, kind, request).await,
+        Ok(request) if request.verb == "watch" => open(shared, id, kind, request, head).await,
         Ok(mut request) => {
             if request.verb == "list" {
                 wait_for_version(shared, &request).await;
@@ -336,7 +337,9 @@ async fn respond(
             }
             match outcome {
                 Ok(answer) => {
-                    let mut reply = json_reply(answer.code, &answer.body);
+                    let tables = tables(head, &request);
+                    let table = tables.map(|tables| tables.answer(kind, &answer.body, shared.core().now()));
+                    let mut reply = json_reply(answer.code, table.as_ref().unwrap_or(&answer.body));
                     for warning in rules::warnings(&request) {
                         let text = format!("299 - {}", json!(warning));
                         reply
@@ -423,7 +426,14 @@ async fn wait_for_version(shared: &Shared, request: &Request) {
     let _ = tokio::time::timeout(FUTURE, reached).await; // what comes of it is said by whoever asked
 }
 
-async fn open(shared: &Arc<Shared>, id: u64, kind: &'static Kind, request: Request) -> Response<Body> {
+/// Whether the answer is to be a table.
+fn tables(head: &Parts, request: &Request) -> Option<tables::Wanted> {
+    let reads = ["get", "list", "watch"].contains(&request.verb) && request.subresource.is_empty();
+    let wanted = || tables::wanted(header_text(&head.headers, "accept"), request.query("includeObject"));
+    if reads { wanted() } else { None }
+}
+
+async fn open(shared: &Arc<Shared>, id: u64, kind: &'static Kind, request: Request, head: &Parts) -> Response<Body> {
     if request.query("sendInitialEvents") == Some("true") {
         wait_for_version(shared, &request).await;
     }
@@ -431,7 +441,7 @@ async fn open(shared: &Arc<Shared>, id: u64, kind: &'static Kind, request: Reque
     match opened {
         Err(refusal) => refused(&refusal),
         Ok(opened) => {
-            let feed = Feed::new(shared, kind, &request, opened, id);
+            let feed = Feed::new(shared, kind, &request, opened, id).told_as(tables(head, &request));
             let lines = futures::stream::unfold(feed, async |mut feed| feed.next().await.map(|line| (line, feed)));
             let body = StreamBody::new(lines.map(|line| Ok(Frame::data(line))));
             let builder = Response::builder().header(header::CONTENT_TYPE, "application/json");

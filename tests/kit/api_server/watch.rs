@@ -13,6 +13,7 @@ use super::{
     lists::{filter, refuse_options, too_large, version},
     resources::Kind,
     store::{Item, line},
+    tables::Wanted,
     view::{Refusal, Request, View},
 };
 
@@ -103,6 +104,8 @@ pub(super) struct Feed {
     ending: CancellationToken,
     id: u64,
     end: &'static str,
+    tables: Option<Wanted>,
+    is_first: bool,
 }
 
 impl Feed {
@@ -128,12 +131,24 @@ impl Feed {
             ending: shared.ending(),
             id,
             end: "client",
+            tables: None,
+            is_first: true,
         }
+    }
+
+    /// Sends tables where that is what was asked for.
+    pub fn told_as(mut self, tables: Option<Wanted>) -> Self {
+        self.tables = tables;
+        self
     }
 
     /// The next line; None: it ends.
     pub async fn next(&mut self) -> Option<Bytes> {
-        let line = self.advance().await;
+        let mut line = self.advance().await;
+        if let Some(tables) = self.tables {
+            let (is_first, now) = (std::mem::take(&mut self.is_first), self.shared.core().now());
+            line = line.map(|line| tables.event(self.kind, line, is_first, now));
+        }
         if let Some(line) = &line {
             self.shared.recorder().change(self.id, |logged| {
                 logged.events += 1;
