@@ -75,16 +75,17 @@ impl Machine {
             kernel_release,
             apparmor_enabled: apparmor_enabled(root),
             machine_id: first_of(root, &["etc/machine-id", "var/lib/dbus/machine-id"]),
-            system_uuid: first_of(
-                root,
-                &["sys/class/dmi/id/product_uuid", "proc/device-tree/system-id", "proc/device-tree/vm,uuid"],
-            ),
+            system_uuid: first_of(root, &SYSTEM_UUIDS),
             boot_id: required(root, "proc/sys/kernel/random/boot_id", "boot id", |text| Some(text.trim().to_owned()))?,
             os_image: os_image(root),
             max_pids: max_pids(root),
         })
     }
 }
+
+/// Where a machine's UUID is: firmware, device trees of POWER, and what machines without either have (spec 05 §9).
+const SYSTEM_UUIDS: [&str; 4] =
+    ["sys/class/dmi/id/product_uuid", "proc/device-tree/system-id", "proc/device-tree/vm,uuid", "etc/machine-id"];
 
 /// Major and minor of `6.8.0-45-generic`.
 pub(super) fn kernel_version(release: &str) -> Option<(u32, u32)> {
@@ -222,6 +223,16 @@ mod tests {
         assert_eq!((machine.os_image.as_str(), machine.max_pids), ("Some Linux 1", 1000));
         assert!(machine.apparmor_enabled && machine.root_filesystem.is_some_and(|size| size > 0));
         assert!(!machine.hostname.is_empty() && machine.kernel_version.is_some());
+    }
+
+    #[test]
+    fn a_machine_without_firmware_is_told_by_its_own_id() {
+        let uuid = |more: &[(&str, &str)]| read(more).expect("complete").system_uuid;
+        let id = ("etc/machine-id", "abc\n");
+        assert_eq!(uuid(&[id]), "abc");
+        assert_eq!(uuid(&[id, ("proc/device-tree/vm,uuid", "vm\0")]), "vm");
+        assert_eq!(uuid(&[id, ("proc/device-tree/vm,uuid", "vm\0"), ("proc/device-tree/system-id", "ppc\0")]), "ppc");
+        assert_eq!(uuid(&[id, ("sys/class/dmi/id/product_uuid", "dmi\n")]), "dmi");
     }
 
     #[test]
