@@ -209,11 +209,12 @@ impl Kubeconfig {
     pub async fn read(path: &Path) -> Result<Self, ConnectError> {
         let owned = path.to_owned();
         let reading = tokio::task::spawn_blocking(move || {
+            let invalid = |cause: String| ConnectError::Invalid(format!("{cause} (kubeconfig {})", owned.display()));
             std::fs::metadata(&owned).map_err(|e| missing(&owned, &e))?;
-            let text = read_limited(&owned).map_err(|e| ConnectError::Invalid(e.to_string()))?;
-            let text = String::from_utf8(text).map_err(|e| ConnectError::Invalid(e.to_string()))?;
+            let text = read_limited(&owned).map_err(|e| invalid(e.to_string()))?;
+            let text = String::from_utf8(text).map_err(|e| invalid(e.to_string()))?;
             let read = Self::parse(&text, owned.parent().unwrap_or(Path::new(".")));
-            read.and_then(Self::found).map_err(ConnectError::Invalid)
+            read.and_then(Self::found).map_err(invalid)
         });
         let late = |_| ConnectError::Invalid(format!("{} cannot be read within {PATIENCE:?}", path.display()));
         let read = tokio::time::timeout(PATIENCE, reading).await.map_err(late)?;
@@ -238,7 +239,8 @@ impl Kubeconfig {
     /// # Errors
     /// What is wrong with it, in the reference's words where it has some.
     pub fn parse(text: &str, base: &Path) -> Result<Self, String> {
-        let document: Document = serde_saphyr::from_str(text).map_err(|e| e.to_string())?;
+        // A snippet would show secrets.
+        let document: Document = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
         let Some(name) = document.current_context.filter(|name| !name.is_empty()) else {
             return Err("no configuration has been provided: current-context is not set".to_owned());
         };
@@ -460,6 +462,18 @@ mod tests {
             assert!(told.starts_with(expected), "{content}: {told}");
         }
         assert!(found(&with_user("{token: t}")).is_ok());
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_names_the_file_and_tells_no_secret() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("kubeconfig");
+        for content in [with_user("{token: [s3cret}"), with_user("{token: {s3cret: 1}}"), HEAD.to_owned()] {
+            std::fs::write(&path, &content).expect("written");
+            let told = Kubeconfig::read(&path).await.expect_err("invalid").to_string();
+            assert!(told.starts_with("invalid configuration: ") && !told.contains("s3cret"), "{told}");
+            assert!(told.contains(&path.display().to_string()) && !told.contains('\n'), "{told}");
+        }
     }
 
     #[test]
