@@ -154,6 +154,9 @@ async fn kubectl_reads_logs_and_runs_commands() {
     assert_eq!(cluster.says(&["logs", "web", "-c", "main", "--tail=1"], "").await, "three\n");
     let wrong = cluster.kubectl(&["logs", "web", "-c", "other"], "").await;
     assert!(wrong.code == Some(1) && wrong.err.contains("other"), "{wrong:?}");
+    let earlier = cluster.kubectl(&["logs", "web", "--previous"], "").await;
+    let text = "(BadRequest): previous terminated container \"main\" in pod \"web\" not found";
+    assert!(earlier.code == Some(1) && earlier.err.contains(text), "{earlier:?}");
 
     assert_eq!(cluster.says(&["exec", "-i", "web", "--", "cat"], "hello").await, "hello");
     let ended = cluster.kubectl(&["exec", "web", "--", "sh", "-c", "exit 7"], "").await;

@@ -7,7 +7,7 @@ use berth::{
     sys::any_certificate::AnyCertificate,
 };
 use http::{Request as HttpRequest, Response};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use jiff::Timestamp;
 use rustls::{
@@ -25,6 +25,9 @@ use super::{
     wire::Cut,
 };
 use crate::kit::kube_front::{Kubelet, pass_on, target};
+
+/// Longest refusal of a kubelet that is told on, in bytes.
+const LONGEST: usize = 10_000;
 
 /// Whether a kubelet answers it.
 pub(super) fn is_meant(place: &Place) -> bool {
@@ -50,7 +53,21 @@ pub(super) async fn pass(
     let target = target(&kubelet, &place.namespace, &place.name, &place.subresource, &query).await.map_err(failed)?;
     *request.version_mut() = http::Version::HTTP_11; // whatever it came by
     let answer = pass_on(&kubelet, request, &target).await.map_err(failed)?;
+    if place.subresource == "log" && !answer.status().is_success() {
+        return Err(refusal_of(answer).await);
+    }
     Ok(answer.map(|body| body.map_err(|_| Cut).boxed_unsync()))
+}
+
+/// What a kubelet refuses in plain words, as the server tells it.
+async fn refusal_of(answer: Response<axum::body::Body>) -> Refusal {
+    let (code, body) = (answer.status().as_u16(), Limited::new(answer.into_body(), LONGEST).collect().await);
+    let text = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).into_owned()).unwrap_or_default();
+    match code {
+        400 => Refusal::bad_request(text),
+        500 => Refusal::internal(&text),
+        code => Refusal::new(code, "UnexpectedServerResponse", text),
+    }
 }
 
 /// The kubelet of a pod, and the pod's first container.
