@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::kernel::{Bell, hear_stalls, hear_usage};
+use self::kernel::{Bell, hear_group, hear_stalls, hear_usage};
 use super::{
     build::{Base, BuildError, SETTLE},
     server_stats::StatsPages,
@@ -63,6 +63,8 @@ const LOOK_LIMIT: Duration = Duration::from_secs(1);
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 /// How often it is asked, before and after it has said so.
 const ASK_AGAIN: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(60)];
+/// What was measured of a disk longer ago does not say who filled it.
+const MEASURED: Duration = Duration::from_secs(5);
 /// How long the removal of what nobody needs may take.
 const RECLAIM_LIMIT: Duration = Duration::from_secs(120);
 
@@ -98,6 +100,9 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
     let (line, lines) = watch::channel(None);
     if loaded.config.kernel_memcg_notification {
         base.tasks.spawn(hear_usage(lines, bell.clone(), base.stop.child_token()));
+    }
+    if let Some(pods) = parts.groups.above().into_iter().next() {
+        base.tasks.spawn(hear_group(pods, bell.clone(), base.stop.child_token()));
     }
     base.tasks.spawn(hear_stalls(bell.clone(), base.stop.child_token()));
     let look = NodeLook::new(parts.groups, base.clock.clone(), "/".into(), parts.machine.max_pids);
@@ -306,11 +311,11 @@ impl Pods for EnginePods {
     }
 
     async fn usages(&self, needs: Needs) -> Result<HashMap<PodUid, PodUse>, String> {
-        let form = match needs {
-            Needs::Memory => Form::Short,
-            Needs::Disks => Form::Full,
-        };
-        let summary = self.statistics.values(form).await?;
+        let summary = match needs {
+            Needs::Memory => self.statistics.values(Form::Short).await,
+            Needs::Disks => self.statistics.values(Form::Full).await,
+            Needs::DisksNow => self.statistics.values_now(MEASURED).await,
+        }?;
         Ok(summary.pods.iter().map(|pod| (pod.id.uid.clone(), usage(pod))).collect())
     }
 

@@ -178,10 +178,10 @@ impl Evictor {
         let Some((first, _)) = picture.due.first() else { return Outcome::Nothing };
         let signal = first.signal;
         let needs =
-            if matches!(signal, Signal::Memory | Signal::AllocatableMemory) { Needs::Memory } else { Needs::Disks };
+            if matches!(signal, Signal::Memory | Signal::AllocatableMemory) { Needs::Memory } else { Needs::DisksNow };
         let active = self.deps.pods.active();
         let Some(candidates) = self.candidates(active, needs).await else { return Outcome::Failed(signal, RETRY) };
-        if needs == Needs::Disks && self.evict_exceeding(&candidates).await == Outcome::Freed {
+        if needs == Needs::DisksNow && self.evict_exceeding(&candidates).await == Outcome::Freed {
             return Outcome::Freed;
         }
         info!(resourceName = resource(signal), "Eviction manager: attempting to reclaim");

@@ -33,8 +33,10 @@ pub trait Alarm: Send + Sync + 'static {
 pub enum Needs {
     /// Memory: known at once.
     Memory,
-    /// Everything, disks included.
+    /// Everything, disks included, as it was measured last.
     Disks,
+    /// Everything, and disks as they are now.
+    DisksNow,
 }
 
 /// The pods of this node.

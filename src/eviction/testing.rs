@@ -8,7 +8,10 @@ use std::{
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -31,6 +34,7 @@ const GI: u64 = 1 << 30;
 pub struct Node {
     state: Mutex<State>,
     moved: watch::Sender<u64>,
+    bell: Notify,
 }
 
 struct State {
@@ -42,6 +46,7 @@ struct State {
     told: Vec<String>,
     conditions: Vec<BTreeSet<Condition>>,
     hangs: bool,
+    looks: u64,
 }
 
 struct Running {
@@ -69,6 +74,7 @@ impl Gauges for Node {
             std::future::pending::<()>().await;
         }
         self.with(|state| {
+            state.looks += 1;
             let memory: u64 = state.pods.values().filter_map(|pod| pod.usage.memory).sum();
             let disk: u64 = state.pods.values().filter_map(|pod| pod.usage.storage).sum();
             let used = state.disk_used + state.images + disk;
@@ -87,7 +93,7 @@ impl Gauges for Node {
 #[async_trait]
 impl Alarm for Node {
     async fn rung(&self) {
-        std::future::pending().await
+        self.bell.notified().await;
     }
 }
 
@@ -173,8 +179,9 @@ impl World {
             told: Vec::new(),
             conditions: Vec::new(),
             hangs: false,
+            looks: 0,
         };
-        let node = Arc::new(Node { state: Mutex::new(state), moved: watch::channel(0).0 });
+        let node = Arc::new(Node { state: Mutex::new(state), moved: watch::channel(0).0, bell: Notify::new() });
         let (registry, stop, began) = (Registry::new(), CancellationToken::new(), Instant::now());
         let metrics = EvictionMetrics::new(&registry);
         let hears = node.clone();
@@ -216,6 +223,16 @@ impl World {
     /// The disk holds that much that nobody can remove, and that much of images.
     pub fn disk_used(&self, bytes: u64, images: u64) {
         self.node.with(|state| (state.disk_used, state.images) = (bytes, images));
+    }
+
+    /// The kernel says that there may be something to see.
+    pub fn ring(&self) {
+        self.node.bell.notify_one();
+    }
+
+    /// How often the node was looked at.
+    pub fn looks(&self) -> u64 {
+        self.node.with(|state| state.looks)
     }
 
     /// Looks at the node hang from now on.

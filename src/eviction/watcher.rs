@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::{
     sync::watch,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
@@ -20,6 +20,9 @@ use crate::{config::eviction::Threshold, metrics::EvictionMetrics};
 
 /// A look that takes longer shows nothing.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
+
+/// Least time between two looks: an alarm may ring without end.
+const SPACING: Duration = Duration::from_millis(100);
 
 /// How the node stands, as of one look.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -78,11 +81,15 @@ impl Watcher {
                 () = stop.cancelled() => return,
                 pause = self.look() => pause,
             };
+            let called = async {
+                sleep(SPACING).await;
+                self.deps.alarm.rung().await;
+            };
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
-                () = self.deps.alarm.rung() => {}
+                () = sleep(pause) => {}
+                () = called => {}
             }
         }
     }

@@ -45,6 +45,7 @@ pub mod survey;
 mod system_groups;
 #[cfg(test)]
 mod testing;
+mod values;
 
 pub use crate::sys::cgroup::files as cgroup_files;
 pub use config::{PodDirectories, StatsConfig, StatsDeps};

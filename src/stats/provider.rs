@@ -183,14 +183,6 @@ impl StatsProvider {
         page.await.unwrap_or_else(|| Err(FAILED.to_owned()))
     }
 
-    /// What the document of `/stats/summary` tells, as values.
-    ///
-    /// # Errors
-    /// As of [`StatsProvider::summary`].
-    pub async fn values(&self, form: Form) -> Result<Summary, String> {
-        self.inner.clone().summarise(form).await.map(|(_, summary)| summary)
-    }
-
     /// A page of metrics in the form a scraper asks for.
     ///
     /// # Errors
@@ -307,7 +299,7 @@ impl Inner {
         Ok(shown(known.pods.values()))
     }
 
-    async fn summarise(self: Arc<Self>, form: Form) -> Result<(Instant, Summary), String> {
+    pub(super) async fn summarise(self: Arc<Self>, form: Form) -> Result<(Instant, Summary), String> {
         if form == Form::Short {
             return self.short_of(Depth::Summary).await;
         }
@@ -396,14 +388,24 @@ impl Inner {
 
     /// Running pods, their directories, and what is known of these now.
     pub(super) fn known_of_disks(&self) -> (Vec<(ShownPod, PodPlaces)>, HashMap<PathBuf, Measured>) {
-        let known = self.deps.observer.known().unwrap_or_default();
-        let running = shown(known.pods.values()).into_iter().filter(|pod| !pod.containers.is_empty());
-        let pods: Vec<(ShownPod, PodPlaces)> =
-            running.map(|pod| (self.deps.directories.of(&pod.id), pod)).map(|(places, pod)| (pod, places)).collect();
+        let pods = self.running();
         let (files, trees) = targets(pods.iter().map(|(pod, places)| (pod, places)), self.config.volume_period);
         let (files, trees) = (self.survey_of_files.ask(files), self.survey_of_trees.ask(trees));
         let all = files.iter().chain(trees.iter()).map(|(path, measured)| (path.clone(), *measured)).collect();
         (pods, all)
+    }
+
+    fn running(&self) -> Vec<(ShownPod, PodPlaces)> {
+        let known = self.deps.observer.known().unwrap_or_default();
+        let running = shown(known.pods.values()).into_iter().filter(|pod| !pod.containers.is_empty());
+        running.map(|pod| (self.deps.directories.of(&pod.id), pod)).map(|(places, pod)| (pod, places)).collect()
+    }
+
+    /// Directories that were measured longer ago than `age` are measured, as far as they take no longer than a moment.
+    pub(super) async fn remeasure(&self, age: Duration) {
+        let (pods, period) = (self.running(), self.config.volume_period.map(|period| period.min(age)));
+        let (files, trees) = targets(pods.iter().map(|(pod, places)| (pod, places)), period);
+        tokio::join!(self.survey_of_files.renewed(files, PATIENCE), self.survey_of_trees.renewed(trees, PATIENCE));
     }
 
     async fn cadvisor_page(self: Arc<Self>) -> (Instant, Bytes) {

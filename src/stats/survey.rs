@@ -113,6 +113,14 @@ impl Survey {
         }
         found.borrow().clone()
     }
+
+    /// Measures what is too old of these directories and waits for that no longer than `patience`.
+    pub async fn renewed(&self, targets: Vec<Target>, patience: Duration) {
+        let mut found = self.found.clone();
+        found.mark_unchanged();
+        self.targets.send_replace(Arc::new(targets));
+        let _ = tokio::time::timeout(patience, found.changed()).await; // what is known by then is shown
+    }
 }
 
 /// The tasks of all surveys.
@@ -265,6 +273,14 @@ mod tests {
         survey.known(vec![target(root.path(), How::Tree, Duration::ZERO)], patience).await;
         let only = |known: &Measurements| known.len() == 1 && known.values().all(|m| m.filesystem.is_some());
         assert!(tokio::time::timeout(patience, found.wait_for(only)).await.is_ok());
+        // Who cannot do with what is old waits for what is new.
+        let old = || vec![target(root.path(), How::Tree, Duration::from_millis(1))];
+        survey.renewed(old(), patience).await;
+        let before = survey.known(old(), patience).await.get(root.path()).map(|m| m.usage.bytes);
+        fs::write(root.path().join("much"), vec![1; 1_000_000]).expect("written");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        survey.renewed(old(), patience).await;
+        assert!(survey.found.borrow().get(root.path()).map(|m| m.usage.bytes) > before);
         stop.cancel();
         running.await.expect("no panic");
     }

@@ -1,5 +1,5 @@
-//! The kernel's word on memory: tasks wait for it (pressure stall information), or a group of the old hierarchy uses more or
-//! less than a line (its event counter). Behaviour: spec 05 §3.10, `Documentation/accounting/psi.rst`.
+//! The kernel's word on memory: tasks wait for it (pressure stall information), a group met one of its limits
+//! (`memory.events.local`), or a group of the old hierarchy uses more or less than a line (its event counter). Behaviour: spec 05 §3.10, `Documentation/accounting/psi.rst`.
 
 use std::{
     fs::{File, OpenOptions},
@@ -11,17 +11,25 @@ use std::{
     path::Path,
 };
 
+use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use rustix::{
     event::{EventfdFlags, eventfd},
     fs::OFlags,
     io::read,
 };
 
+use tokio_stream::StreamExt;
+
 use super::watched::Watched;
 
 /// When the kernel tells of stalls: so many microseconds of waiting within so many. Without privileges only whole multiples
 /// of two seconds are taken.
 const STALLS: [&str; 2] = ["some 50000 1000000\0", "some 100000 2000000\0"];
+
+/// Counts how often a group met its own limits, and not those of groups below it.
+const LIMITS_MET: &str = "memory.events.local";
+/// Bytes for events of one file.
+const EVENTS: usize = 1024;
 
 /// Tells when tasks wait for memory.
 #[derive(Debug)]
@@ -55,6 +63,33 @@ impl Stalls {
         let is_over = told.ready().is_error();
         told.clear_ready();
         if is_over { Err(io::ErrorKind::NotFound.into()) } else { Ok(()) }
+    }
+}
+
+/// Tells when a group of the unified hierarchy meets one of its limits.
+pub struct GroupEvents(EventStream<Vec<u8>>);
+
+impl GroupEvents {
+    /// Hears of those of the group of that directory. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// There is no such group, or the kernel has no watch left.
+    pub fn of(group: &Path) -> io::Result<Self> {
+        let inotify = Inotify::init()?;
+        inotify.watches().add(group.join(LIMITS_MET), WatchMask::MODIFY)?;
+        Ok(Self(inotify.into_event_stream(vec![0; EVENTS])?))
+    }
+
+    /// Waits until it does. Safe to drop.
+    ///
+    /// # Errors
+    /// The group is gone, or the kernel does not tell any more.
+    pub async fn next(&mut self) -> io::Result<()> {
+        match self.0.next().await {
+            Some(Ok(event)) if !event.mask.contains(EventMask::IGNORED) => Ok(()),
+            Some(Ok(_)) | None => Err(io::ErrorKind::NotFound.into()),
+            Some(Err(error)) => Err(error),
+        }
     }
 }
 
@@ -108,6 +143,21 @@ mod tests {
         assert!(Stalls::of(file.path()).is_err(), "no pressure file");
         assert!(Stalls::of(Path::new("/no/such/file")).is_err());
         assert!(UsageLine::draw(Path::new("/no/such/group"), 1).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_group_that_meets_a_limit_is_told_of_until_it_goes() {
+        let group = tempfile::tempdir().expect("a folder");
+        assert!(GroupEvents::of(group.path()).is_err(), "no such file");
+        let file = group.path().join(LIMITS_MET);
+        fs::write(&file, "max 0\n").expect("written");
+        let mut events = GroupEvents::of(group.path()).expect("watched");
+        fs::write(&file, "max 1\n").expect("written");
+        let patience = Duration::from_secs(60);
+        tokio::time::timeout(patience, events.next()).await.expect("in time").expect("told");
+        fs::remove_file(&file).expect("removed");
+        let until_gone = async { while events.next().await.is_ok() {} };
+        tokio::time::timeout(patience, until_gone).await.expect("its end is told");
     }
 
     #[tokio::test]

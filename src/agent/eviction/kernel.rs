@@ -1,7 +1,11 @@
 //! Listens to the kernel's word on memory, so that a shortage is looked at before the next look is due.
 //! Behaviour: spec 05 §3.2 (`kernelMemcgNotification`), §3.10.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use tokio::{
@@ -13,11 +17,13 @@ use tracing::debug;
 
 use crate::{
     eviction::ports::Alarm,
-    sys::memory_events::{Stalls, UsageLine},
+    sys::memory_events::{GroupEvents, Stalls, UsageLine},
 };
 
 /// Where the kernel tells of the whole machine, whatever its control groups.
 const STALLS: &str = "/proc/pressure/memory";
+/// Where the unified hierarchy is.
+const UNIFIED: &str = "/sys/fs/cgroup";
 /// The group of all, of the old hierarchy.
 const ROOT_GROUP: &str = "/sys/fs/cgroup/memory";
 /// Least time between two lines: what is crossed is looked at anyway.
@@ -58,6 +64,26 @@ pub(super) async fn hear_stalls(bell: Arc<Bell>, stop: CancellationToken) {
         match told {
             Ok(()) => bell.ring(),
             Err(err) => return debug!(file = STALLS, %err, "The kernel tells no more when tasks wait for memory"),
+        }
+    }
+}
+
+/// Rings when the group of all pods meets its limit, where it is of the unified hierarchy.
+pub(super) async fn hear_group(group: String, bell: Arc<Bell>, stop: CancellationToken) {
+    let directory: PathBuf = Path::new(UNIFIED).join(group.trim_start_matches('/'));
+    let mut events = match GroupEvents::of(&directory) {
+        Ok(events) => events,
+        Err(err) => return debug!(group, %err, "The kernel does not tell when pods meet their limit of memory"),
+    };
+    loop {
+        let told = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            told = events.next() => told,
+        };
+        match told {
+            Ok(()) => bell.ring(),
+            Err(err) => return debug!(group, %err, "The kernel tells no more when pods meet their limit of memory"),
         }
     }
 }

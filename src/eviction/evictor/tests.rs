@@ -158,3 +158,22 @@ async fn what_cannot_be_seen_is_no_shortage() {
     world.wait(100.0).await;
     assert_eq!((world.conditions(), world.told()), (Vec::new(), Vec::new()));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_word_of_the_kernel_is_heeded_at_once_and_a_flood_of_them_is_not() {
+    let world = World::new(&json!({"hard": {"memory.available": "1Mi"}}));
+    world.wait(0.5).await;
+    world.memory_used(8 * GI);
+    world.ring();
+    world.wait(0.05).await;
+    assert_eq!(world.conditions(), ["MemoryPressure"], "the next look was due after a second and more");
+    world.memory_used(GI);
+    world.wait(400.0).await;
+    let before = world.looks();
+    for _ in 0..1000 {
+        world.ring();
+        world.wait(0.001).await;
+    }
+    let looks = world.looks() - before;
+    assert!((5..=11).contains(&looks), "{looks} looks in a second");
+}

@@ -1,0 +1,28 @@
+//! The summary as values, for who decides by them. Behaviour: spec 05 §3.4-3.5.
+
+use std::time::Duration;
+
+use super::{
+    provider::StatsProvider,
+    summary::{Form, Summary},
+};
+
+impl StatsProvider {
+    /// What the document of `/stats/summary` tells.
+    ///
+    /// # Errors
+    /// As of [`StatsProvider::summary`].
+    pub async fn values(&self, form: Form) -> Result<Summary, String> {
+        self.inner.clone().summarise(form).await.map(|(_, summary)| summary)
+    }
+
+    /// The same as it is now: directories that were measured longer ago than some `age` are measured before, as far as
+    /// they take no longer than a moment.
+    ///
+    /// # Errors
+    /// As of [`StatsProvider::summary`].
+    pub async fn values_now(&self, age: Duration) -> Result<Summary, String> {
+        self.inner.remeasure(age).await;
+        self.values(Form::Full).await
+    }
+}
