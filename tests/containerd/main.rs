@@ -13,6 +13,7 @@ mod kubectl_streams;
 mod logs;
 mod mixin;
 mod node;
+mod probes;
 mod prometheus;
 mod resize;
 mod restarts;

@@ -1,0 +1,105 @@
+//! Probes of containers that really run (spec 05 §1).
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::{
+    kit::{
+        process::{condition, container, manifest_of},
+        real,
+    },
+    node::{Node, UNTIL_STOPPED, shell},
+};
+
+/// Processes of the machine with that command line.
+fn processes(command: &str) -> usize {
+    let is_it = |path: std::path::PathBuf| {
+        fs::read(path.join("cmdline"))
+            .is_ok_and(|line| String::from_utf8_lossy(&line).trim_end_matches('\0').replace('\0', " ") == command)
+    };
+    fs::read_dir("/proc").expect("a folder").filter(|entry| entry.as_ref().is_ok_and(|e| is_it(e.path()))).count()
+}
+
+fn exec(command: &[&str]) -> Value {
+    json!({"exec": {"command": command}, "periodSeconds": 1, "failureThreshold": 1})
+}
+
+/// A command decides whether a container is ready, and whether it is alive.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_decide() {
+    let Some(node) = Node::shared("commands_decide").await else { return };
+    let script = format!("touch /alive /ready; {UNTIL_STOPPED}");
+    let mut main = shell("main", &script);
+    main["env"] = json!([{"name": "FILE", "value": "/ready"}]);
+    main["startupProbe"] = exec(&["test", "-e", "/alive"]);
+    main["startupProbe"]["failureThreshold"] = json!(60);
+    main["readinessProbe"] = exec(&["test", "-e", "$(FILE)"]);
+    main["livenessProbe"] = exec(&["test", "-e", "/alive"]);
+    let spec = json!({"terminationGracePeriodSeconds": 5, "containers": [main]});
+    let pod = node.run(&manifest_of("asked", spec)).await;
+    let root = format!("/proc/{}/root", node.pid(&pod, "main"));
+    fs::remove_file(format!("{root}/ready")).expect("it was there");
+    let name = "asked";
+    let is_unready =
+        |pod: &Value| condition(pod, "Ready") == Some("False") && container(pod, "main")["restartCount"] == 0;
+    node.agent.until_pod(name, "not ready, and not restarted", is_unready).await;
+    fs::write(format!("{root}/ready"), "").expect("writable");
+    node.agent.until_ready(name).await;
+    fs::remove_file(format!("{root}/alive")).expect("it was there");
+    let is_back = |pod: &Value| container(pod, "main")["restartCount"] == 1 && condition(pod, "Ready") == Some("True");
+    node.agent.until_pod(name, "restarted and ready", is_back).await;
+    assert!(node.agent.log().contains("Container main failed liveness probe, will be restarted"));
+    node.remove(&pod).await;
+}
+
+/// AC-05-10: what takes too long is killed, on our own runtime with all it forked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_process_outlives_its_timeout() {
+    let Some(node) = Node::shared("no_process_outlives_its_timeout").await else { return };
+    let mut main = shell("main", UNTIL_STOPPED);
+    main["livenessProbe"] = exec(&["sleep", "4321"]);
+    main["livenessProbe"]["failureThreshold"] = json!(1000);
+    let mut forks = shell("forks", UNTIL_STOPPED);
+    if real::is_embedded() {
+        forks["livenessProbe"] = exec(&["sh", "-c", "sleep 4322 & sleep 4323; true"]);
+        forks["livenessProbe"]["failureThreshold"] = json!(1000);
+    }
+    let spec = json!({"terminationGracePeriodSeconds": 5, "containers": [main, forks]});
+    let pod = node.run(&manifest_of("late", spec)).await;
+    let line = node.agent.until_log("timed out after 1s").await;
+    assert!(line.contains("Liveness probe failed: command timed out: "), "{line}");
+    let series = "kubelet_runtime_operations_total{operation_type=\"exec_sync\"}";
+    let executed = async || node.agent.metric(series).await.unwrap_or_default();
+    let enough = executed().await + 6.0;
+    node.agent.until("as many as would pile up", async || executed().await >= enough).await;
+    for command in ["sleep 4321", "sleep 4322", "sleep 4323"] {
+        assert!(processes(command) <= 2, "{} of {command}", processes(command));
+    }
+    node.remove(&pod).await;
+    for command in ["sleep 4321", "sleep 4322", "sleep 4323"] {
+        node.agent.until("none is left", async || processes(command) == 0).await;
+    }
+}
+
+/// A server is asked at the pod's own address, by the port's name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_are_asked_at_the_pods_address() {
+    let Some(node) = Node::shared("servers_are_asked_at_the_pods_address").await else { return };
+    let script = "mkdir /www; echo fine > /www/health; exec httpd -f -p 8081 -h /www";
+    let mut main = shell("main", script);
+    main["ports"] = json!([{"name": "web", "containerPort": 8081}]);
+    main["readinessProbe"] = json!({"httpGet": {"port": "web", "path": "/health"}, "periodSeconds": 1});
+    main["livenessProbe"] = json!({"tcpSocket": {"port": 8081}, "periodSeconds": 1, "failureThreshold": 30});
+    let mut other = shell("other", UNTIL_STOPPED);
+    other["readinessProbe"] = json!({"tcpSocket": {"port": 8081}, "periodSeconds": 1});
+    let spec = json!({"terminationGracePeriodSeconds": 1, "containers": [main, other]});
+    let pod = node.run(&manifest_of("served", spec)).await;
+    let root = format!("/proc/{}/root", node.pid(&pod, "main"));
+    fs::remove_file(format!("{root}/www/health")).expect("it was there");
+    let is_unready = |pod: &Value| container(pod, "main")["ready"] == false && container(pod, "other")["ready"] == true;
+    let unready = node.agent.until_pod("served", "not ready", is_unready).await;
+    assert_eq!(container(&unready, "main")["restartCount"], 0);
+    assert!(node.agent.log().contains("Readiness probe failed: HTTP probe failed with statuscode: 404"));
+    node.remove(&pod).await;
+}
