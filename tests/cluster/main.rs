@@ -16,6 +16,8 @@ mod odd_objects;
 mod odd_server;
 mod offline;
 mod outage;
+mod probes;
+mod quiet;
 mod resize;
 mod restart;
 mod start;
@@ -107,6 +109,13 @@ impl World {
     /// Waits until a pod is not there any more.
     pub async fn until_gone(&self, agent: &Agent, name: &str) {
         self.until(agent, &format!("{name} is gone"), |seen| seen.object("pods", NAMESPACE, name).is_none()).await;
+    }
+
+    /// Waits until that event was sent.
+    pub async fn until_event(&self, agent: &Agent, reason: &str, message: &str) {
+        let is_it = |event: &Arc<Value>| event["reason"] == reason && event["message"] == message;
+        let what = format!("the event {reason}: {message}");
+        self.until(agent, &what, |seen| seen.all("events").iter().any(is_it)).await;
     }
 
     /// The container `main` of a pod ends.

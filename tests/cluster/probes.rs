@@ -45,11 +45,6 @@ impl World {
         let is_unready = |pod: &Value| condition(pod, "Ready") == "False" && main(pod)["ready"] == false;
         self.until_pod(agent, name, "is not Ready", is_unready).await;
     }
-
-    async fn until_event(&self, agent: &Agent, reason: &str, text: &str) {
-        let is_it = |event: &Value| event["reason"] == reason && event["message"] == text;
-        self.until(agent, &format!("{reason}: {text}"), |seen| seen.all("events").iter().any(|e| is_it(e))).await;
-    }
 }
 
 fn main(pod: &Value) -> &Value {

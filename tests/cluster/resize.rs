@@ -63,13 +63,6 @@ impl World {
         told(&pod, kind).clone()
     }
 
-    /// Waits until that event was sent.
-    async fn until_event(&self, agent: &Agent, reason: &str, message: &str) {
-        let is_it = |event: &Arc<Value>| event["reason"] == reason && event["message"] == message;
-        let what = format!("the event {reason}: {message}");
-        self.until(agent, &what, |seen| seen.all("events").iter().any(is_it)).await;
-    }
-
     /// What the node gives to pods, in thousandths.
     fn milli_cpu(&self) -> i64 {
         let node = self.api.get("nodes", "", NODE).expect("it is there");
@@ -87,8 +80,8 @@ fn quantity(milli: i64) -> String {
 }
 
 fn told<'a>(pod: &'a Value, kind: &str) -> &'a Value {
-    let all = pod["status"]["conditions"].as_array().into_iter().flatten();
-    all.filter(|condition| condition["type"] == kind).next_back().unwrap_or(&Value::Null)
+    let mut all = pod["status"]["conditions"].as_array().into_iter().flatten();
+    all.rfind(|condition| condition["type"] == kind).unwrap_or(&Value::Null)
 }
 
 fn summary(resources: &Value, generation: i64) -> String {

@@ -1,8 +1,8 @@
 //! Follows the API server, and has what is kept here reported to it.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -10,7 +10,7 @@ use super::{
     client::Client,
     feed::PodFeed,
     offline::{OfflineFeed, Recall},
-    own::object_ttl,
+    own::{object_ttl, of_node},
 };
 use crate::{
     config::Loaded,
@@ -80,7 +80,7 @@ impl Cluster {
         let (nodes, pods) = follow_node(base, &api, &metrics, name);
         let (measuring, shown, stop) = (times.clone(), pods.clone(), base.stop.child_token());
         base.tasks.spawn(async move { measuring.run(shown, stop).await });
-        let (objects, changed) = follow_objects(loaded, base, &api, metrics, object_ttl(base, nodes.clone(), name));
+        let (objects, changed) = follow_objects(loaded, base, &api, metrics, (nodes.clone(), name));
         let objects: Arc<dyn ObjectSource> = match &recall {
             Some(recall) => Arc::new(OfflineObjects::new(objects, recall.offline.clone())),
             None => objects,
@@ -191,7 +191,7 @@ fn follow_objects(
     base: &Base,
     api: &Arc<dyn ApiClient>,
     metrics: ReflectorMetrics,
-    ttl: watch::Receiver<Duration>,
+    (nodes, name): (Store<api::Node>, &str),
 ) -> (Arc<dyn ObjectSource>, ChangedPods) {
     let strategy = Strategy::parse(&loaded.config.config_map_and_secret_change_detection_strategy);
     let config = ObjectsConfig { strategy, sync_frequency: loaded.config.sync_frequency.std() };
@@ -199,7 +199,7 @@ fn follow_objects(
         api: api.clone(),
         metrics,
         clock: base.clock.clone(),
-        ttl,
+        ttl: of_node(base, nodes, name, object_ttl),
         tasks: base.tasks.clone(),
         stop: base.stop.child_token(),
     };

@@ -4,6 +4,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use futures::FutureExt;
+use serde::Deserialize;
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -13,12 +14,12 @@ use super::{
         settings,
     },
     Cluster,
-    own::NodeSettings,
     ranges::tell_ranges,
 };
 use crate::{
     config::{self, Loaded},
     cri::{RuntimeInfo, RuntimeService},
+    embedded,
     engine::ports::{NodeFacts, RuntimeState},
     images,
     metrics::NodeMetrics,
@@ -30,6 +31,29 @@ use crate::{
     },
     proto::cri,
 };
+
+/// Section `node` of the agent's own settings (`/etc/berth/config.yaml`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct NodeSettings {
+    /// A node object that somebody deletes is made again; off, as in the reference.
+    reregister_deleted_node: bool,
+}
+
+impl NodeSettings {
+    /// # Errors
+    /// Names the file or the field.
+    fn read() -> Result<Self, BuildError> {
+        let Some(section) = embedded::settings::section("node").map_err(BuildError)? else {
+            return Ok(Self::default());
+        };
+        Self::of(section).map_err(BuildError)
+    }
+
+    fn of(section: serde_json::Value) -> Result<Self, String> {
+        serde_json::from_value(section).map_err(|error| format!("node: {error}"))
+    }
+}
 
 /// What other rooms tell the node.
 pub(in crate::agent) struct NodeParts {
@@ -149,4 +173,23 @@ fn node_image(image: &cri::Image) -> NodeImage {
 /// `None` as long as nobody has asked the runtime.
 fn images_of(listed: &[cri::Image]) -> Option<Vec<NodeImage>> {
     (!listed.is_empty()).then(|| listed.iter().map(node_image).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn settings_of_the_node_are_few() {
+        for (section, expected) in [
+            (json!({}), Ok(NodeSettings::default())),
+            (json!({"reregisterDeletedNode": true}), Ok(NodeSettings { reregister_deleted_node: true })),
+        ] {
+            assert_eq!(NodeSettings::of(section), expected);
+        }
+        let told = NodeSettings::of(json!({"reregister": true})).expect_err("unknown");
+        assert!(told.starts_with("node: unknown field `reregister`"), "{told}");
+    }
 }

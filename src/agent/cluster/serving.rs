@@ -2,19 +2,15 @@
 
 use std::path::PathBuf;
 
-use k8s_openapi::api::core::v1::NodeAddress;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
-
-use super::{super::build::Base, Cluster};
+use super::{
+    super::build::Base,
+    Cluster,
+    own::{addresses, of_node},
+};
 use crate::{
     config::Loaded,
-    kube::{
-        Store,
-        certificates::{NamesNeeded, ServingCertificates, ServingSetup},
-    },
+    kube::certificates::{NamesNeeded, ServingCertificates, ServingSetup},
     metrics::CertificateMetrics,
-    pod::api,
 };
 
 impl Cluster {
@@ -29,7 +25,7 @@ impl Cluster {
             configured: given
                 .then(|| (PathBuf::from(&config.tls_cert_file), PathBuf::from(&config.tls_private_key_file))),
             api: self.api.clone(),
-            addresses: self.addresses(base),
+            addresses: of_node(base, self.nodes.clone(), &self.name, addresses),
             needed: if loaded.gates.enabled("AllowDNSOnlyNodeCSR") { NamesNeeded::Any } else { NamesNeeded::Ip },
             clock: base.clock.clone(),
             metrics: CertificateMetrics::serving(&base.registry, move || clock.now().as_second()),
@@ -37,33 +33,5 @@ impl Cluster {
         };
         // The server follows the file; metrics and events tell the rest.
         let _ = ServingCertificates::start(setup, &base.tasks, base.stop.child_token()).await;
-    }
-
-    /// The addresses in the node's status, as they are told.
-    fn addresses(&self, base: &Base) -> watch::Receiver<Vec<NodeAddress>> {
-        let (told, addresses) = watch::channel(Vec::new());
-        base.tasks.spawn(follow_addresses(self.nodes.clone(), self.name.clone(), told, base.stop.child_token()));
-        addresses
-    }
-}
-
-async fn follow_addresses(
-    mut nodes: Store<api::Node>,
-    name: String,
-    told: watch::Sender<Vec<NodeAddress>>,
-    stop: CancellationToken,
-) {
-    loop {
-        let node = nodes.get("", &name);
-        let addresses = node.and_then(|node| node.status.clone()?.addresses).unwrap_or_default();
-        told.send_if_modified(|known| {
-            let moved = *known != addresses;
-            *known = addresses;
-            moved
-        });
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = nodes.changed() => {}
-        }
     }
 }

@@ -99,7 +99,7 @@ async fn black_holes_are_noticed() {
 /// One that notices nothing by itself for as long as a test lasts.
 fn patient(server: &Server) -> TransportConfig {
     let mut config = server.config();
-    config.http.pings = Pings { idle: Duration::from_secs(600), patience: Duration::from_secs(300) };
+    config.http.pings = Pings { idle: Duration::from_secs(600), patience: Duration::from_secs(600) };
     config
 }
 

@@ -20,9 +20,9 @@ pub fn span(seconds: i64) -> String {
     };
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match seconds {
-        ..-1 => "<invalid>".to_owned(),
-        ..0 => "0s".to_owned(),
-        ..120 => format!("{seconds}s"),
+        _ if seconds < -1 => "<invalid>".to_owned(),
+        _ if seconds < 0 => "0s".to_owned(),
+        _ if seconds < 120 => format!("{seconds}s"),
         _ if minutes < 10 => two(minutes, 'm', seconds % 60, 's'),
         _ if minutes < 180 => format!("{minutes}m"),
         _ if hours < 8 => two(hours, 'h', minutes % 60, 'm'),
