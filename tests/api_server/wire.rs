@@ -172,7 +172,9 @@ async fn logs_are_asked_of_the_kubelet_of_the_node() {
     for alpn in ["h2", "http/1.1"] {
         let admin: (&str, &[&str]) = ("admin", &["system:masters"]);
         let mut client = Client::connect(&server, Some(admin), alpn).await.expect("connected");
-        assert_eq!(client.get(&format!("{path}?tailLines=5")).await.text, "404 page not found\n");
+        let told = client.get(&format!("{path}?tailLines=5")).await;
+        let status: Value = serde_json::from_str(&told.text).expect("a Status");
+        assert_eq!((told.code, &status["message"]), (404, &json!("404 page not found\n")), "the kubelet's words");
         let asked = kubelet.log().last().cloned().expect("asked");
         assert_eq!(
             (asked.path.as_str(), asked.user.as_str()),

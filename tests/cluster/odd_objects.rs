@@ -118,38 +118,6 @@ async fn a_secret_that_is_deleted_under_its_pod() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_wants_more_where_nobody_can_get_more() {
-    // AC-10a-35, as far as a node without cgroups of pods goes.
-    if skips("a_pod_that_wants_more_where_nobody_can_get_more") {
-        return;
-    }
-    let (world, agent) = World::joined().await;
-    let resources = |cpu: &str| json!({"requests": {"cpu": cpu, "memory": "32Mi"}, "limits": {"cpu": "1"}});
-    let resize = |cpu: &str| {
-        let patch = json!({"spec": {"containers": [{"name": "main", "resources": resources(cpu)}]}});
-        world.api.admin().patch_sub("pods", NAMESPACE, "web", "resize", patch).expect("allowed");
-    };
-    world.run(pod_of("web", json!({"containers": [{"name": "main", "resources": resources("100m")}]})));
-    world.run(pod("a"));
-    world.until_ready(&agent, "web").await;
-    world.until_ready(&agent, "a").await;
-    a_moment().await;
-    let (started, before) = (world.ground.cri.count("start_container"), world.api.last());
-    resize("200m");
-    let wanted = world.until_pod(&agent, "web", "says why it cannot", |pod| resizing(pod)["reason"] == "Error").await;
-    assert_eq!(resizing(&wanted)["observedGeneration"], 2, "{wanted:#}");
-    assert_eq!(wanted["status"]["containerStatuses"][0]["allocatedResources"]["cpu"], "200m");
-    assert_eq!(wanted["status"]["containerStatuses"][0]["resources"]["requests"]["cpu"], "100m");
-    a_moment().await;
-    let patches = world.asked().since(before).at("pods", NAMESPACE, "web").sub("status");
-    assert!((1..=3).contains(&patches.len()), "{patches}");
-    resize("100m");
-    world.until_pod(&agent, "web", "wants no more", |pod| resizing(pod).is_null()).await;
-    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
-    drop(agent);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_without_containers_is_not_begun() {
     if skips("a_pod_without_containers_is_not_begun") {
         return;
@@ -176,10 +144,4 @@ async fn a_pod_without_containers_is_not_begun() {
     a_moment().await;
     assert_eq!(world.ground.cri.count("run_podsandbox"), made, "{}", agent.log_end());
     drop(agent);
-}
-
-/// The condition of a resize that is under way; null where there is none.
-fn resizing(pod: &Value) -> Value {
-    let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-    conditions.into_iter().find(|condition| condition["type"] == "PodResizeInProgress").cloned().unwrap_or_default()
 }

@@ -198,29 +198,24 @@ impl StatusWriter {
     fn landed(&mut self, landing: Landing) {
         let Landing { pod, asked, answer } = landing;
         match (asked, answer) {
-            (Asked::Patch { held, status }, Ok(body)) => self.written(&pod, held, &status, &body),
+            (Asked::Patch { held, status }, Ok(body)) => match parse::<Answered>(&body) {
+                Ok(answer) => self.written(&pod, held, &status, answer),
+                // Whoever says such a thing may have written nothing: what the watch shows then decides.
+                Err(error) => self.not_written(&pod, held, &error),
+            },
             (Asked::Patch { held, .. }, Err(error)) => self.not_written(&pod, held, &error),
             (Asked::Delete, Ok(_)) => self.deleted(&pod),
             (Asked::Delete, Err(error)) => self.not_deleted(&pod, &error),
         }
     }
 
-    fn written(&mut self, pod: &PodRef, held: Held, status: &api::PodStatus, body: &[u8]) {
+    fn written(&mut self, pod: &PodRef, held: Held, status: &api::PodStatus, answer: Answered) {
         let version = held.status;
         debug!(pod = %pod.object_name(), podUID = %pod.uid, statusVersion = version, "Status for pod updated successfully");
         if let Some(track) = self.tracks.get_mut(&pod.uid) {
             track.landed();
-            track.memory.settled = Some(match parse::<Answered>(body) {
-                Ok(answer) => {
-                    let server = answer.pod().version.to_owned();
-                    track.answered(answer);
-                    Held { server, ..held }
-                }
-                Err(error) => {
-                    warn!(pod = %pod.object_name(), err = %error, "Unexpected answer to a status patch");
-                    held
-                }
-            });
+            track.memory.settled = Some(Held { server: answer.pod().version.to_owned(), ..held });
+            track.answered(answer);
         }
         self.told(&pod.uid, version);
         if let Some(on_written) = &self.deps.on_written {

@@ -406,6 +406,22 @@ async fn a_call_that_hangs_holds_up_its_own_pod_only() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_without_sense_says_nothing_of_what_was_written() {
+    let count = std::sync::atomic::AtomicUsize::new(0);
+    let api = FakeApi::new(move |_| match count.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+        0 => Ok(json!([])),
+        1 => Ok(json!({"kind": "Status", "status": "Success"})),
+        _ => Ok(object("p", 6, json!({}), json!({"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}))),
+    });
+    let world = World::begin(api.clone());
+    world.show([pending("p", 5)]);
+    world.set("p", "Running");
+    api.asked.subscribe().wait_for(|count| *count == 3).await.expect("asked");
+    settle().await;
+    assert_eq!((api.calls().len(), world.status.unsent().len()), (3, 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn ends_and_readiness_go_before_the_rest() {
     let api = FakeApi::new(|call| Ok(object(&call.name, 6, json!({}), json!({}))));
     let world = World::begin(Arc::new(Stuck { names: vec!["a", "b"], inner: api.clone() }));

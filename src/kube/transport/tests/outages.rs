@@ -99,7 +99,8 @@ async fn black_holes_are_noticed() {
 /// One that notices nothing by itself for as long as a test lasts.
 fn patient(server: &Server) -> TransportConfig {
     let mut config = server.config();
-    config.http.pings = Pings { idle: Duration::from_secs(600), patience: Duration::from_secs(600) };
+    // Not the same: a timer would not say what is waited for.
+    config.http.pings = Pings { idle: Duration::from_secs(900), patience: Duration::from_secs(600) };
     config
 }
 
