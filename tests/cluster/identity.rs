@@ -139,7 +139,9 @@ async fn a_client_certificate_is_rotated_before_it_ends() {
     let asked = world.asked();
     let old = asked.iter().map(|logged| logged.serial.clone()).find(|serial| !serial.is_empty()).expect("it has one");
     world
-        .until(&agent, "it asks for the next", |seen| !seen.log().by(&user()).of(CSRS).verb("create").is_empty())
+        .until(&agent, "it asks for the next", |seen| {
+            seen.log().by(&user()).of(CSRS).verb("create").codes().contains(&201)
+        })
         .await;
     let log = world.api.log();
     let requests = log.of(CSRS).verb("create");
