@@ -11,8 +11,8 @@
 //! ([`ProbedPods`](crate::engine::ports::ProbedPods)). Out: results by container instance.
 //!
 //! One task ([`owner`]) owns every probe: when it is asked next is a place on one timer wheel, what its results come to
-//! is decided by [`turn`] (pure). An attempt ([`attempt`]) is a task with a deadline; one that hangs costs nothing but
-//! itself, and ends with its probe. Results are read by anyone ([`results`]) and outlive the agent in a file.
+//! is decided by `turn` (pure). An attempt (`attempt`) is a task with a deadline; one that hangs costs nothing but
+//! itself, and ends with its probe. Results are read by anyone (`results`) and outlive the agent in a file.
 //!
 //! Behaviour: spec 05 §1.
 
