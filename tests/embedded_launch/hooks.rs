@@ -16,15 +16,6 @@ use serde_json::Value;
 
 use crate::kit::bench::{self, Bench, is_root, run, said};
 
-const ALL: [Moment; 6] = [
-    Moment::Prestart,
-    Moment::CreateRuntime,
-    Moment::CreateContainer,
-    Moment::StartContainer,
-    Moment::Poststart,
-    Moment::Poststop,
-];
-
 /// A shell of the host that does that; at `startContainer` it is the container's.
 fn hook(moment: Moment, script: &str) -> Hook {
     let args = ["sh", "-c", script].map(str::to_owned).to_vec();
@@ -71,7 +62,7 @@ fn hooks_are_executed_at_their_moments_and_told_the_state() {
             let script = format!("{{ printf '{name} '; cat; echo; }} >> {}", log.display());
             hook(moment, &script)
         };
-        let mut all: Vec<Hook> = ALL.iter().rev().map(|moment| note(*moment)).collect();
+        let mut all: Vec<Hook> = Moment::ALL.iter().rev().map(|moment| note(*moment)).collect();
         all.retain(|hook| hook.moment != Moment::StartContainer);
         // The container's own shell and files.
         all.push(hook(Moment::StartContainer, "{ id -u; cat; echo; } > /tmp/started"));
@@ -144,7 +135,7 @@ fn a_hook_that_fails_fails_the_start() {
     }
     Bench::new().shim(|bench| {
         let log = bench.at("log");
-        for moment in ALL.into_iter().filter(|moment| *moment != Moment::Poststop) {
+        for moment in Moment::ALL.into_iter().filter(|moment| *moment != Moment::Poststop) {
             let name = moment.name();
             let path = |text: &str| format!("{name} hook {text} failed: ");
             let failed = |hook: Hook| {

@@ -13,15 +13,6 @@ use crate::{
 
 /// Annotations that name devices begin with it.
 const ANNOTATION: &str = "cdi.k8s.io/";
-/// When a file may ask for hooks.
-const MOMENTS: [Moment; 6] = [
-    Moment::Prestart,
-    Moment::CreateRuntime,
-    Moment::CreateContainer,
-    Moment::StartContainer,
-    Moment::Poststart,
-    Moment::Poststop,
-];
 
 /// What devices change about a container; nodes were looked up on the host.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -177,7 +168,7 @@ pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, Re
 /// Where its moment is not known, its path is not absolute, or a variable has no name.
 pub fn hook(edit: &Hook) -> Result<plan::Hook, Refusal> {
     let refuse = |what: &str| Refusal::plain(format!("invalid CDI hook {:?}: {what}", edit.hook_name));
-    let moment = MOMENTS.into_iter().find(|moment| moment.name() == edit.hook_name);
+    let moment = Moment::ALL.into_iter().find(|moment| moment.name() == edit.hook_name);
     let moment = moment.ok_or_else(|| refuse("unknown name"))?;
     if !edit.path.starts_with('/') {
         return Err(refuse("it needs an absolute path"));
@@ -285,7 +276,7 @@ mod tests {
         };
         assert_eq!(named("hooked"), Ok(hooked));
         assert_eq!(named("odd"), Err("invalid CDI hook \"never\": unknown name".to_owned()));
-        for moment in MOMENTS {
+        for moment in Moment::ALL {
             let plain = Hook { hook_name: moment.name().into(), path: "/x".into(), ..Hook::default() };
             assert_eq!(hook(&plain).map(|hook| (hook.moment, hook.limit_ms)), Ok((moment, None)));
             let edited = |change: fn(&mut Hook)| {

@@ -55,6 +55,16 @@ pub enum Moment {
 }
 
 impl Moment {
+    /// All of them, in the order of a container's life.
+    pub const ALL: [Self; 6] = [
+        Self::Prestart,
+        Self::CreateRuntime,
+        Self::CreateContainer,
+        Self::StartContainer,
+        Self::Poststart,
+        Self::Poststop,
+    ];
+
     /// As files spell it.
     pub fn name(self) -> &'static str {
         match self {
