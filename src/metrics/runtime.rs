@@ -23,6 +23,12 @@ pub struct RuntimeMetrics {
     pub started_containers: IntCounterVec,
     /// Container starts failed, by `container_type` and `code`.
     pub started_containers_errors: IntCounterVec,
+    /// Image volumes that containers were to be created with.
+    pub image_volumes_requested: IntCounter,
+    /// Image volumes of containers that were created.
+    pub image_volumes_mounted: IntCounter,
+    /// Image volumes of containers that were not created because of one of them.
+    pub image_volumes_failed: IntCounter,
     /// Sleep hooks cut by the grace period.
     pub sleep_cut: IntCounter,
     /// Hooks that were retried over http with success.
@@ -85,6 +91,21 @@ impl RuntimeMetrics {
                 "kubelet_started_containers_errors_total",
                 "Cumulative number of errors when starting containers",
                 &["container_type", "code"],
+            ),
+            image_volumes_requested: registry.counter(
+                Stability::Beta,
+                "kubelet_image_volume_requested_total",
+                "Number of requested image volumes.",
+            ),
+            image_volumes_mounted: registry.counter(
+                Stability::Beta,
+                "kubelet_image_volume_mounted_succeed_total",
+                "Number of successful image volume mounts.",
+            ),
+            image_volumes_failed: registry.counter(
+                Stability::Beta,
+                "kubelet_image_volume_mounted_errors_total",
+                "Number of failed image volume mounts.",
             ),
             sleep_cut: counter(
                 "kubelet_sleep_action_terminated_early_total",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use prometheus::{HistogramVec, IntGaugeVec};
 
-use super::{Registry, Stability::Alpha, buckets::STORAGE};
+use super::{OrphanMetrics, Registry, Stability::Alpha, buckets::STORAGE};
 
 /// What is done with a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +39,7 @@ pub struct VolumeMetrics {
     operations: HistogramVec,
     overall: HistogramVec,
     totals: IntGaugeVec,
+    orphans: OrphanMetrics,
 }
 
 impl VolumeMetrics {
@@ -65,7 +66,13 @@ impl VolumeMetrics {
                 "Number of volumes in Volume Manager",
                 &["plugin_name", "state"],
             ),
+            orphans: OrphanMetrics::new(registry),
         }
+    }
+
+    /// Those of pods that nobody knows.
+    pub fn orphans(&self) -> OrphanMetrics {
+        self.orphans.clone()
     }
 
     /// An operation on a volume of that plugin ended.

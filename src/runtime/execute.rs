@@ -9,6 +9,7 @@ use tracing::{error, warn};
 use super::{
     actions::{self, Inputs, PodActions, Probed, Verdict},
     creates::{CreateError, CreateKey},
+    image_volumes::ImageVolumes,
     kill::KillOrder,
     manager::RuntimeManager,
     prepare::SandboxRequest,
@@ -45,6 +46,8 @@ pub(super) struct Pass<'a> {
     pub(super) sandbox_config: Option<Arc<cri::PodSandboxConfig>>,
     /// The runtime handler, once something needed it.
     handler: Option<String>,
+    /// Images that are mounted as volumes.
+    pub(super) image_volumes: ImageVolumes,
 }
 
 /// Decides and carries out one pass.
@@ -69,6 +72,7 @@ pub(super) async fn pass(rt: &RuntimeManager, req: &SyncPod) -> SyncOutcome {
         sandbox: actions.sandbox.clone(),
         sandbox_config: None,
         handler: None,
+        image_volumes: ImageVolumes::default(),
         actions,
     };
     let userns = pass.actions.create_sandbox && req.pod.spec().host_users == Some(false);

@@ -26,6 +26,7 @@ pub mod gc_rank;
 pub mod grace;
 mod hooks;
 mod http_hook;
+mod image_volumes;
 mod init;
 mod kill;
 mod manager;

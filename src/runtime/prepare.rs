@@ -3,7 +3,7 @@
 //! The decisions are pure and live in [`super::request`]; here are the reads and writes around
 //! them: resolv.conf, hosts file, termination log, sub-paths, objects, environment.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use async_trait::async_trait;
 
@@ -39,6 +39,8 @@ pub struct ContainerRequest<'a> {
     pub restart_count: u32,
     /// The image, resolved.
     pub image: &'a ResolvedImage,
+    /// Images that it mounts, by the names of their volumes.
+    pub volume_images: &'a HashMap<String, cri::ImageSpec>,
     /// Addresses of the pod; empty for host network.
     pub pod_ips: &'a [IpAddr],
     /// Volumes that are mounted.

@@ -198,6 +198,7 @@ impl Preparer {
                 let volume = request.volumes.by_name.get(name)?;
                 Some(Volume {
                     host_path: volume.host_path.as_deref(),
+                    image: request.volume_images.get(name),
                     read_only: volume.read_only,
                     relabel: volume.relabel,
                     sub_path_mode: volume.sub_path_mode,

@@ -16,6 +16,7 @@ use super::{
     creates::{CreateError, CreateKey},
     execute::{Halt, Pass},
     hooks::Hook,
+    image_volumes::{self, ImageTask, VolumeImages},
     kill::KillOrder,
     manager::bare,
     prepare::ContainerRequest,
@@ -68,8 +69,6 @@ struct Made {
     id: ContainerId,
     log_path: std::path::PathBuf,
 }
-
-type ImageTask = AbortOnDropHandle<Result<ResolvedImage, ImageError>>;
 
 impl Pass<'_> {
     /// Starts one container, its image included.
@@ -163,6 +162,7 @@ impl Pass<'_> {
             stage: self.req.stage.clone(),
         };
         let images = self.rt.deps.images.clone();
+        self.image_volumes.begin(&images, subject.container, &request);
         Ok(Some(AbortOnDropHandle::new(tokio::spawn(async move { images.ensure(request).await }))))
     }
 
@@ -198,7 +198,8 @@ impl Pass<'_> {
         let made = match image {
             Some(image) => {
                 let image = self.resolved(subject, image).await?;
-                self.create(subject, &image).await
+                let volume_images = self.volume_images(subject).await?;
+                self.create(subject, &image, &volume_images).await
             }
             None => self.adopt(subject).await,
         };
@@ -228,9 +229,24 @@ impl Pass<'_> {
             Ok(Err(failed)) => failed,
             Err(gone) => ImageError { reason: "ErrImagePull", message: gone.to_string(), retry_at: None },
         };
+        Err(self.not_pulled(subject, failed))
+    }
+
+    /// The images that are mounted as volumes.
+    async fn volume_images(&mut self, subject: Subject<'_>) -> Attempt<VolumeImages> {
+        let pod = self.req.pod.clone();
+        let answer = tokio::select! {
+            biased;
+            answer = self.image_volumes.of(&pod, subject.container) => answer,
+            () = self.req.stopping.cancelled() => return Err(None),
+        };
+        answer.map_err(|failed| self.not_pulled(subject, failed))
+    }
+
+    fn not_pulled(&self, subject: Subject<'_>, failed: ImageError) -> Option<Failure> {
         let text = format!("Error: {}", failed.reason);
         self.tell(subject, Event::warning(self.req.pod.id(), "Failed", text));
-        Err(Some(Failure { code: failed.reason, message: failed.message, retry_at: failed.retry_at }))
+        Some(Failure { code: failed.reason, message: failed.message, retry_at: failed.retry_at })
     }
 
     /// A created instance of the newest sandbox that still is what the specification asks for:
@@ -253,7 +269,12 @@ impl Pass<'_> {
         Ok(made)
     }
 
-    async fn create(&mut self, subject: Subject<'_>, image: &ResolvedImage) -> Attempt<Made> {
+    async fn create(
+        &mut self,
+        subject: Subject<'_>,
+        image: &ResolvedImage,
+        volume_images: &VolumeImages,
+    ) -> Attempt<Made> {
         let Subject { kind, container, .. } = subject;
         let rt = self.rt;
         let pod = self.req.pod.clone();
@@ -262,7 +283,8 @@ impl Pass<'_> {
         self.clear_stale(container).await;
         let sandbox_config = self.sandbox_config().await.map_err(config_error)?;
         let restart_count = self.restart_count(container).await;
-        let mut config = self.configure(subject, image, restart_count).await.map_err(config_error)?;
+        let images = (image, volume_images);
+        let mut config = self.configure(subject, images, restart_count).await.map_err(config_error)?;
         let applied = container.resources.clone().unwrap_or_default();
         rt.deps.actuated.set_container(pod.uid(), &container.name, applied);
         if pod.spec().resources.is_some() {
@@ -291,7 +313,7 @@ impl Pass<'_> {
     async fn configure(
         &mut self,
         subject: Subject<'_>,
-        image: &ResolvedImage,
+        (image, volume_images): (&ResolvedImage, &VolumeImages),
         restart_count: u32,
     ) -> Result<cri::ContainerConfig, String> {
         let handler = self.handler().await?;
@@ -310,6 +332,7 @@ impl Pass<'_> {
             target,
             restart_count,
             image,
+            volume_images,
             pod_ips: &self.ips,
             volumes: &self.req.volumes,
             handler: &handler,
@@ -329,14 +352,24 @@ impl Pass<'_> {
             name: container.name.clone(),
             attempt: config.metadata.as_ref().map_or(0, |m| m.attempt),
         };
+        let (images, metrics) = (image_volumes::count(&config), &self.rt.deps.metrics);
+        metrics.image_volumes_requested.inc_by(images);
         let cri = self.rt.deps.cri.clone();
         let call = async move { cri.create_container(sandbox.as_str(), config, (*sandbox_config).clone()).await };
         self.req.stage.set(format!("CreateContainer {}", container.name));
         self.outcome.acted = true;
         match self.rt.creates.create(key, call, &self.req.stopping).await {
-            Ok(id) => Ok(id.into()),
+            Ok(id) => {
+                metrics.image_volumes_mounted.inc_by(images);
+                Ok(id.into())
+            }
             Err(CreateError::Stopped) => Err(None),
-            Err(CreateError::Cri(err)) => Err(Failure::new("CreateContainerError", bare(&err))),
+            Err(CreateError::Cri(err)) => {
+                if image_volumes::is_mount_failure(&err) {
+                    metrics.image_volumes_failed.inc_by(images);
+                }
+                Err(Failure::new("CreateContainerError", bare(&err)))
+            }
             Err(CreateError::Reserved(err, again)) => {
                 let retry_at = Some(Instant::now() + again);
                 Err(Some(Failure { code: "CreateContainerError", message: bare(&err), retry_at }))

@@ -18,6 +18,7 @@ pub mod interface;
 pub mod landlock;
 pub mod machine;
 pub mod memory_events;
+pub mod mount;
 #[allow(unsafe_code, reason = "mount_setattr has no safe interface")]
 pub mod mount_api;
 pub mod mount_table;

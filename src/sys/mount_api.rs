@@ -52,9 +52,21 @@ fn clone_flags(reach: Reach) -> OpenTreeFlags {
 /// # Errors
 /// What the kernel says.
 pub fn new_mount(kind: &str, data: &str, flags: u64) -> io::Result<OwnedFd> {
+    new_mount_of(kind, kind, data, flags)
+}
+
+/// [`new_mount`] of that source: a device, or a word for the mount table.
+///
+/// # Errors
+/// What the kernel says.
+pub fn new_mount_of(kind: &str, source: &str, data: &str, flags: u64) -> io::Result<OwnedFd> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     // Shown in mount tables; a type that takes none says so.
-    let _ignored = fsconfig_set_string(&context, "source", kind);
+    let _ignored = fsconfig_set_string(&context, "source", source);
+    if flags & libc::MS_RDONLY != 0 {
+        // Of the file system too: a device must not be written to either.
+        let _ignored = fsconfig_set_flag(&context, "ro");
+    }
     for option in data.split(',').filter(|option| !option.is_empty()) {
         match option.split_once('=') {
             Some((key, value)) => fsconfig_set_string(&context, key, value)?,

@@ -1,12 +1,12 @@
 //! The volume manager of the engine: turns, deadlines and what is told of failures.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     fs::{self, DirBuilder},
     io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -23,6 +23,7 @@ use super::{
     memory::{self, Credentials},
     orphan,
     plugins::{self, Again, SetUp},
+    refused::Refused,
     turns::{TurnError, Turns},
     worlds::{SetUpEnd, Worlds},
 };
@@ -36,8 +37,6 @@ use crate::{
 const VOLUMES_LIMIT: Duration = Duration::from_secs(123);
 /// Time to list the directories of all pods.
 const LIST_LIMIT: Duration = Duration::from_secs(10);
-/// First and longest pause before a directory that could not be removed is tried again.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
 
 /// What the manager needs to know.
 #[derive(Clone, Debug)]
@@ -69,15 +68,7 @@ pub struct Manager {
     deps: VolumesDeps,
     turns: Turns,
     worlds: Worlds,
-    /// Directories that could not be removed.
-    refused: Mutex<HashMap<PodUid, Refusal>>,
-}
-
-#[derive(Clone, Debug)]
-struct Refusal {
-    error: String,
-    again_at: Instant,
-    pause: Duration,
+    refused: Refused,
 }
 
 impl Manager {
@@ -86,7 +77,8 @@ impl Manager {
         // The mount table knows paths without links only.
         let root = fs::canonicalize(&config.root).unwrap_or(config.root);
         let worlds = Worlds::new(deps.metrics.clone());
-        Self { root, credentials: config.credentials, deps, turns: Turns::default(), worlds, refused: Mutex::default() }
+        let refused = Refused::new(deps.metrics.orphans());
+        Self { root, credentials: config.credentials, deps, turns: Turns::default(), worlds, refused }
     }
 
     fn layout(&self, pod: &PodUid) -> Result<PodLayout, VolumeError> {
@@ -105,24 +97,6 @@ impl Manager {
         for (ask, token) in held.unwrap_or_default() {
             self.deps.objects.adopt_token(pod, &ask, &token);
         }
-    }
-
-    fn refusal(&self, pod: &PodUid) -> Option<Refusal> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner).get(pod).cloned()
-    }
-
-    fn remember(&self, pod: &PodUid, error: Option<&str>) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(error) = error else {
-            refused.remove(pod);
-            return;
-        };
-        let pause = refused.get(pod).map_or(PAUSE.0, |last| (last.pause * 2).min(PAUSE.1));
-        if refused.get(pod).is_none_or(|last| last.error != error) {
-            warn!(podUID = %pod, err = error, "Could not remove the directory of an orphaned pod");
-        }
-        let refusal = Refusal { error: error.to_owned(), again_at: Instant::now() + pause, pause };
-        refused.insert(pod.clone(), refusal);
     }
 }
 
@@ -168,7 +142,10 @@ impl VolumeManager for Manager {
         let pods = layout::pods(&self.root);
         let listing = tokio::task::spawn_blocking(move || directories(&pods));
         match tokio::time::timeout(LIST_LIMIT, listing).await {
-            Ok(Ok(Ok(found))) => found,
+            Ok(Ok(Ok(found))) => {
+                self.refused.swept(&found);
+                found
+            }
             Ok(Ok(Err(e))) => {
                 warn!(err = %e, "Could not list the directories of pods");
                 Vec::new()
@@ -181,17 +158,23 @@ impl VolumeManager for Manager {
     }
 
     async fn remove_directory(&self, pod: &PodUid) -> Result<(), VolumeError> {
-        if let Some(refusal) = self.refusal(pod).filter(|refusal| Instant::now() < refusal.again_at) {
-            return Err(VolumeError::Failed(refusal.error));
+        if let Some(error) = self.refused.pausing(pod) {
+            return Err(VolumeError::Failed(error));
         }
         let layout = self.layout(pod)?;
-        let done = flat(self.turns.take(pod, VOLUMES_LIMIT, move || orphan::remove_pod(&layout)).await);
-        let error = done.as_ref().err().map(ToString::to_string);
-        self.remember(pod, error.as_deref());
-        if error.is_none() {
-            info!(podUID = %pod, "Cleaned up orphaned pod volumes dir");
+        let removed = self.turns.take(pod, VOLUMES_LIMIT, move || orphan::remove_pod(&layout)).await;
+        let removed = removed.map_err(|e| e.to_string()).and_then(|done| done.map_err(|e| e.to_string()));
+        match removed {
+            Ok(had_volumes) => {
+                self.refused.removed(pod, had_volumes);
+                info!(podUID = %pod, "Cleaned up orphaned pod volumes dir");
+                Ok(())
+            }
+            Err(error) => {
+                self.refused.refused(pod, &error);
+                Err(VolumeError::Failed(error))
+            }
         }
-        done
     }
 }
 

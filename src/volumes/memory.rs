@@ -1,16 +1,14 @@
 //! Volumes that must not reach a disk lie in memory. Blocking. Behaviour: spec 07 §7.1, §7.3.
 
-use std::{collections::BTreeMap, ffi::CString, fs, io, os::unix::fs::MetadataExt, path::Path};
+use std::{collections::BTreeMap, io, path::Path};
 
-use rustix::{
-    io::Errno,
-    mount::{MountFlags, mount},
-};
-
-use crate::pod::{
-    Pod,
-    quantity::Amount,
-    resources::{self, MEMORY, Overhead},
+use crate::{
+    pod::{
+        Pod,
+        quantity::Amount,
+        resources::{self, MEMORY, Overhead},
+    },
+    sys::mount::{self, NewFileSystem},
 };
 
 /// Where volumes with credentials lie.
@@ -48,27 +46,27 @@ pub fn size(allocatable: &BTreeMap<String, String>, pod: &Pod) -> u64 {
 /// # Errors
 /// It cannot be mounted.
 pub fn ensure(dir: &Path, bytes: u64) -> io::Result<()> {
-    if is_mount_point(dir)? {
+    if mount::is_mount_point(dir)? {
         return Ok(());
     }
-    let size = (bytes > 0).then(|| format!("size={bytes}"));
-    let mounted = |options: &[&str]| {
-        let options = options.join(",");
-        let options = CString::new(options).map_err(|_| Errno::INVAL)?;
-        mount("tmpfs", dir, "tmpfs", MountFlags::empty(), options.as_c_str())
+    let mounted = |swap: Swap| {
+        let size = (bytes > 0).then(|| format!("size={bytes}"));
+        let noswap = (swap == Swap::Never).then(|| "noswap".to_owned());
+        let options: Vec<String> = size.into_iter().chain(noswap).collect();
+        mount::file_system(NewFileSystem { kind: "tmpfs", source: "tmpfs", options: &options }, dir)
     };
-    let plain: Vec<&str> = size.as_deref().into_iter().collect();
-    let without_swap: Vec<&str> = plain.iter().copied().chain(["noswap"]).collect();
-    match mounted(&without_swap) {
-        // Kernels before 6.4 know no such option.
-        Err(Errno::INVAL) => Ok(mounted(&plain)?),
-        other => Ok(other?),
+    match mounted(Swap::Never) {
+        // Kernels before 6.4 know no such option, and none lets a user namespace set it.
+        Err(e) if e.kind() == io::ErrorKind::InvalidInput => mounted(Swap::Allowed),
+        other => other,
     }
 }
 
-fn is_mount_point(dir: &Path) -> io::Result<bool> {
-    let parent = dir.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    Ok(fs::symlink_metadata(dir)?.dev() != fs::symlink_metadata(parent)?.dev())
+/// Whether what lies in memory may be written to swap.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Swap {
+    Allowed,
+    Never,
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::{
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::{
-    layout::{OWNED, PROJECTED, PodLayout, SECRET},
+    layout::{EMPTY_DIR, OWNED, PROJECTED, PodLayout, SECRET},
     remove,
 };
 use crate::sys::mount_table;
@@ -86,13 +86,15 @@ pub fn tear_down(layout: &PodLayout) -> Result<(), LeftOver> {
     Ok(())
 }
 
-/// Removes the whole directory of a pod that nobody knows.
-pub fn remove_pod(layout: &PodLayout) -> Result<(), LeftOver> {
+/// Removes the whole directory of a pod that nobody knows; tells whether there were volumes in it.
+pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
     let pod = layout.pod().file_name().unwrap_or_default().to_string_lossy().into_owned();
-    // The pod went away while no agent was there; these hold nothing that is not elsewhere too.
-    unmount_in_memory(layout, &[SECRET, PROJECTED])?;
+    // The pod went away while no agent was there. What lay in memory goes with its pod; credentials are elsewhere too.
+    unmount_in_memory(layout, &[EMPTY_DIR, SECRET, PROJECTED])?;
     nothing_mounted(layout.pod())?;
-    for (plugin, name, path) in volumes(layout) {
+    let found = volumes(layout);
+    let had_volumes = !found.is_empty();
+    for (plugin, name, path) in found {
         // Our own volume, complete and not mounted: the pod went away before it was taken down.
         let marker = layout.marker(&plugin, &name);
         let ours = OWNED.contains(&plugin.as_str()) && marker.join("ready").exists();
@@ -119,7 +121,8 @@ pub fn remove_pod(layout: &PodLayout) -> Result<(), LeftOver> {
     for child in children(layout.pod()) {
         remove::tree(&child).map_err(other(child.display().to_string()))?;
     }
-    remove::empty_directory(layout.pod()).map_err(other("the pod directory".to_owned()))
+    remove::empty_directory(layout.pod()).map_err(other("the pod directory".to_owned()))?;
+    Ok(had_volumes)
 }
 
 /// Unmounts file systems in memory that are the root of a volume of these plugins of ours: this

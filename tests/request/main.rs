@@ -4,7 +4,7 @@
 mod kit;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fs,
     net::IpAddr,
     os::unix::fs::PermissionsExt,
@@ -199,6 +199,7 @@ impl Bench {
             target: None,
             restart_count: 0,
             image: &image,
+            volume_images: &HashMap::new(),
             pod_ips: &[ip("fd00::5"), ip("10.0.0.5")],
             volumes: &volumes,
             handler,
@@ -313,6 +314,7 @@ async fn a_pod_in_the_nodes_network_sees_the_nodes_file_and_addresses() {
         target: None,
         restart_count: 0,
         image: &image,
+        volume_images: &HashMap::new(),
         pod_ips: &[],
         volumes: &MountedVolumes::default(),
         handler: "",

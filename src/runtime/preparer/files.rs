@@ -91,10 +91,15 @@ impl ContainerFiles {
                 "Sub-path cannot be used");
             PrepareError(format!("failed to {what} for volumeMount {:?} of container {:?}", sub.volume, self.container))
         };
-        sub_path::make_inside(&sub.volume_path, &sub.path, sub.mode)
-            .map_err(|e| refused("create subPath directory", e))?;
-        sub_path::bind_inside(&sub.volume_path, &sub.path, sub.mode, &target)
-            .map_err(|e| refused("prepare subPath", e))?;
+        // What is bound is what was opened; the path is not looked at again.
+        let opened = match sub_path::find_inside(&sub.volume_path, &sub.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                sub_path::make_inside(&sub.volume_path, &sub.path, sub.mode)
+                    .map_err(|e| refused("create subPath directory", e))?
+            }
+            other => other.map_err(|e| refused("prepare subPath", e))?,
+        };
+        sub_path::bind_opened(&opened, &holder, &target).map_err(|e| refused("prepare subPath", e))?;
         mount.host_path = target.to_string_lossy().into_owned();
         Ok(mount)
     }

@@ -18,6 +18,8 @@ use crate::{
 pub struct Volume<'a> {
     /// Where it lies on the host; `None` for image volumes.
     pub host_path: Option<&'a Path>,
+    /// The image that the runtime mounts, for image volumes.
+    pub image: Option<&'a cri::ImageSpec>,
     /// The volume itself is read-only.
     pub read_only: bool,
     /// It is ours and may be relabelled for SELinux.
@@ -83,9 +85,6 @@ pub enum MountError {
         /// Container name.
         container: String,
     },
-    /// The volume is an image, and nothing has resolved it.
-    #[error("volume {0:?}: image volumes are not supported by this release")]
-    ImageVolume(String),
     /// `subPathExpr` names no path, for instance because of variables that are not set.
     #[error(transparent)]
     Expression(#[from] SubPathError),
@@ -137,25 +136,34 @@ fn one(
 ) -> Result<PlannedMount, MountError> {
     let volume = (inputs.volume)(&wanted.name)
         .ok_or_else(|| MountError::NoVolume { volume: wanted.name.clone(), container: container.name.clone() })?;
-    let volume_path = volume.host_path.ok_or_else(|| MountError::ImageVolume(wanted.name.clone()))?;
-    let sub_path = sub_path(wanted, inputs.env)?.map(|path| SubPath {
-        volume: wanted.name.clone(),
-        volume_path: volume_path.to_owned(),
-        path,
-        mode: volume.sub_path_mode,
-        index,
-    });
+    let inside = sub_path(wanted, inputs.env)?;
+    let (host_path, image_sub_path, sub_path) = match (volume.host_path, inside) {
+        (Some(path), None) => (path.to_string_lossy().into_owned(), String::new(), None),
+        (Some(volume_path), Some(path)) => {
+            let (name, mode) = (wanted.name.clone(), volume.sub_path_mode);
+            let sub_path = SubPath { volume: name, volume_path: volume_path.to_owned(), path, mode, index };
+            (String::new(), String::new(), Some(sub_path))
+        }
+        // The runtime looks inside the image itself.
+        (None, inside) => {
+            if volume.image.is_none() {
+                let (volume, container) = (wanted.name.clone(), container.name.clone());
+                return Err(MountError::NoVolume { volume, container });
+            }
+            (String::new(), inside.unwrap_or_default().to_string_lossy().into_owned(), None)
+        }
+    };
     let mount = cri::Mount {
         container_path: absolute(&wanted.mount_path),
-        host_path: if sub_path.is_some() { String::new() } else { volume_path.to_string_lossy().into_owned() },
+        host_path,
         readonly: wanted.read_only == Some(true) || volume.read_only,
         selinux_relabel: volume.relabel && inputs.selinux,
         propagation: propagation(wanted)?.into(),
         uid_mappings: inputs.id_mappings.to_vec(),
         gid_mappings: inputs.id_mappings.to_vec(),
         recursive_read_only: recursive_read_only(wanted, inputs.recursive_read_only)?,
-        image: None,
-        image_sub_path: String::new(),
+        image: volume.image.cloned(),
+        image_sub_path,
     };
     Ok(PlannedMount { mount, sub_path })
 }
@@ -227,10 +235,12 @@ mod tests {
         let container: api::Container =
             serde_json::from_value(json!({"name": "c", "volumeMounts": [mount]})).expect("a container");
         let env = Variables::new([("A", "x"), ("EMPTY", "")]);
+        let image = cri::ImageSpec { image: "sha256:1".into(), ..Default::default() };
         let inputs = MountInputs {
             volume: &|name| {
                 let plain = Volume {
                     host_path: Some(Path::new("/host/v")),
+                    image: None,
                     read_only: false,
                     relabel: true,
                     sub_path_mode: 0o770,
@@ -238,7 +248,8 @@ mod tests {
                 match name {
                     "v" => Some(plain),
                     "ro" => Some(Volume { read_only: true, ..plain }),
-                    "image" => Some(Volume { host_path: None, ..plain }),
+                    "image" => Some(Volume { host_path: None, image: Some(&image), read_only: true, ..plain }),
+                    "not pulled" => Some(Volume { host_path: None, read_only: true, ..plain }),
                     _ => None,
                 }
             },
@@ -327,12 +338,27 @@ mod tests {
     }
 
     #[test]
+    fn images_are_mounted_by_the_runtime() {
+        for (sub_path, expected) in [(json!(null), ""), (json!("a/./b"), "a/b")] {
+            let got = planned(json!({"name": "image", "subPath": sub_path}), false).expect("a mount");
+            assert_eq!(got.sub_path, None);
+            assert_eq!((got.mount.host_path.as_str(), got.mount.readonly), ("", true));
+            assert_eq!(got.mount.image.map(|image| image.image), Some("sha256:1".to_owned()));
+            assert_eq!(got.mount.image_sub_path, expected);
+        }
+        assert!(planned(json!({"name": "image", "subPath": "../x"}), false).is_err());
+    }
+
+    #[test]
     fn volumes_that_are_not_there_are_named() {
         assert_eq!(
             planned(json!({"name": "w"}), false).unwrap_err(),
             "cannot find volume \"w\" to mount into container \"c\""
         );
-        assert!(planned(json!({"name": "image"}), false).unwrap_err().contains("image volumes"));
+        assert_eq!(
+            planned(json!({"name": "not pulled"}), false).unwrap_err(),
+            "cannot find volume \"not pulled\" to mount into container \"c\""
+        );
         let block = api::Container {
             name: "c".into(),
             volume_devices: Some(vec![api::VolumeDevice { name: "b".into(), device_path: "/dev/x".into() }]),

@@ -3,14 +3,19 @@
 use std::{
     fs::Permissions,
     os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    sync::Mutex,
 };
 
 use serde_json::{Value, json};
+
+#[cfg(test)]
+mod media;
 
 use super::*;
 use crate::{
     engine::ports::{ObjectError, SystemClock, TokenAsk},
     metrics::Registry,
+    volumes::refused::PAUSE,
 };
 
 struct Bench {
@@ -211,19 +216,22 @@ async fn downward_files_follow_the_pod() {
 #[tokio::test]
 async fn other_kinds_are_refused_by_name() {
     let bench = bench();
-    for (source, kind) in [
-        (json!({"persistentVolumeClaim": {"claimName": "x"}}), "persistentVolumeClaim"),
+    let volume = json!({"name": "v", "persistentVolumeClaim": {"claimName": "x"}});
+    let refused = bench.mount(json!([{"name": "good", "emptyDir": {}}, volume])).await.expect_err("no such kind");
+    assert_eq!(refused, "volume \"v\": persistentVolumeClaim volumes are not supported by this release");
+    for (sources, text) in [
         (
-            json!({"projected": {"defaultMode": 420, "sources": [{"clusterTrustBundle": {"name": "x", "path": "p"}}]}}),
-            "projected clusterTrustBundle",
+            json!([{"clusterTrustBundle": {"name": "x", "path": "p"}}]),
+            "ClusterTrustBundle projection is not supported in static kubelet mode",
         ),
-        (json!({"emptyDir": {"medium": "Memory"}}), "emptyDir medium Memory"),
-        (json!({"emptyDir": {"medium": "HugePages-2Mi"}}), "emptyDir medium HugePages-2Mi"),
+        (
+            json!([{"clusterTrustBundle": {"path": "p"}}, {"podCertificate": {"signerName": "s", "keyType": "ED25519"}}]),
+            "[ClusterTrustBundle projection requires either name or signerName to be set, unimplemented]",
+        ),
     ] {
-        let mut volume = source;
-        volume["name"] = "v".into();
-        let refused = bench.mount(json!([{"name": "good", "emptyDir": {}}, volume])).await.expect_err(kind);
-        assert_eq!(refused, format!("volume \"v\": {kind} volumes are not supported by this release"));
+        let volume = json!({"name": "v", "projected": {"defaultMode": 420, "sources": sources}});
+        let refused = bench.mount(json!([volume])).await.expect_err("behind a gate");
+        assert!(refused.ends_with(&format!("MountVolume.SetUp failed for volume \"v\" : {text}")), "{refused}");
     }
     let refused = bench.mount(json!([{"name": "v", "emptyDir": {"medium": "Tape"}}])).await.expect_err("no medium");
     assert!(
@@ -312,7 +320,9 @@ async fn mounts_below_stop_the_removal() {
     // Needs root: mounts a tmpfs.
     let bench = bench();
     bench.mount(json!([{"name": "v", "emptyDir": {}}])).await.expect("mounted");
-    let target = bench.at("volumes/kubernetes.io~empty-dir/v");
+    let volume = bench.at("volumes/kubernetes.io~empty-dir/v");
+    let target = volume.join("inner");
+    fs::create_dir(&target).expect("a directory");
     if rustix::mount::mount("none", &target, "tmpfs", rustix::mount::MountFlags::empty(), None).is_err() {
         eprintln!("skipped: no permission to mount");
         return;
@@ -320,11 +330,12 @@ async fn mounts_below_stop_the_removal() {
     fs::write(target.join("data"), "x").expect("a file");
     let refused = bench.manager.remove_directory(&"u".into()).await.expect_err("mounted").to_string();
     assert!(refused.starts_with("mounted volumes=["), "{refused}");
-    assert!(target.join("data").exists());
+    assert!(bench.manager.unmount(&"u".into()).await.is_err(), "nor by taking down");
     assert!(crate::volumes::remove::tree(&target).is_err(), "a mount is not crossed");
     assert!(target.join("data").exists());
-    bench.manager.unmount(&"u".into()).await.expect("a tmpfs of ours is unmounted");
-    assert!(!target.exists());
+    crate::sys::mount::unmount(&target).expect("unmounted");
+    bench.manager.unmount(&"u".into()).await.expect("nothing is mounted");
+    assert!(!volume.exists());
 }
 
 fn config_map(rest: Value) -> Value {

@@ -54,7 +54,7 @@ pub struct Reference<'a> {
 pub fn publish(request: &SetUp<'_>, plugin: &str, files: &Payload) -> Result<MountedVolume, SetUpError> {
     let name = &request.volume.name;
     let dir = request.layout.volume(plugin, name);
-    empty_dir::backing(&dir, &request.layout.marker(plugin, name), || {})?;
+    empty_dir::backing(&dir, &request.layout.marker(plugin, name), || Ok(()))?;
     // What was published on disk has its readers there.
     if let Some(bytes) = request.memory.filter(|_| CREDENTIALS.contains(&plugin) && !atomic_writer::is_published(&dir))
     {

@@ -5,6 +5,8 @@ mod downward_api;
 mod empty_dir;
 mod files;
 mod host_path;
+mod huge_pages;
+mod image;
 mod projected;
 mod secret;
 
@@ -44,15 +46,20 @@ pub struct SetUp<'a> {
 /// Why a volume is not there; becomes `MountVolume.SetUp failed for volume "x" : <text>`.
 #[derive(Debug, thiserror::Error)]
 pub enum SetUpError {
-    /// A medium that is not supported; the rest of the kind is.
-    #[error("{kind} volumes are not supported by this release")]
-    Unsupported {
-        /// E.g. `emptyDir medium Memory`.
-        kind: String,
-    },
     /// No such medium.
     #[error("unknown storage medium {0:?}")]
     Medium(String),
+    /// There are no such huge pages.
+    #[error(transparent)]
+    HugePages(#[from] huge_pages::PagesError),
+    /// Other huge pages are mounted already.
+    #[error("pagesize '{mounted}' and requested medium size '{wanted}' differ")]
+    PageSize {
+        /// What is mounted.
+        mounted: String,
+        /// What is wanted.
+        wanted: String,
+    },
     /// The host path is not what its type says.
     #[error("hostPath type check failed: {path} {expected}")]
     HostPathType {
@@ -87,6 +94,15 @@ pub enum SetUpError {
     /// There is no API server to read sources from.
     #[error("cannot setup projected volume {0} because kube client is not configured")]
     NotConfigured(String),
+    /// A trust bundle that is not named.
+    #[error("ClusterTrustBundle projection requires either name or signerName to be set")]
+    NoBundleNamed,
+    /// Trust bundles are behind a gate.
+    #[error("ClusterTrustBundle projection is not supported in static kubelet mode")]
+    NoBundles,
+    /// Certificates of pods are behind a gate.
+    #[error("unimplemented")]
+    NoCertificates,
     /// Several sources cannot be had.
     #[error("{}", joined(.0))]
     Several(Vec<SetUpError>),
@@ -148,9 +164,10 @@ pub struct Kind {
 }
 
 /// The kinds this release sets up. Another kind is another line.
-const PLUGINS: [Kind; 6] = [
+const PLUGINS: [Kind; 7] = [
     Kind::once("emptyDir", "kubernetes.io/empty-dir", layout::EMPTY_DIR, empty_dir::set_up),
     Kind::once("hostPath", "kubernetes.io/host-path", "kubernetes.io~host-path", host_path::set_up),
+    Kind::once("image", "kubernetes.io/image", "kubernetes.io~image", image::set_up),
     Kind::every_turn("downwardAPI", "kubernetes.io/downward-api", layout::DOWNWARD_API, downward_api::set_up),
     Kind::every_turn("configMap", "kubernetes.io/configmap", layout::CONFIG_MAP, config_map::set_up),
     Kind::every_turn("secret", "kubernetes.io/secret", layout::SECRET, secret::set_up),
@@ -190,10 +207,8 @@ pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, VolumeError> {
         let kind = volume::kinds(request.volume).into_iter().next().unwrap_or_default();
         return Err(VolumeError::Unsupported { volume: name.clone(), kind });
     };
-    (known.set_up)(request).map_err(|e| match e {
-        SetUpError::Unsupported { kind } => VolumeError::Unsupported { volume: name.clone(), kind },
-        e => VolumeError::Failed(format!("MountVolume.SetUp failed for volume {name:?} : {e}")),
-    })
+    let failed = |e: SetUpError| VolumeError::Failed(format!("MountVolume.SetUp failed for volume {name:?} : {e}"));
+    (known.set_up)(request).map_err(failed)
 }
 
 fn joined(errors: &[impl ToString]) -> String {

@@ -30,7 +30,6 @@ pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     for source in source.sources.iter().flatten() {
         match of_source(request, source, mode) {
             Ok(files) => payload.extend(files),
-            Err(e @ SetUpError::Unsupported { .. }) => return Err(e),
             Err(SetUpError::Object(ObjectError::NoClient { .. })) => {
                 return Err(SetUpError::NotConfigured(request.volume.name.clone()));
             }
@@ -44,7 +43,6 @@ pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
 }
 
 fn of_source(request: &SetUp<'_>, source: &api::VolumeProjection, mode: u32) -> Result<Payload, SetUpError> {
-    let unsupported = |what: &str| Err(SetUpError::Unsupported { kind: format!("projected {what}") });
     if let Some(config_map) = &source.config_map {
         let reference = Reference {
             of: ObjectOf::ConfigMap,
@@ -69,11 +67,15 @@ fn of_source(request: &SetUp<'_>, source: &api::VolumeProjection, mode: u32) -> 
     if let Some(token) = &source.service_account_token {
         return of_token(request, token, mode);
     }
-    if source.cluster_trust_bundle.is_some() {
-        return unsupported("clusterTrustBundle");
+    if let Some(bundle) = &source.cluster_trust_bundle {
+        // As the reference without its gates, which are off unless somebody sets them.
+        return Err(match (&bundle.name, &bundle.signer_name) {
+            (None, None) => SetUpError::NoBundleNamed,
+            _ => SetUpError::NoBundles,
+        });
     }
     if source.pod_certificate.is_some() {
-        return unsupported("podCertificate");
+        return Err(SetUpError::NoCertificates);
     }
     Ok(Payload::new())
 }

@@ -1,0 +1,128 @@
+//! Images that are mounted as volumes: pulled like those of containers, mounted by the runtime (spec 07 §7.9).
+//!
+//! A pull begins with the first container of a pass that mounts its volume, while that container's own image is pulled
+//! too; what fails is told of each container that mounts it.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    cri::CriError,
+    engine::ports::{EnsureImage, ImageError, ImageProvider, PullPolicy, ResolvedImage},
+    pod::{Pod, api},
+    proto::cri,
+};
+
+/// What the runtime's answer begins with where a container cannot be created because of an image volume.
+const MOUNT_FAILED: &str = "ImageVolumeMountFailed";
+
+/// An image on its way.
+pub(super) type ImageTask = AbortOnDropHandle<Result<ResolvedImage, ImageError>>;
+
+/// Images of volumes by volume name, as the runtime is told them.
+pub(crate) type VolumeImages = HashMap<String, cri::ImageSpec>;
+
+enum State {
+    Coming(ImageTask),
+    Here(Result<ResolvedImage, ImageError>),
+}
+
+/// The image volumes of one pass over a pod.
+#[derive(Default)]
+pub(super) struct ImageVolumes(HashMap<String, State>);
+
+impl ImageVolumes {
+    /// Begins with the images that a container mounts and nobody before it in this pass; `ask` has what all pulls of
+    /// the pod have in common.
+    pub(super) fn begin(&mut self, images: &Arc<dyn ImageProvider>, container: &api::Container, ask: &EnsureImage) {
+        for (name, source) in mounted(&ask.pod, container) {
+            if self.0.contains_key(name) {
+                continue;
+            }
+            let request = EnsureImage {
+                image: source.reference.clone().unwrap_or_default(),
+                policy: PullPolicy::parse(source.pull_policy.as_deref()),
+                field_path: None,
+                ..ask.clone()
+            };
+            let images = images.clone();
+            let task = AbortOnDropHandle::new(tokio::spawn(async move { images.ensure(request).await }));
+            self.0.insert(name.to_owned(), State::Coming(task));
+        }
+    }
+
+    /// The images that a container mounts, once they are here. Safe to drop while it waits.
+    pub(super) async fn of(&mut self, pod: &Pod, container: &api::Container) -> Result<VolumeImages, ImageError> {
+        let mut all = VolumeImages::new();
+        for (name, source) in mounted(pod, container) {
+            let Some(state) = self.0.get_mut(name) else { continue };
+            if let State::Coming(task) = state {
+                let gone = |e: tokio::task::JoinError| ImageError {
+                    reason: "ErrImagePull",
+                    message: e.to_string(),
+                    retry_at: None,
+                };
+                let done = task.await.unwrap_or_else(|e| Err(gone(e)));
+                *state = State::Here(done);
+            }
+            if let State::Here(done) = state {
+                let image = done.clone()?;
+                let spec = cri::ImageSpec {
+                    image: image.reference,
+                    user_specified_image: source.reference.clone().unwrap_or_default(),
+                    ..Default::default()
+                };
+                all.insert(name.to_owned(), spec);
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The image volumes that a container mounts.
+fn mounted<'a>(
+    pod: &'a Pod,
+    container: &'a api::Container,
+) -> impl Iterator<Item = (&'a str, &'a api::ImageVolumeSource)> {
+    let is_mounted =
+        |volume: &&api::Volume| container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name);
+    let volumes = pod.spec().volumes.iter().flatten().filter(is_mounted);
+    volumes.filter_map(|volume| Some((volume.name.as_str(), volume.image.as_ref()?)))
+}
+
+/// How many images are to be mounted.
+pub(super) fn count(config: &cri::ContainerConfig) -> u64 {
+    u64::try_from(config.mounts.iter().filter(|mount| mount.image.is_some()).count()).unwrap_or(u64::MAX)
+}
+
+/// Whether it was an image volume that kept the container from being created.
+pub(super) fn is_mount_failure(error: &CriError) -> bool {
+    matches!(error, CriError::Rpc { message, .. } if message.starts_with(MOUNT_FAILED))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_image_volumes_that_are_mounted_are_wanted() {
+        let pod = Pod::new(
+            serde_json::from_value(json!({
+                "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+                "spec": {"volumes": [
+                    {"name": "model", "image": {"reference": "r/m:1"}}, {"name": "other", "image": {"reference": "r/o:1"}},
+                    {"name": "plain", "emptyDir": {}}],
+                "containers": [{"name": "c", "volumeMounts": [
+                    {"name": "plain", "mountPath": "/p"}, {"name": "model", "mountPath": "/m"},
+                    {"name": "model", "mountPath": "/again"}]}]}
+            }))
+            .expect("a pod"),
+        )
+        .expect("complete");
+        let found: Vec<_> =
+            mounted(&pod, &pod.containers()[0]).map(|(name, source)| (name, source.reference.clone())).collect();
+        assert_eq!(found, [("model", Some("r/m:1".to_owned()))]);
+    }
+}

@@ -1,0 +1,260 @@
+//! Mounts at paths of this mount namespace: new file systems, and binds.
+//!
+//! Through the new mount API: what is mounted gets its options before anybody can see it, and no path is resolved
+//! twice. A kernel without it (or a filter that hides it) gets `mount(2)`. Blocking: call it from the blocking pool;
+//! the kernel may wait for a disk or a server. Behaviour: spec 07 §14.
+
+use std::{
+    ffi::CString,
+    io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::Path,
+};
+
+use nix::libc;
+use rustix::{
+    fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags, openat, statx},
+    io::Errno,
+    mount::{MountFlags, UnmountFlags, mount_bind, mount_remount},
+};
+
+use super::mount_api::{self, Change, Reach};
+
+/// Options that say how one mount behaves, with their `MS_*` flags; all others are the file system's.
+const FLAGS: [(&str, u64); 13] = [
+    ("ro", libc::MS_RDONLY),
+    ("rw", 0),
+    ("defaults", 0),
+    ("nosuid", libc::MS_NOSUID),
+    ("nodev", libc::MS_NODEV),
+    ("noexec", libc::MS_NOEXEC),
+    ("noatime", libc::MS_NOATIME),
+    ("nodiratime", libc::MS_NODIRATIME),
+    ("relatime", libc::MS_RELATIME),
+    ("strictatime", libc::MS_STRICTATIME),
+    ("suid", 0),
+    ("dev", 0),
+    ("exec", 0),
+];
+
+/// What is to be mounted.
+#[derive(Clone, Copy, Debug)]
+pub struct NewFileSystem<'a> {
+    /// Its type, `tmpfs`.
+    pub kind: &'a str,
+    /// What it is on: a device, or any word where it is on none.
+    pub source: &'a str,
+    /// Options as `mount(8)` takes them.
+    pub options: &'a [String],
+}
+
+/// Mounts a new file system on a directory.
+///
+/// # Errors
+/// What the kernel says; `EINVAL` for an option that its type does not know.
+pub fn file_system(new: NewFileSystem<'_>, target: &Path) -> io::Result<()> {
+    let (flags, data) = split(new.options);
+    let made = mount_api::new_mount_of(new.kind, new.source, &data, flags).and_then(|mount| {
+        let at = open(target)?;
+        mount_api::attach(mount.as_fd(), at.as_fd())
+    });
+    match made {
+        Err(e) if is_unknown(&e) => {
+            let text = |text: &str| CString::new(text).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+            let (source, kind, data) = (text(new.source)?, text(new.kind)?, text(&data)?);
+            let flags = MountFlags::from_bits_retain(u32::try_from(flags).unwrap_or_default());
+            Ok(rustix::mount::mount(source.as_c_str(), target, kind.as_c_str(), flags, data.as_c_str())?)
+        }
+        other => other,
+    }
+}
+
+/// Binds what an open descriptor leads to on a path, without the mounts below it.
+///
+/// # Errors
+/// What the kernel says.
+pub fn bind(source: impl AsFd, target: &Path, options: &[String]) -> io::Result<()> {
+    let (flags, _) = split(options);
+    let made = mount_api::clone_at(source.as_fd(), Reach::Top).and_then(|mount| {
+        let set = mount_api::attributes(flags);
+        if set != 0 {
+            mount_api::change(mount.as_fd(), Reach::Top, Change { set, ..Change::default() })?;
+        }
+        let at = open(target)?;
+        mount_api::attach(mount.as_fd(), at.as_fd())
+    });
+    match made {
+        Err(e) if is_unknown(&e) => bind_by_path(source, target, flags),
+        other => other,
+    }
+}
+
+/// The bind of old kernels: our own link to the descriptor is resolved by the kernel, which leads to what was opened
+/// and nowhere else.
+fn bind_by_path(source: impl AsFd, target: &Path, flags: u64) -> io::Result<()> {
+    let link = format!("/proc/self/fd/{}", source.as_fd().as_raw_fd());
+    mount_bind(link, target)?;
+    if flags == 0 {
+        return Ok(());
+    }
+    let flags = MountFlags::from_bits_retain(u32::try_from(flags).unwrap_or_default());
+    // What the source forbids stays forbidden: the kernel refuses to lift it.
+    let inherited = inherited(target)?;
+    mount_remount(target, MountFlags::BIND | flags | inherited, "").map_err(|e| {
+        let _ = unmount(target); // a bind that anybody may write to is worse than none
+        e.into()
+    })
+}
+
+/// What a mount already forbids, as flags of a remount.
+fn inherited(at: &Path) -> io::Result<MountFlags> {
+    let all = MountFlags::RDONLY
+        | MountFlags::NOSUID
+        | MountFlags::NODEV
+        | MountFlags::NOEXEC
+        | MountFlags::NOATIME
+        | MountFlags::NODIRATIME;
+    let found = rustix::fs::statvfs(at)?.f_flag.bits();
+    Ok(MountFlags::from_bits_retain(u32::try_from(found).unwrap_or_default()) & all)
+}
+
+/// Unmounts what is on top at a path; nothing mounted there is fine.
+///
+/// # Errors
+/// What the kernel says, `EBUSY` where it is used.
+pub fn unmount(target: &Path) -> io::Result<()> {
+    match rustix::mount::unmount(target, UnmountFlags::NOFOLLOW) {
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Takes a mount away from where it can be seen; it ends once nobody uses it. For storage that does not answer.
+///
+/// # Errors
+/// What the kernel says.
+pub fn detach(target: &Path) -> io::Result<()> {
+    match rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Whether something is mounted at a path; no server is asked.
+///
+/// # Errors
+/// What the kernel says; see [`is_corrupted`].
+pub fn is_mount_point(path: &Path) -> io::Result<bool> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    match statx(CWD, path, flags, StatxFlags::TYPE) {
+        Ok(found) if found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) => {
+            return Ok(found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
+        }
+        Ok(_) | Err(Errno::NOSYS) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let parent = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::fs::lstat(path)?.st_dev != rustix::fs::lstat(parent)?.st_dev)
+}
+
+/// Whether an error of a look says that the storage behind a mount is gone: such a mount is not looked at, only
+/// unmounted.
+pub fn is_corrupted(error: &io::Error) -> bool {
+    const GONE: [Errno; 7] =
+        [Errno::NOTCONN, Errno::STALE, Errno::IO, Errno::ACCESS, Errno::HOSTDOWN, Errno::WOULDBLOCK, Errno::NODEV];
+    error.raw_os_error().is_some_and(|code| GONE.iter().any(|errno| errno.raw_os_error() == code))
+}
+
+/// The `MS_*` flags of options, and what is left for the file system.
+fn split(options: &[String]) -> (u64, String) {
+    let (mut flags, mut data) = (0, Vec::new());
+    for option in options {
+        match FLAGS.iter().find(|(name, _)| name == option) {
+            Some((_, flag)) => flags |= flag,
+            None => data.push(option.as_str()),
+        }
+    }
+    (flags, data.join(","))
+}
+
+fn open(target: &Path) -> io::Result<OwnedFd> {
+    Ok(openat(CWD, target, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// The new interface is missing, hidden, or not known to the type of file system.
+fn is_unknown(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    [Errno::NOSYS, Errno::PERM, Errno::OPNOTSUPP].iter().any(|errno| Some(errno.raw_os_error()) == code)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn options(all: &[&str]) -> Vec<String> {
+        all.iter().map(|option| (*option).to_owned()).collect()
+    }
+
+    #[test]
+    fn options_are_the_mounts_or_the_file_systems() {
+        let parted = split(&options(&["ro", "size=64", "nosuid", "defaults", "noswap"]));
+        assert_eq!(parted, (libc::MS_RDONLY | libc::MS_NOSUID, "size=64,noswap".to_owned()));
+        assert_eq!(split(&[]), (0, String::new()));
+    }
+
+    #[test]
+    fn a_storage_that_is_gone_is_told_from_other_errors() {
+        for (errno, expected) in [(Errno::STALE, true), (Errno::NOTCONN, true), (Errno::NOENT, false)] {
+            assert_eq!(is_corrupted(&errno.into()), expected, "{errno}");
+        }
+        assert!(!is_corrupted(&io::Error::other("no number")));
+    }
+
+    #[test]
+    fn what_is_mounted_is_seen_bound_and_unmounted() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (volume, bound) = (dir.path().join("volume"), dir.path().join("bound"));
+        fs::create_dir(&volume).expect("makeable");
+        fs::create_dir(&bound).expect("makeable");
+        let new = NewFileSystem { kind: "tmpfs", source: "tmpfs", options: &options(&["size=65536", "nosuid"]) };
+        match file_system(new, &volume) {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return println!("skipped: needs root"),
+            other => other.expect("mountable"),
+        }
+        assert!(is_mount_point(&volume).expect("seen") && !is_mount_point(&bound).expect("seen"));
+        fs::write(volume.join("file"), "x").expect("writable");
+        let source = open(&volume).expect("there");
+        for by_path in [false, true] {
+            if by_path {
+                bind_by_path(&source, &bound, libc::MS_RDONLY).expect("bindable");
+            } else {
+                bind(&source, &bound, &options(&["ro"])).expect("bindable");
+            }
+            assert_eq!(fs::read_to_string(bound.join("file")).expect("the same"), "x", "{by_path}");
+            let refused = fs::write(bound.join("file"), "y").expect_err("read-only");
+            assert_eq!(refused.kind(), io::ErrorKind::ReadOnlyFilesystem, "{by_path}");
+            unmount(&bound).expect("unmounted");
+            assert!(!bound.join("file").exists(), "{by_path}");
+        }
+        drop(source);
+        let file = fs::File::open(volume.join("file")).expect("readable");
+        assert!(unmount(&volume).is_err(), "in use");
+        detach(&volume).expect("taken away");
+        assert!(!volume.join("file").exists());
+        unmount(&volume).expect("nothing there");
+        drop(file);
+    }
+
+    #[test]
+    fn an_option_nobody_knows_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let odd = options(&["no-such-option=1"]);
+        let refused = file_system(NewFileSystem { kind: "tmpfs", source: "x", options: &odd }, dir.path());
+        let code = refused.expect_err("refused").raw_os_error();
+        // Without privileges nothing is looked at.
+        let expected = [Errno::INVAL, Errno::PERM].map(|errno| Some(errno.raw_os_error()));
+        assert!(expected.contains(&code), "{code:?}");
+    }
+}
