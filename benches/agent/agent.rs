@@ -233,6 +233,16 @@ impl Agent {
         }
     }
 
+    /// Its root directory.
+    pub fn root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    /// A page of its read-only port, head included; `None` where nobody answers.
+    pub async fn page(&self, path: &str) -> Option<String> {
+        get(self.read_only, path).await
+    }
+
     /// How many lines it wrote.
     pub fn log_lines(&self) -> usize {
         fs::read(self.dir.join("log")).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count()

@@ -36,6 +36,7 @@ mod scripted_ground;
 mod scripted_starts;
 mod secure;
 mod streams;
+mod volumes;
 
 #[path = "../../tests/kit/cluster.rs"]
 mod kit;

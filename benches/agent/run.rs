@@ -17,7 +17,7 @@ use crate::{
     options::Options,
     pages,
     report::{self, Measured},
-    scripted_cost, scripted_starts, streams,
+    scripted_cost, scripted_starts, streams, volumes,
 };
 
 /// What a measurement works with.
@@ -51,6 +51,8 @@ pub enum Group {
     Runtime,
     /// The scripted CRI, and the test API server.
     Cluster,
+    /// The same, and volumes.
+    Volumes,
 }
 
 impl Group {
@@ -61,6 +63,7 @@ impl Group {
             Self::Containerd => "containerd",
             Self::Runtime => "runtime",
             Self::Cluster => "cluster",
+            Self::Volumes => "volumes",
         }
     }
 }
@@ -95,6 +98,7 @@ fn measurements() -> Vec<Measurement> {
     all.extend(followers::measurements());
     all.extend(cluster_pods::measurements());
     all.extend(cluster_outage::measurements());
+    all.extend(volumes::measurements());
     all.extend(containerd_pods::measurements());
     all.extend(containerd_cost::measurements());
     all.extend(embedded_pods::measurements());

@@ -1,0 +1,227 @@
+//! What volumes cost: to mount, to follow, to keep, to find again, and where they cannot be removed.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use serde_json::{Value, json};
+
+use crate::{
+    agent::{Agent, Target},
+    cluster::Cluster,
+    figures::{Bar, Figure, Samples, Unit, median, p99},
+    process,
+    run::{Ground, Group, Measurement},
+    scripted_ground::{Runtime, ms},
+};
+
+const MOUNT: &[Figure] = &[
+    median(
+        "mounted",
+        "token, 2 config maps, secret, emptyDir: asked → mounted, median",
+        Unit::Milliseconds,
+        Bar::AtMost(5.0),
+    ),
+    p99("mounted", "… p99", Unit::Milliseconds, Bar::Open),
+    median("sandbox", "pod bound → RunPodSandbox, with these volumes, median", Unit::Milliseconds, Bar::Open),
+    median("bare", "… with its token only, median", Unit::Milliseconds, Bar::Open),
+];
+const CHANGE: &[Figure] = &[
+    p99("change", "config map changed → its file says so, p99", Unit::Milliseconds, Bar::AtMost(50.0)),
+    median("change", "… median", Unit::Milliseconds, Bar::Open),
+];
+const IDLE: &[Figure] = &[
+    median("with", "CPU, 110 idle pods with 5 volumes each, of one core", Unit::Percent, Bar::Open),
+    median("without", "CPU, 110 idle pods without any, of one core", Unit::Percent, Bar::Open),
+    median("more", "… the difference", Unit::Percent, Bar::AtMost(0.1)),
+    median("found", "agent restarted → its 550 volumes known again", Unit::Seconds, Bar::AtMost(1.0)),
+];
+const ORPHANS: &[Figure] = &[
+    median("lines", "log lines a minute, 1,000 directories that cannot be removed", Unit::Count, Bar::AtMost(10.0)),
+    median("cpu", "CPU, 1,000 such directories, of one core", Unit::Percent, Bar::AtMost(1.0)),
+];
+
+/// What is measured here.
+pub fn measurements() -> Vec<Measurement> {
+    let base =
+        |name, figures, rounds, agent| Measurement { name, group: Group::Volumes, figures, rounds, agent, raw: None };
+    vec![
+        base("mount", MOUNT, (1, 1), |g, t| mount(g, t).boxed_local()),
+        base("follow", CHANGE, (1, 1), |g, t| change(g, t).boxed_local()),
+        base("keep", IDLE, (1, 1), |g, t| idle(g, t).boxed_local()),
+        base("orphans", ORPHANS, (1, 1), |g, t| orphans(g, t).boxed_local()),
+    ]
+}
+
+/// The fields of a pod with four volumes besides its token.
+fn fields(name: &str) -> Value {
+    let mounts: Vec<Value> = ["one", "two", "secret", "scratch"]
+        .iter()
+        .map(|volume| json!({"name": volume, "mountPath": format!("/{volume}")}))
+        .collect();
+    let image = "docker.io/library/busybox:1";
+    json!({
+        "volumes": [
+            {"name": "one", "configMap": {"name": format!("{name}-1")}},
+            {"name": "two", "configMap": {"name": format!("{name}-2")}},
+            {"name": "secret", "secret": {"secretName": name}},
+            {"name": "scratch", "emptyDir": {}}],
+        "containers": [{"name": "c0", "image": image, "imagePullPolicy": "IfNotPresent", "volumeMounts": mounts}],
+    })
+}
+
+fn put_objects(cluster: &Cluster, name: &str) {
+    for n in [1, 2] {
+        cluster.api.create(json!({"apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": format!("{name}-{n}"), "namespace": "default"},
+            "data": {"key": "0", "other": "x".repeat(1_000)}}));
+    }
+    cluster.api.create(json!({"apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": name, "namespace": "default"}, "data": {"password": "c2VjcmV0"}}));
+}
+
+/// A family's sum and count over all its series of that operation.
+async fn overall(agent: &Agent) -> Result<(f64, f64)> {
+    let page = agent.page("/metrics").await.context("no metrics")?;
+    let total = |part: &str| {
+        let wanted = format!("volume_operation_total_seconds_{part}{{");
+        let lines = page.lines().filter(|line| line.starts_with(&wanted) && line.contains("overall_volume_mount"));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
+    };
+    Ok((total("sum"), total("count")))
+}
+
+async fn mount(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (cluster, agent) = Cluster::joined(target, 10_000).await?;
+    let mut samples = Samples::default();
+    for i in 0..ground.options.amount(50, 10) {
+        for (key, prefix) in [("bare", "bare"), ("sandbox", "full")] {
+            let name = format!("{prefix}{i}");
+            if key == "sandbox" {
+                put_objects(&cluster, &name);
+                cluster.create(&name, fields(&name));
+            } else {
+                cluster.create(&name, json!({}));
+            }
+            let before = overall(&agent).await?;
+            let at = cluster.bind(&name);
+            cluster.until(&format!("{name} is Ready"), &agent, |c| c.is_ready(&name)).await?;
+            let calls = cluster.runtime.cri.calls();
+            let asked = crate::scripted_ground::first(&calls, "run_podsandbox", &name);
+            samples.add(key, ms(asked.context("it has a sandbox")?.at.into_std() - at));
+            let after = overall(&agent).await?;
+            if key == "sandbox" && after.1 > before.1 {
+                samples.add("mounted", (after.0 - before.0) / (after.1 - before.1) * 1e3);
+            }
+        }
+    }
+    Ok(samples)
+}
+
+/// Where the agent keeps the only volume of that plugin and name.
+fn volume(agent: &Agent, pod: &Value, plugin: &str, name: &str) -> PathBuf {
+    let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+    agent.root().join("pods").join(uid).join("volumes").join(plugin).join(name)
+}
+
+async fn change(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (cluster, agent) = Cluster::joined(target, 10_000).await?;
+    put_objects(&cluster, "follow");
+    cluster.create("follow", fields("follow"));
+    cluster.bind("follow");
+    cluster.until("the pod is Ready", &agent, |c| c.is_ready("follow")).await?;
+    let pod = cluster.pod("follow").context("just seen")?;
+    let file = volume(&agent, &pod, "kubernetes.io~configmap", "one").join("key");
+    let mut samples = Samples::default();
+    for n in 1..=ground.options.amount(50, 10) {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let value = n.to_string();
+        let began = Instant::now();
+        cluster.api.patch("configmaps", "default", "follow-1", json!({"data": {"key": value}}));
+        while !says(&file, &value) {
+            ensure!(began.elapsed() < Duration::from_secs(150), "the file never changed\n{}", agent.log_end());
+            tokio::time::sleep(Duration::from_micros(500)).await;
+        }
+        samples.add("change", ms(began.elapsed()));
+    }
+    Ok(samples)
+}
+
+fn says(file: &Path, value: &str) -> bool {
+    fs::read_to_string(file).is_ok_and(|text| text == value)
+}
+
+async fn cpu(agent: &Agent, window: Duration) -> Result<f64> {
+    let (began, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
+    tokio::time::sleep(window).await;
+    Ok((process::cpu_seconds(agent.pid())? - before) / began.elapsed().as_secs_f64() * 100.0)
+}
+
+/// How many volumes it says are there.
+async fn known(agent: &Agent) -> f64 {
+    let page = agent.page("/metrics").await.unwrap_or_default();
+    let lines = page
+        .lines()
+        .filter(|line| line.starts_with("volume_manager_total_volumes{") && line.contains("actual_state_of_world"));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+async fn idle(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let settle = Duration::from_secs(ground.options.amount(20, 5));
+    let window = Duration::from_secs(ground.options.amount(120, 10));
+    let count = ground.options.amount(110, 30);
+    let mut samples = Samples::default();
+    // Without a token either.
+    let (cluster, agent) = Cluster::joined(target, 10_000).await?;
+    cluster.run_pods(&agent, "bare", count, &json!({"automountServiceAccountToken": false})).await?;
+    tokio::time::sleep(settle).await;
+    let without = cpu(&agent, window).await?;
+    drop((agent, cluster));
+    let (cluster, mut agent) = Cluster::joined(target, 10_000).await?;
+    for i in 0..count {
+        let name = format!("full{i}");
+        put_objects(&cluster, &name);
+        cluster.create(&name, fields(&name));
+        cluster.bind(&name);
+    }
+    let ready = |c: &Cluster| (0..count).all(|i| c.is_ready(&format!("full{i}")));
+    cluster.until("all pods are Ready", &agent, ready).await?;
+    tokio::time::sleep(settle).await;
+    let with = cpu(&agent, window).await?;
+    samples.add("without", without);
+    samples.add("with", with);
+    samples.add("more", with - without);
+    let volumes = f64::from(u32::try_from(count * 5)?);
+    agent.kill()?;
+    let began = agent.start_again().await?;
+    while known(&agent).await < volumes {
+        ensure!(began.elapsed() < Duration::from_secs(60), "not all volumes are known\n{}", agent.log_end());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    samples.add("found", began.elapsed().as_secs_f64());
+    Ok(samples)
+}
+
+async fn orphans(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let runtime = Runtime::start(10_000).await?;
+    let agent = runtime.agent(target).await?;
+    for i in 0..1_000 {
+        let volume = agent.root().join(format!("pods/orphan-{i:04}/volumes/kubernetes.io~nfs/v"));
+        fs::create_dir_all(&volume)?;
+        fs::write(volume.join("data"), "somebody's")?;
+    }
+    let window = Duration::from_secs(ground.options.amount(180, 60));
+    let before = agent.log_lines();
+    let spent = cpu(&agent, window).await?;
+    let lines = f64::from(u32::try_from(agent.log_lines().saturating_sub(before))?);
+    let kept = fs::read_dir(agent.root().join("pods"))?.count();
+    ensure!(kept == 1_000, "{kept} of 1,000 directories are left");
+    let mut samples = Samples::default();
+    samples.add("lines", lines * 60.0 / window.as_secs_f64());
+    samples.add("cpu", spent);
+    Ok(samples)
+}
