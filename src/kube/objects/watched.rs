@@ -80,6 +80,20 @@ struct Entry<T> {
     given_up: Arc<AtomicBool>,
 }
 
+/// Somebody waits for the first sync. Whoever stops before it comes, for whatever reason, is told of it later.
+struct Waiting {
+    given_up: Arc<AtomicBool>,
+    is_answered: bool,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.given_up.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 fn locked<S>(mutex: &Mutex<S>) -> MutexGuard<'_, S> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -123,11 +137,13 @@ impl<T: ObjectKind> Watched<T> {
     pub async fn get(&self, namespace: &str, name: &str) -> Result<Arc<T>, ObjectError> {
         let (mut store, kept, given_up) = self.entry(namespace, name)?;
         let patience = if kept.is_some() { REVALIDATE } else { FIRST_SYNC };
-        let found = match (timeout(patience, store.synced()).await, kept) {
+        let mut waiting = Waiting { given_up, is_answered: false };
+        let outcome = timeout(patience, store.synced()).await;
+        waiting.is_answered = outcome.is_ok() || kept.is_some();
+        let found = match (outcome, kept) {
             (Ok(()), _) => store.get(namespace, name),
             (Err(_), Some(kept)) => kept.get(namespace, name),
             (Err(_), None) => {
-                given_up.store(true, Ordering::Relaxed);
                 let kind = T::SINGULAR;
                 let text = format!("failed to sync {kind} cache: timed out waiting for the condition");
                 return Err(ObjectError::Other(text));

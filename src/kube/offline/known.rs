@@ -36,6 +36,14 @@ pub enum Kind {
     ConfigMapFiles,
     /// `data` of a Secret.
     Secret,
+    /// What images are pulled with.
+    PullSecret,
+}
+
+impl Kind {
+    fn is_secret(self) -> bool {
+        matches!(self, Self::Secret | Self::PullSecret)
+    }
 }
 
 /// An object's data.
@@ -116,8 +124,7 @@ impl Known {
             classes.extend(pod.spec().runtime_class_name.clone());
             namespaces.insert(namespace);
         }
-        self.objects
-            .retain(|key, _| used.contains(&(key.kind == Kind::Secret, key.namespace.clone(), key.name.clone())));
+        self.objects.retain(|key, _| used.contains(&(key.kind.is_secret(), key.namespace.clone(), key.name.clone())));
         self.services.retain(|namespace, _| namespaces.contains(namespace));
         self.handlers.retain(|class, _| classes.contains(class));
     }
@@ -215,7 +222,8 @@ mod tests {
     fn what_no_pod_names_is_forgotten() {
         let mut known = Known::default();
         assert!(known.learn(Learned::Pods(vec![pod("a", &json!({}))])));
-        for (kind, name) in [(Kind::ConfigMap, "cm"), (Kind::Secret, "pull"), (Kind::Secret, "cm"), (Kind::Secret, "x")]
+        for (kind, name) in
+            [(Kind::ConfigMap, "cm"), (Kind::PullSecret, "pull"), (Kind::Secret, "cm"), (Kind::PullSecret, "x")]
         {
             assert!(known.learn(Learned::Object(key(kind, name), data("v"))));
         }
@@ -226,7 +234,7 @@ mod tests {
         assert!(known.learn(Learned::Object(key(Kind::ConfigMap, "cm"), data("w"))));
         known.learn(Learned::Pods(vec![pod("a", &json!({}))]));
         let kept: Vec<&Key> = known.objects.keys().collect();
-        assert_eq!(kept, [&key(Kind::ConfigMap, "cm"), &key(Kind::Secret, "pull")]);
+        assert_eq!(kept, [&key(Kind::ConfigMap, "cm"), &key(Kind::PullSecret, "pull")]);
         assert_eq!((known.services.len(), known.handlers.len()), (1, 1));
         known.learn(Learned::Pods(Vec::new()));
         assert_eq!(known, Known::default());

@@ -1,9 +1,10 @@
 //! What is learned in one run is told in the next.
 
-use std::{collections::BTreeMap, os::unix::fs::PermissionsExt, path::Path, sync::Mutex};
+use std::{collections::BTreeMap, os::unix::fs::PermissionsExt, path::Path, sync::Mutex, time::Duration};
 
 use async_trait::async_trait;
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::*;
 use crate::{
@@ -11,21 +12,30 @@ use crate::{
     pod::Pod,
 };
 
-/// Answers, or is away, or says that nothing is there.
+/// Answers, or is away (at once, or nobody knows for ten seconds), or says that nothing is there.
 #[derive(Clone, Copy, PartialEq)]
 enum Server {
     There,
     Away,
+    Silent,
     Empty,
 }
 
 struct Source(Mutex<Server>);
 
 impl Source {
+    /// As the watches do it.
+    async fn patient_answer<T>(&self, there: T) -> Result<T, ObjectError> {
+        if *self.0.lock().expect("not poisoned") == Server::Silent {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+        }
+        self.answer(there)
+    }
+
     fn answer<T>(&self, there: T) -> Result<T, ObjectError> {
         match *self.0.lock().expect("not poisoned") {
             Server::There => Ok(there),
-            Server::Away => Err(ObjectError::Other("timed out".to_owned())),
+            Server::Away | Server::Silent => Err(ObjectError::Other("timed out".to_owned())),
             Server::Empty => Err(ObjectError::NotFound { kind: "secrets", name: "s".to_owned() }),
         }
     }
@@ -34,29 +44,37 @@ impl Source {
 #[async_trait]
 impl ObjectSource for Source {
     async fn config_map(&self, _: &str, _: &str) -> Result<Arc<BTreeMap<String, String>>, ObjectError> {
-        self.answer(Arc::new([("k".to_owned(), "v".to_owned())].into()))
+        self.patient_answer(Arc::new([("k".to_owned(), "v".to_owned())].into())).await
     }
     async fn secret(&self, _: &str, _: &str) -> Result<Arc<BTreeMap<String, Vec<u8>>>, ObjectError> {
-        self.answer(Arc::new([("p".to_owned(), b"hidden".to_vec())].into()))
+        self.patient_answer(Arc::new([("p".to_owned(), b"hidden".to_vec())].into())).await
     }
     fn services(&self, _: &str) -> Option<Vec<Arc<api::Service>>> {
         self.answer(vec![Arc::default()]).ok()
     }
     async fn runtime_handler(&self, class: Option<&str>) -> Result<String, ObjectError> {
-        self.answer(class.map(|_| "handler".to_owned()).unwrap_or_default())
+        self.patient_answer(class.map(|_| "handler".to_owned()).unwrap_or_default()).await
     }
     async fn pull_secrets(&self, _: &Pod) -> (Vec<PullSecret>, Vec<String>) {
-        (Vec::new(), Vec::new())
+        match self.patient_answer(pull_secret()).await {
+            Ok(secret) => (vec![secret], Vec::new()),
+            Err(_) => (Vec::new(), vec!["pull".to_owned()]),
+        }
     }
     async fn token(&self, _: &Pod, _: &TokenAsk) -> Result<String, ObjectError> {
         self.answer("token".to_owned())
     }
 }
 
+fn pull_secret() -> PullSecret {
+    let coordinates = ("ns".to_owned(), "pull".to_owned(), "uid-of-pull".to_owned());
+    PullSecret { coordinates, kind: "kubernetes.io/dockerconfigjson".to_owned(), data: b"{}".to_vec() }
+}
+
 fn pod() -> Arc<api::Pod> {
     let object = json!({
         "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
-        "spec": {"runtimeClassName": "fast", "containers": [{"name": "c", "image": "i", "envFrom": [
+        "spec": {"runtimeClassName": "fast", "imagePullSecrets": [{"name": "pull"}], "containers": [{"name": "c", "image": "i", "envFrom": [
             {"configMapRef": {"name": "m"}}, {"secretRef": {"name": "s"}}]}]},
     });
     Arc::new(serde_json::from_value(object).expect("a pod"))
@@ -80,6 +98,12 @@ async fn read(source: &OfflineObjects) -> Vec<Result<String, String>> {
         source.config_map_files("ns", "m").await.map(|data| format!("{:?}", data["k"])).map_err(told),
         source.secret("ns", "s").await.map(|data| String::from_utf8_lossy(&data["p"]).into_owned()).map_err(told),
         source.runtime_handler(Some("fast")).await.map_err(told),
+        match source.pull_secrets(&known).await {
+            (found, missing) if missing.is_empty() => {
+                Ok(found.iter().map(|s| format!("{:?} {} {:?}", s.coordinates, s.kind, s.data)).collect())
+            }
+            (_, missing) => Err(missing.join(" ")),
+        },
         source.token(&known, &ask).await.map_err(told),
         source.services("ns").map(|list| list.len().to_string()).ok_or_else(|| "none".to_owned()),
     ]
@@ -107,10 +131,15 @@ async fn what_pods_need_is_told_again() {
     assert!(away.iter().all(Result::is_err), "nothing is recalled for pods that nobody recalled: {away:?}");
     assert_eq!(offline.recall_pods().expect("pods").len(), 1);
     let again = read(&source).await;
-    assert_eq!(again[4], Ok(String::new()), "tokens are not kept");
-    assert_eq!((&again[..4], &again[5]), (&first[..4], &first[5]));
+    assert_eq!(again[5], Ok(String::new()), "tokens are not kept");
+    assert_eq!((&again[..5], &again[6]), (&first[..5], &first[6]));
+    *inner.0.lock().expect("not poisoned") = Server::Silent;
+    let began = Instant::now();
+    assert_eq!(read(&source).await, again, "it is told without an answer, too");
+    assert_eq!(began.elapsed(), Duration::from_secs(5), "a second for each of five");
     *inner.0.lock().expect("not poisoned") = Server::Empty;
-    assert!(read(&source).await[..5].iter().all(Result::is_err), "what the server says counts");
+    let said = read(&source).await;
+    assert!(said[..4].iter().chain(&said[5..6]).all(Result::is_err), "what the server says counts: {said:?}");
     *inner.0.lock().expect("not poisoned") = Server::Away;
     offline.saw_pods(&[pod()]);
     assert!(read(&source).await.iter().all(Result::is_err), "as without this");
