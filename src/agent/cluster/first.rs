@@ -24,7 +24,7 @@ use crate::{
     engine::ports::Clock,
     kube::{
         TransportConfig,
-        api::{ApiClient, ApiError, Call, WatchStream},
+        api::{ApiClient, ApiError, Call, Resource, WatchStream},
         certificates::{Bootstrap, Kubeconfig, bootstrap},
     },
     metrics::ApiClientMetrics,
@@ -99,11 +99,18 @@ impl FirstCertificate {
 /// A client that is still to come.
 struct Coming(watch::Receiver<Option<Arc<dyn ApiClient>>>);
 
+/// How long a call waits for the client: as long as it may take. Reviews do not: somebody stands at our door
+/// meanwhile, and 401 now, as in an outage, tells him more than 401 later (spec 04 §6.1).
+fn patience(call: &Call) -> Duration {
+    let is_review = [Resource::TOKEN_REVIEWS, Resource::ACCESS_REVIEWS].contains(&call.resource);
+    if is_review { Duration::ZERO } else { call.deadline }
+}
+
 impl Coming {
-    /// The client; waits for it as long as the call may take.
+    /// The client, when it has come.
     async fn api(&self, call: &Call) -> Result<Arc<dyn ApiClient>, ApiError> {
         let mut coming = self.0.clone();
-        let come = timeout(call.deadline, coming.wait_for(Option::is_some)).await;
+        let come = timeout(patience(call), coming.wait_for(Option::is_some)).await;
         let api = come.ok().and_then(Result::ok).and_then(|api| api.clone());
         api.ok_or_else(|| ApiError::Unreachable("there is no client certificate yet".to_owned()))
     }
@@ -125,7 +132,10 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::kube::{api::Resource, testing::FakeApi};
+    use crate::{
+        kube::{Reviews, testing::FakeApi},
+        metrics::{Registry, ReviewMetrics},
+    };
 
     #[tokio::test(start_paused = true)]
     async fn who_asks_waits_for_the_client() {
@@ -147,6 +157,24 @@ mod tests {
         client.call(call()).await.expect("answered");
         drop(come);
         client.call(call()).await.expect("it stays");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_at_the_door_is_not_kept_waiting() {
+        let (come, coming) = watch::channel(None);
+        let reviews = Reviews::new(Arc::new(Coming(coming)), ReviewMetrics::new(&Registry::new()));
+        let began = Instant::now();
+        for told in [
+            reviews.token("t").await.map(drop),
+            reviews.access(k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec::default()).await.map(drop),
+        ] {
+            let told = told.expect_err("nobody was asked").to_string();
+            assert!(told.ends_with("there is no client certificate yet"), "{told}");
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        let answer = serde_json::json!({"status": {"authenticated": true}});
+        come.send_replace(Some(FakeApi::new(move |_| Ok(answer.clone())) as Arc<dyn ApiClient>));
+        assert_eq!(reviews.token("t").await.expect("an answer").authenticated, Some(true));
     }
 
     #[tokio::test(start_paused = true)]
