@@ -131,7 +131,7 @@ pub fn start(config: ClusterConfig, deps: NodeDeps, stops: &Stops) -> Vec<(&'sta
         last: None,
         seen: false,
         conflicts: 0,
-        wrote: None,
+        wrote: Vec::new(),
         rival: None,
     };
     let mut tasks = vec![

@@ -39,6 +39,8 @@ const DEADLINES: [Duration; TRIES] = [
     Duration::from_secs(10),
     Duration::from_secs(10),
 ];
+/// Renewals that are remembered while none of them is known to have arrived.
+const REMEMBERED: usize = 2 * TRIES;
 /// Where a lease says when it was renewed.
 const RENEWED: &str = "/spec/renewTime";
 /// First pause after a lease could not be read or made.
@@ -66,8 +68,8 @@ pub(super) struct LeaseKeeper {
     pub(super) events: Arc<dyn EventSink>,
     /// Renewals in a row that met somebody else's.
     pub(super) conflicts: u32,
-    /// When we have renewed it, as it stands there.
-    pub(super) wrote: Option<Value>,
+    /// When we have renewed it, as it may stand there: last, and in tries after that.
+    pub(super) wrote: Vec<Value>,
     /// What was told of somebody else.
     pub(super) rival: Option<String>,
 }
@@ -163,11 +165,12 @@ impl LeaseKeeper {
         let mut is_contended = false;
         for deadline in DEADLINES {
             let body = lease_object::renewed(&lease, &self.holder, self.clock.now());
-            self.wrote = body.pointer(RENEWED).cloned();
+            self.writes(body.pointer(RENEWED).cloned());
             let name = &self.holder.node;
             let call = Call::update(Resource::LEASES, NAMESPACE, name, body.to_string());
             match self.ask(self.beat.within(call, deadline)).await {
                 Ok(lease) => {
+                    self.wrote = lease.pointer(RENEWED).cloned().into_iter().collect();
                     self.last = Some(lease);
                     self.contended(is_contended);
                     return Ok(Round::Renewed);
@@ -186,10 +189,17 @@ impl LeaseKeeper {
         Err(())
     }
 
-    /// Tells of a lease that somebody else holds. It is renewed all the same, and its holder stays,
-    /// as by the reference.
+    /// Keeps what may stand there from now on.
+    fn writes(&mut self, renewed: Option<Value>) {
+        self.wrote.extend(renewed);
+        let too_many = self.wrote.len().saturating_sub(REMEMBERED);
+        self.wrote.drain(..too_many);
+    }
+
+    /// Tells of a lease that somebody else holds and renews. It is renewed all the same, and its holder stays,
+    /// as by the reference: so what is there before we have written may be our own, of before a restart.
     fn look_for_others(&mut self, lease: &Value) {
-        if self.wrote.is_some() && self.wrote.as_ref() == lease.pointer(RENEWED) {
+        if self.wrote.is_empty() || lease.pointer(RENEWED).is_some_and(|at| self.wrote.contains(at)) {
             return;
         }
         if let Some(holder) = rival::holder(lease, &self.holder.node, self.clock.now()) {

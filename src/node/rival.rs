@@ -24,11 +24,15 @@ pub fn another(node: &api::Node, ours: &api::Node) -> Option<String> {
         true => ("machine ID", theirs.machine_id, own.machine_id),
         false => ("system UUID", theirs.system_uuid, own.system_uuid),
     };
+    let is_known = |(_, theirs, own): &(&str, String, String)| !theirs.is_empty() && !own.is_empty();
+    let is_same = |(_, theirs, own): &(&str, String, String)| theirs.eq_ignore_ascii_case(own);
+    // Whoever reported last was this machine: a provider ID of another is left of whoever made the object.
+    if is_known(&machine) && is_same(&machine) {
+        return None;
+    }
     let facts = [machine, ("provider ID", provider(node), provider(ours))];
-    let differing = facts.into_iter().filter_map(|(what, theirs, own)| {
-        let differs = !theirs.is_empty() && !own.is_empty() && !theirs.eq_ignore_ascii_case(&own);
-        differs.then(|| format!("{what} {theirs}, here {own}"))
-    });
+    let differing = facts.into_iter().filter(|fact| is_known(fact) && !is_same(fact));
+    let differing = differing.map(|(what, theirs, own)| format!("{what} {theirs}, here {own}"));
     let differing: Vec<String> = differing.collect();
     (!differing.is_empty()).then(|| differing.join("; "))
 }
@@ -75,6 +79,7 @@ mod tests {
             ("another instance", node("", "c://1"), node("", "c://2"), Some("provider ID c://1, here c://2")),
             ("installed anew", on("a", "1", ""), on("a", "2", ""), None),
             ("no firmware", on("", "1", ""), on("", "2", ""), Some("machine ID 1, here 2")),
+            ("taken over by us", node("a", "c"), node("a", "d"), None),
             ("both", node("a", "c"), node("b", "d"), Some("system UUID a, here b; provider ID c, here d")),
         ] {
             assert_eq!(another(&theirs, &own).as_deref(), expected, "{what}");

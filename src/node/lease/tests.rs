@@ -25,7 +25,7 @@ fn keeper(world: &World) -> LeaseKeeper {
         seen: false,
         events: deps.events,
         conflicts: 0,
-        wrote: None,
+        wrote: Vec::new(),
         rival: None,
     }
 }
@@ -128,10 +128,24 @@ async fn who_holds_it_besides_us_is_told_once() {
     let theirs = json!({"metadata": {"name": "n"}, "spec": {"holderIdentity": "m", "leaseDurationSeconds": 40,
         "renewTime": "2026-01-01T00:00:00.000000Z"}});
     world.put("leases", Some(theirs));
-    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    let stop = world.stop.child_token();
+    tokio::spawn(keeper(&world).run(stop.clone()));
     world.until("renewed twice", |world| world.calls("PUT leases").len() == 2).await;
     assert_eq!(world.get("leases")["spec"]["holderIdentity"], "m", "as the reference has it");
+    assert!(world.events.take().is_empty(), "whoever held it may be gone, or be us");
+    for _ in 0..2 {
+        let mut lease = world.get("leases");
+        lease["spec"]["renewTime"] = json!("2026-01-01T00:00:07.000000Z"); // they live, and renew it
+        world.put("leases", Some(lease));
+        let before = world.calls("PUT leases").len();
+        world.until("renewed", |world| world.calls("PUT leases").len() == before + 2).await;
+    }
     assert_eq!(world.events.take(), [rival::REASON]);
+    stop.cancel();
+    let before = world.calls("PUT leases").len();
+    tokio::spawn(keeper(&world).run(world.stop.clone()));
+    world.until("renewed after a restart", |world| world.calls("PUT leases").len() == before + 2).await;
+    assert!(world.events.take().is_empty(), "what is there is our own");
 }
 
 #[tokio::test(start_paused = true)]
