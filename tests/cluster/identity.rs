@@ -1,17 +1,19 @@
 //! Who the node is to others: serving certificates that the cluster signs, client certificates that are replaced
 //! (spec 10a §12, spec 01).
 
-use std::time::Duration;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use berth::agent::certificates::Validity;
 use jiff::SignedDuration;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    NAMESPACE, World,
+    NAMESPACE, World, a_moment,
     kit::{
         api_server::Logged,
         main_port::MainPort,
-        process::{NODE, skips},
+        process::{NODE, manifest, skips},
+        scripted::Behaviour,
     },
     kubectl::open_world,
     pod,
@@ -122,17 +124,7 @@ async fn a_client_certificate_is_rotated_before_it_ends() {
     if skips("a_client_certificate_is_rotated_before_it_ends") {
         return;
     }
-    let mut world = World::new().await;
-    world.api.rules(|rules| rules.certificates_live = Some(SignedDuration::from_secs(LIFE)));
-    world.api.bootstrap_token("abcdef.0123456789abcdef", SignedDuration::from_hours(1));
-    let bootstrap = world.api.bootstrap_kubeconfig("abcdef.0123456789abcdef");
-    let (pki, kubeconfig) = (world.home.path().join("pki"), world.home.path().join("kubelet.conf"));
-    world.home = world
-        .home
-        .with(json!({"rotateCertificates": true}))
-        .flag(format!("--cert-dir={}", pki.display()))
-        .flag(format!("--bootstrap-kubeconfig={}", bootstrap.display()))
-        .flag(format!("--kubeconfig={}", kubeconfig.display()));
+    let (world, _) = rotating().await;
     let agent = world.start().await;
     world.run(pod("a"));
     world.until_ready(&agent, "a").await;
@@ -173,6 +165,114 @@ async fn a_client_certificate_is_rotated_before_it_ends() {
     assert!(asked.codes().iter().all(|code| *code != 401), "{asked}");
     assert_eq!(world.ground.cri.count("stop_podsandbox"), 0);
     drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_certificate_that_ran_out_is_replaced_while_pods_run() {
+    // 10 §8.3, 10a §14: it expires before a pod's end can be told.
+    if skips("a_client_certificate_that_ran_out_is_replaced_while_pods_run") {
+        return;
+    }
+    let (world, _) = rotating().await;
+    world.ground.cri.behave("ends/main", [Behaviour::stubborn()]);
+    let mut agent = world.start().await;
+    for name in ["stays", "ends"] {
+        world.run(pod(name));
+        world.until_ready(&agent, name).await;
+    }
+    let started = world.ground.cri.count("start_container");
+    world.api.rules(|rules| rules.approver = None);
+    world.until(&agent, "it asks for the next", |seen| pending(&seen.all(CSRS)).is_some()).await;
+    // Its last ten seconds at most have begun: the container outlives it.
+    world.api.delete("pods", NAMESPACE, "ends", Some(12));
+    agent.until_log("The certificate has expired").await;
+    let expired = world.api.last();
+    world.ground.until("the container has stopped", &agent, |cri| cri.running("ends", "main").is_empty()).await;
+    world
+        .until(&agent, "who had it joined is asked with", |seen| {
+            seen.log().since(expired).of(CSRS).iter().any(|logged| logged.user.starts_with("system:bootstrap:"))
+        })
+        .await;
+    assert!(world.pod("ends").is_some(), "nobody could tell its end");
+    let believed = world.asked().since(expired).filter(|logged| logged.code != Some(401));
+    assert!(believed.is_empty(), "{believed}");
+
+    let csr = pending(&world.api.all(CSRS)).expect("it waits");
+    world.api.approve(&csr);
+    world.until_gone(&agent, "ends").await;
+    world
+        .until(&agent, "the lease is renewed", |seen| {
+            seen.log().since(expired).of("leases.coordination.k8s.io").verb("update").codes().contains(&200)
+        })
+        .await;
+    assert!(!agent.has_ended(), "it is the same process");
+    let asked = world.asked().since(expired);
+    assert!(asked.verb("list").of("pods").is_empty(), "watches are resumed\n{asked}");
+    assert_eq!(world.ground.cri.count("start_container"), started);
+    assert_eq!(world.ground.cri.running("stays", "main").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_was_off_for_too_long_comes_back() {
+    // Spec 01 §20: what it joined with is gone by then, as kubeadm leaves it.
+    if skips("a_node_that_was_off_for_too_long_comes_back") {
+        return;
+    }
+    let (world, bootstrap) = rotating().await;
+    let agent = world.start().await;
+    world.run(pod("a"));
+    world.until_ready(&agent, "a").await;
+    agent.kill().await;
+    let text = std::fs::read(&bootstrap).expect("there");
+    std::fs::remove_file(&bootstrap).expect("removed");
+    let pki = world.home.path().join("pki/kubelet-client-current.pem");
+    std::fs::write(&pki, expired_pair(&world)).expect("written");
+    world.home.put_pod(&manifest("fixed"));
+    let before = world.api.last();
+    let mut agent = world.home.start().await;
+    agent.until_ready("fixed").await;
+    agent.until_log("There is no client certificate that holds, and no bootstrap kubeconfig to get one with").await;
+    agent.until_log("Failed while requesting a signed certificate from the control plane").await;
+    a_moment().await;
+    assert!(!agent.has_ended(), "{}", agent.log_end());
+    assert!(world.asked().since(before).is_empty(), "{}", world.asked().since(before));
+    assert_eq!(world.ground.cri.running("a", "main").len(), 1, "nothing is stopped on half a knowledge");
+
+    std::fs::write(&bootstrap, text).expect("written");
+    world.until_ready(&agent, &format!("fixed-{NODE}")).await;
+    world.until_ready(&agent, "a").await;
+    assert_eq!(world.ground.cri.count("stop_podsandbox"), 0);
+    assert!(!agent.has_ended(), "it is the same process");
+}
+
+/// A node that joins with a token and rotates its certificate, and the kubeconfig it joins with.
+async fn rotating() -> (World, PathBuf) {
+    let mut world = World::new().await;
+    world.api.rules(|rules| rules.certificates_live = Some(SignedDuration::from_secs(LIFE)));
+    world.api.bootstrap_token("abcdef.0123456789abcdef", SignedDuration::from_hours(1));
+    let bootstrap = world.api.bootstrap_kubeconfig("abcdef.0123456789abcdef");
+    let (pki, kubeconfig) = (world.home.path().join("pki"), world.home.path().join("kubelet.conf"));
+    world.home = world
+        .home
+        .with(json!({"rotateCertificates": true}))
+        .flag(format!("--cert-dir={}", pki.display()))
+        .flag(format!("--bootstrap-kubeconfig={}", bootstrap.display()))
+        .flag(format!("--kubeconfig={}", kubeconfig.display()));
+    (world, bootstrap)
+}
+
+/// A request for a certificate that nobody has decided about.
+fn pending(requests: &[Arc<Value>]) -> Option<String> {
+    let is_open = |csr: &&Arc<Value>| csr["status"]["conditions"].as_array().is_none_or(Vec::is_empty);
+    requests.iter().find(is_open).and_then(|csr| csr["metadata"]["name"].as_str()).map(str::to_owned)
+}
+
+/// The node's certificate, of last year.
+fn expired_pair(world: &World) -> String {
+    let year = SignedDuration::from_hours(365 * 24);
+    let validity = Validity::days(world.api.now() - year, 1);
+    let issued = world.api.authority.client(&user(), &["system:nodes"], validity).expect("a certificate");
+    issued.certificate + &issued.key
 }
 
 /// Seconds a client certificate lives there.

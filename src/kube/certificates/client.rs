@@ -9,7 +9,7 @@ use std::{
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::info;
+use tracing::{error, info};
 
 use super::{
     kubeconfig::{self, Kubeconfig, KubeconfigError},
@@ -27,10 +27,22 @@ use crate::{
 /// Decides which way is gone; reads the kubeconfig for that. `bootstrap` is empty where
 /// `--bootstrap-kubeconfig` is not given.
 pub fn plan(rotation: Rotation, bootstrap: &Path, kubeconfig: &Path, now: Timestamp) -> ClientPath {
-    let given = if bootstrap.as_os_str().is_empty() { BootstrapFile::NotGiven } else { BootstrapFile::Given };
+    let given = match bootstrap {
+        path if path.as_os_str().is_empty() => BootstrapFile::NotGiven,
+        path if path.exists() => BootstrapFile::Given,
+        _ => BootstrapFile::Missing,
+    };
     let found = kubeconfig::look(kubeconfig, now);
-    if (rotation, given, found) == (Rotation::Off, BootstrapFile::Given, Found::Valid) {
-        info!("Kubeconfig exists and is valid, skipping bootstrap");
+    match (rotation, given, found) {
+        (_, BootstrapFile::NotGiven, _) => {}
+        (Rotation::Off, _, Found::Valid) => info!("Kubeconfig exists and is valid, skipping bootstrap"),
+        (Rotation::On, BootstrapFile::Missing, Found::Unproven) => error!(
+            kubeconfig = %kubeconfig.display(),
+            bootstrap = %bootstrap.display(),
+            "There is no client certificate that holds, and no bootstrap kubeconfig to get one with; \
+             both are looked for again and again"
+        ),
+        _ => {}
     }
     plan::plan(rotation, given, found)
 }

@@ -102,10 +102,10 @@ impl Kubeconfig {
 
 /// Whether a kubeconfig can be used as it is: it loads, and its client certificate holds.
 pub fn look(path: &Path, now: Timestamp) -> Found {
-    let pair = Kubeconfig::read(path).ok().and_then(|kubeconfig| kubeconfig.pair());
-    match pair {
+    let Ok(kubeconfig) = Kubeconfig::read(path) else { return Found::NotValid };
+    match kubeconfig.pair() {
         Some((pair, _)) if leaf::all_hold(&pair.certificate, now.as_second()) => Found::Valid,
-        _ => Found::NotValid,
+        _ => Found::Unproven,
     }
 }
 
@@ -199,10 +199,10 @@ mod tests {
         let (named, text) = ("{client-certificate: pair.pem, client-key: pair.pem}", kubeconfig);
         for (content, now, expected) in [
             (text(&within), 10, Found::Valid),
-            (text(&within), DAY + 1, Found::NotValid),
+            (text(&within), DAY + 1, Found::Unproven),
             (text(named), 10, Found::Valid),
-            (text("{client-certificate: none.pem, client-key: none.pem}"), 10, Found::NotValid),
-            (text("{token: t}"), 10, Found::NotValid),
+            (text("{client-certificate: none.pem, client-key: none.pem}"), 10, Found::Unproven),
+            (text("{token: t}"), 10, Found::Unproven),
             (text(&within).replace("current-context: c", "current-context: x"), 10, Found::NotValid),
             ("{".to_owned(), 10, Found::NotValid),
             (String::new(), 10, Found::NotValid),

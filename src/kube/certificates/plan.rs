@@ -5,7 +5,9 @@
 pub enum Found {
     /// It loads, and so does a client certificate that has not expired.
     Valid,
-    /// It is missing, cannot be read, has no certificate, or an expired one.
+    /// It loads, but has no certificate, or an expired one.
+    Unproven,
+    /// It is missing, or cannot be read.
     NotValid,
 }
 
@@ -14,6 +16,8 @@ pub enum Found {
 pub enum BootstrapFile {
     /// Yes.
     Given,
+    /// They are named, but not there: who had a node join may have removed them, as kubeadm does.
+    Missing,
     /// No.
     NotGiven,
 }
@@ -42,16 +46,17 @@ pub enum ClientPath {
 }
 
 /// Which way is gone.
+///
+/// A node that was off until its certificate had expired, and whose bootstrap is gone, goes on and looks for
+/// either again and again; the reference ends, and is started again to find the same.
 pub fn plan(rotation: Rotation, bootstrap: BootstrapFile, kubeconfig: Found) -> ClientPath {
     match (rotation, bootstrap, kubeconfig) {
-        (Rotation::Off, BootstrapFile::NotGiven, _) | (Rotation::Off, BootstrapFile::Given, Found::Valid) => {
-            ClientPath::AsIs
-        }
-        (Rotation::Off, BootstrapFile::Given, Found::NotValid) => ClientPath::BootstrapFirst,
-        (Rotation::On, BootstrapFile::NotGiven, _) | (Rotation::On, BootstrapFile::Given, Found::Valid) => {
-            ClientPath::Rotate
-        }
-        (Rotation::On, BootstrapFile::Given, Found::NotValid) => ClientPath::BootstrapBehind,
+        (Rotation::Off, BootstrapFile::NotGiven, _) | (Rotation::Off, _, Found::Valid) => ClientPath::AsIs,
+        (Rotation::Off, ..) => ClientPath::BootstrapFirst,
+        (Rotation::On, BootstrapFile::NotGiven, _)
+        | (Rotation::On, _, Found::Valid)
+        | (Rotation::On, BootstrapFile::Missing, Found::Unproven) => ClientPath::Rotate,
+        (Rotation::On, ..) => ClientPath::BootstrapBehind,
     }
 }
 
@@ -71,6 +76,13 @@ mod tests {
             (R::On, B::NotGiven, F::NotValid, P::Rotate),
             (R::On, B::Given, F::Valid, P::Rotate),
             (R::On, B::Given, F::NotValid, P::BootstrapBehind), // AC-01-32
+            (R::On, B::Given, F::Unproven, P::BootstrapBehind),
+            (R::On, B::Missing, F::Valid, P::Rotate),
+            (R::On, B::Missing, F::Unproven, P::Rotate),
+            (R::On, B::Missing, F::NotValid, P::BootstrapBehind), // which tells what is missing
+            (R::Off, B::Missing, F::Valid, P::AsIs),
+            (R::Off, B::Missing, F::Unproven, P::BootstrapFirst),
+            (R::Off, B::Given, F::Unproven, P::BootstrapFirst),
         ] {
             assert_eq!(plan(rotation, bootstrap, found), expected, "{rotation:?} {bootstrap:?} {found:?}");
         }
