@@ -131,6 +131,7 @@ async fn people_and_machines_read_the_same_pages() {
         assert_eq!((status, &object["kind"], head.contains("\r\nwarning:")), (200, &json!(kind), false));
         let Answer { head, .. } = admin.ask(&format!("/{page}"), &["-H", &accept("v1alpha1")]).await;
         assert!(head.contains("warning: 299"), "{head}");
+        // AC-01-27
         let Answer { status, body, .. } = admin.ask(&format!("/{page}"), &["-H", "Accept: application/json"]).await;
         assert!(status == 406 && body.contains("\"reason\":\"NotAcceptable\""), "{body}");
     }

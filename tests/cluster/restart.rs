@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     NAMESPACE, World, a_moment,
-    kit::process::{NODE, manifest, skips},
+    kit::{
+        process::{NODE, PATIENCE, manifest, manifest_of, skips},
+        web::{Answer, Server},
+    },
     pod,
 };
 
@@ -63,4 +66,46 @@ async fn a_restart_changes_nothing() {
 
 fn version(world: &World, name: &str) -> Value {
     world.pod(name).expect("there")["metadata"]["resourceVersion"].clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn static_pods_that_are_probed_stay_ready() {
+    // AC-10a-38, 10a §22 step 7: those of a control plane
+    if skips("static_pods_that_are_probed_stay_ready") {
+        return;
+    }
+    let world = World::new().await;
+    let mut web = Server::start([Answer::Plain(200, "ok".to_owned())]).await;
+    let port = web.port();
+    let asked =
+        |period: u32| json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": "/"}, "periodSeconds": period});
+    let container =
+        json!({"name": "main", "startupProbe": asked(1), "livenessProbe": asked(1), "readinessProbe": asked(2)});
+    world.home.put_pod(&manifest_of("fixed", json!({"hostNetwork": true, "containers": [container]})));
+    let agent = world.start().await;
+    world.until_ready(&agent, MIRROR).await;
+    let saved = world.home.root().join("probe_results_state");
+    agent
+        .until("its results are on disk", async || {
+            std::fs::read_to_string(&saved).is_ok_and(|text| text.contains("ready"))
+        })
+        .await;
+    a_moment().await;
+    let (before, told, started) =
+        (world.api.last(), version(&world, MIRROR), world.ground.cri.count("start_container"));
+    agent.kill().await;
+    while web.heads.try_recv().is_ok() {}
+    let agent = world.home.start().await;
+    // Both that go on, and more than once.
+    for _ in 0..5 {
+        tokio::time::timeout(PATIENCE, web.heads.recv()).await.expect("it is asked again").expect("it is served");
+    }
+    world.until(&agent, "the node is looked after", |seen| seen.log().since(before).of("nodes").len() > 1).await;
+    a_moment().await;
+    let writes = world.asked().since(before).of("pods");
+    assert!(writes.verb("patch").is_empty() && writes.verb("get").is_empty(), "{writes}");
+    assert!(writes.verb("create").is_empty() && writes.verb("delete").is_empty(), "{writes}");
+    assert_eq!(version(&world, MIRROR), told);
+    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
+    drop(agent);
 }

@@ -102,6 +102,41 @@ async fn a_token_that_cannot_be_renewed_stays() {
     drop(agent);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_outlives_its_server() {
+    // 10a §20 step 4, AC-07-12
+    if skips("a_token_outlives_its_server") {
+        return;
+    }
+    let (world, agent) = robots().await;
+    create_account(&world);
+    let holder = run(&world, "holder");
+    let file = token_file(&world, &agent, "holder", &holder).await;
+    let refused = Fault::new(Effect::status(500, "InternalError", "no tokens today"));
+    let fault = world.api.fault(refused.on("create", "serviceaccounts").subresource("token").always());
+    // It is known here before the server goes, and has no token yet.
+    world.run(robot_pod("late"));
+    agent.until_log("failed to fetch token: no tokens today").await;
+    let started = world.ground.cri.count("start_container");
+    world.api.go().await;
+    world.api.clear(fault);
+    let (held, shape, link) = (read(&file), shape(&file), version(&file));
+    agent.until_log("failed to fetch token: dial tcp").await;
+    let end = claims(&held)["exp"].as_i64().expect("seconds");
+    agent.until("its end has come", async || world.api.now().as_second() > end).await;
+    agent.until_log(&format!("token {ACCOUNT} expired and refresh failed: dial tcp")).await;
+    a_moment().await;
+    assert_eq!((read(&file), self::shape(&file), version(&file)), (held.clone(), shape, link), "its files stay");
+    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted, and nothing starts without");
+    assert_eq!(world.ground.cri.running("holder", "main").len(), 1);
+
+    world.api.come_back().await;
+    agent.until("the token is renewed", async || read(&file) != held).await;
+    world.until_ready(&agent, "late").await;
+    assert_eq!(world.ground.cri.count("start_container"), started + 1, "each once");
+    drop(agent);
+}
+
 /// A node in a cluster whose tokens are short-lived.
 async fn robots() -> (World, Agent) {
     let (world, agent) = World::joined().await;

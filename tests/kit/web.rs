@@ -62,6 +62,11 @@ impl Server {
         format!("http://{}/pods", self.address)
     }
 
+    /// Its port on loopback.
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
     /// One more answer.
     pub fn then(&self, answer: Answer) {
         self.answers.lock().expect("not poisoned").push_back(answer);
