@@ -12,6 +12,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use anyhow::{Context, Result};
@@ -25,7 +26,7 @@ mod kit {
     pub mod kube_front;
 }
 
-use kit::api_server::{ApiServer, Options};
+use kit::api_server::{ApiServer, Options, sim};
 
 /// The API server of the tests, on its own.
 #[derive(Parser)]
@@ -48,6 +49,9 @@ struct Arguments {
     /// Pods that are nowhere are bound to that node.
     #[arg(long)]
     scheduler: Option<String>,
+    /// A port of loopback by which the server is driven: faults, the clock, what was asked (`/sim/v1/…`).
+    #[arg(long)]
+    sim: Option<u16>,
     /// Objects outlive the server, in `objects.json` of the folder.
     #[arg(long)]
     keep: bool,
@@ -62,7 +66,7 @@ async fn main() -> Result<()> {
     let read =
         || Some(Issued { certificate: fs::read_to_string(&certificate).ok()?, key: fs::read_to_string(&key).ok()? });
     let options = Options { address: arguments.listen, authority: read(), names: arguments.name, ..Options::default() };
-    let server = ApiServer::start_with(options).await;
+    let server = Arc::new(ApiServer::start_with(options).await);
     fs::write(&certificate, server.authority_pem())?;
     private(&key, &server.authority.own().key)?;
     private(&folder.join("admin.kubeconfig"), &fs::read_to_string(server.kubeconfig())?)?;
@@ -80,6 +84,9 @@ async fn main() -> Result<()> {
         server.address(),
         folder.display()
     );
+    if let Some(port) = arguments.sim {
+        println!("driven at http://{}/sim/v1/", sim::open(server.clone(), port).await);
+    }
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {
         ended = tokio::signal::ctrl_c() => ended?,

@@ -8,6 +8,7 @@ mod conduct;
 mod faults;
 mod parity;
 mod rules_join;
+mod second_door;
 mod storage;
 mod watches;
 mod wire;

@@ -214,7 +214,7 @@ impl Fault {
 
 /// A fault that was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FaultId(u64);
+pub struct FaultId(pub(super) u64);
 
 struct Rule {
     id: FaultId,

@@ -5,7 +5,8 @@
 //!                     recorder sees all of it              └─► controllers, later
 //!
 //! `resources` is the list of what there is, `verbs`, `lists` and `watch` what holds for all of it, `rules` what
-//! holds for each, through the seam `view`; `tables` is what kubectl prints. Tests act as user through `acts`, and break things through `faults`.
+//! holds for each, through the seam `view`; `tables` is what kubectl prints. Tests act as user through `acts`, and break
+//! things through `faults`; whoever is no test does both through `sim`.
 
 pub mod acts;
 pub mod clock;
@@ -24,6 +25,7 @@ pub mod reviews;
 pub mod rules;
 pub mod selectors;
 mod serve;
+pub mod sim;
 mod store;
 mod tables;
 mod verbs;

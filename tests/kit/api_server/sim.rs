@@ -1,0 +1,311 @@
+//! The second door, `/sim/v1/…`, for a server that stands alone: whoever comes in acts as user, controller and
+//! network, and reads what happened. Loopback only, and in the clear. Spec 10a §1, §9, §10.
+//!
+//! ```text
+//! GET    /sim/v1/requests?since=ID                 what was asked, in order
+//! GET    /sim/v1/connections
+//! POST   /sim/v1/faults         {"effect":{"status":[503,"ServiceUnavailable","later"]},"verb":"patch","resource":"pods"}
+//! GET    /sim/v1/faults/ID      how often it happened
+//! DELETE /sim/v1/faults[/ID]
+//! POST   /sim/v1/bind           {"namespace":"default","pod":"web","node":"n1"}
+//! POST   /sim/v1/certificates   {"name":"csr-x","decision":"approve"}     deny, fail
+//! POST   /sim/v1/clock          {"seconds":3600}
+//! POST   /sim/v1/network        {"state":"gone"}                          there, dark, light
+//! POST   /sim/v1/restart        {"keepsEvents":true,"seconds":5}
+//! POST   /sim/v1/compact        {"resource":"pods"}
+//! ```
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::{Path, Query, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::{delete, get, post},
+};
+use jiff::SignedDuration;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use super::{ApiServer, Effect, Fault, FaultId, Ring, recorder::Logged};
+
+type Server = State<Arc<ApiServer>>;
+
+/// What is wrong with what was sent.
+struct Bad(String);
+
+impl IntoResponse for Bad {
+    fn into_response(self) -> Response {
+        (StatusCode::BAD_REQUEST, format!("{}\n", self.0)).into_response()
+    }
+}
+
+/// Opens the door of a server, at a port of loopback; it is open as long as the process lives.
+///
+/// # Panics
+/// The port is somebody else's.
+pub async fn open(server: Arc<ApiServer>, port: u16) -> SocketAddr {
+    let listener = TcpListener::bind(("127.0.0.1", port)).await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let router = Router::new()
+        .route("/sim/v1/requests", get(requests))
+        .route("/sim/v1/connections", get(connections))
+        .route("/sim/v1/faults", post(add_fault).delete(clear_faults))
+        .route("/sim/v1/faults/{id}", get(fault_hits).merge(delete(clear_fault)))
+        .route("/sim/v1/bind", post(bind))
+        .route("/sim/v1/certificates", post(certificates))
+        .route("/sim/v1/clock", post(clock))
+        .route("/sim/v1/network", post(network))
+        .route("/sim/v1/restart", post(restart))
+        .route("/sim/v1/compact", post(compact))
+        .with_state(server);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address
+}
+
+fn read<T: DeserializeOwned>(body: &Bytes) -> Result<T, Bad> {
+    serde_json::from_slice(body).map_err(|error| Bad(error.to_string()))
+}
+
+fn done(value: &Value) -> Response {
+    ([("content-type", "application/json")], format!("{value}\n")).into_response()
+}
+
+#[derive(Deserialize)]
+struct Since {
+    #[serde(default)]
+    since: u64,
+}
+
+async fn requests(State(server): Server, Query(from): Query<Since>) -> Response {
+    let log = server.log().since(from.since);
+    done(&log.iter().map(|logged| told(logged)).collect())
+}
+
+fn told(logged: &Logged) -> Value {
+    json!({
+        "id": logged.id, "at": logged.at.to_string(), "connection": logged.connection, "alpn": logged.alpn,
+        "serial": logged.serial, "user": logged.user, "userAgent": logged.agent(), "method": logged.method.as_str(),
+        "path": logged.path, "verb": logged.verb, "resource": logged.resource, "subresource": logged.subresource,
+        "namespace": logged.namespace, "name": logged.name, "body": logged.body, "code": logged.code,
+        "resourceVersion": logged.rv, "bytes": logged.bytes, "events": logged.events, "end": logged.end,
+        "fault": logged.fault,
+    })
+}
+
+async fn connections(State(server): Server) -> Response {
+    let open = server.connections();
+    done(&open.iter().map(|connection| json!({"id": connection.id, "alpn": connection.alpn.get()})).collect())
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Wanted {
+    effect: Happening,
+    #[serde(default)]
+    verb: String,
+    #[serde(default)]
+    resource: String,
+    subresource: Option<String>,
+    namespace: Option<String>,
+    name: Option<String>,
+    user: Option<String>,
+    user_agent: Option<String>,
+    connection: Option<u64>,
+    #[serde(default)]
+    skip: usize,
+    /// Once; 0 is until it is cleared.
+    times: Option<usize>,
+    chance: Option<f64>,
+    #[serde(default)]
+    after_commit: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Happening {
+    /// Milliseconds.
+    Delay(u64),
+    Hang,
+    Status(u16, String, String),
+    /// Seconds.
+    TooMany(u32),
+    Reset,
+    Close,
+    Goaway,
+    Blackhole,
+    CutBody(usize),
+    Truncate(usize, usize),
+    CutBeforeMarker,
+    EndWatch(usize),
+    Slow(usize),
+}
+
+impl From<Happening> for Effect {
+    fn from(happening: Happening) -> Self {
+        match happening {
+            Happening::Delay(milliseconds) => Self::Delay(Duration::from_millis(milliseconds)),
+            Happening::Hang => Self::Hang,
+            Happening::Status(code, reason, message) => Self::status(code, &reason, &message),
+            Happening::TooMany(seconds) => Self::too_many(seconds),
+            Happening::Reset => Self::Reset,
+            Happening::Close => Self::Close,
+            Happening::Goaway => Self::Goaway,
+            Happening::Blackhole => Self::Blackhole,
+            Happening::CutBody(bytes) => Self::CutBody(bytes),
+            Happening::Truncate(events, bytes) => Self::Truncate(events, bytes),
+            Happening::CutBeforeMarker => Self::CutBeforeMarker,
+            Happening::EndWatch(events) => Self::EndWatch(events),
+            Happening::Slow(bytes) => Self::Slow(bytes),
+        }
+    }
+}
+
+impl Wanted {
+    fn fault(self) -> Result<Fault, Bad> {
+        if let Some(Err(error)) = self.name.as_deref().map(regex_lite::Regex::new) {
+            return Err(Bad(format!("name: {error}")));
+        }
+        let mut fault = Fault::new(self.effect.into()).on(&self.verb, &self.resource).skip(self.skip);
+        type Part = fn(Fault, &str) -> Fault;
+        let parts: [(Option<String>, Part); 5] = [
+            (self.subresource, Fault::subresource),
+            (self.namespace, Fault::namespace),
+            (self.name, Fault::name),
+            (self.user, Fault::user),
+            (self.user_agent, Fault::agent),
+        ];
+        for (said, part) in parts {
+            fault = said.into_iter().fold(fault, |fault, said| part(fault, &said));
+        }
+        fault = self.connection.into_iter().fold(fault, Fault::connection);
+        fault = self.chance.into_iter().fold(fault, Fault::chance);
+        fault = match self.times {
+            Some(0) => fault.always(),
+            Some(times) => fault.times(times),
+            None => fault,
+        };
+        Ok(if self.after_commit { fault.after_commit() } else { fault })
+    }
+}
+
+async fn add_fault(State(server): Server, body: Bytes) -> Result<Response, Bad> {
+    let FaultId(id) = server.fault(read::<Wanted>(&body)?.fault()?);
+    Ok(done(&json!({"id": id})))
+}
+
+async fn fault_hits(State(server): Server, Path(id): Path<u64>) -> Response {
+    done(&json!({"id": id, "hits": server.hits(FaultId(id))}))
+}
+
+async fn clear_fault(State(server): Server, Path(id): Path<u64>) -> StatusCode {
+    server.clear(FaultId(id));
+    StatusCode::NO_CONTENT
+}
+
+async fn clear_faults(State(server): Server) -> StatusCode {
+    server.clear_all();
+    StatusCode::NO_CONTENT
+}
+
+async fn bind(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> {
+    #[derive(Deserialize)]
+    struct Binding {
+        namespace: String,
+        pod: String,
+        node: String,
+    }
+    let Binding { namespace, pod, node } = read(&body)?;
+    let binding = json!({"kind": "Binding", "apiVersion": "v1", "metadata": {"name": pod, "namespace": namespace},
+                         "target": {"kind": "Node", "apiVersion": "v1", "name": node}});
+    let bound = server.admin().post_sub("pods", &namespace, &pod, "binding", binding);
+    bound.map(|_| StatusCode::NO_CONTENT).map_err(|refusal| Bad(format!("{refusal:?}")))
+}
+
+async fn certificates(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    enum Decision {
+        Approve,
+        Deny,
+        Fail,
+    }
+    #[derive(Deserialize)]
+    struct Decided {
+        name: String,
+        decision: Decision,
+        #[serde(default)]
+        why: String,
+    }
+    let Decided { name, decision, why } = read(&body)?;
+    if server.get("certificatesigningrequests.certificates.k8s.io", "", &name).is_none() {
+        return Err(Bad(format!("there is no certificate signing request {name:?}")));
+    }
+    match decision {
+        Decision::Approve => server.approve(&name),
+        Decision::Deny => server.deny(&name),
+        Decision::Fail => server.fail(&name, &why),
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn clock(State(server): Server, body: Bytes) -> Result<Response, Bad> {
+    #[derive(Deserialize)]
+    struct Jump {
+        seconds: i32,
+    }
+    server.jump(SignedDuration::from_secs(read::<Jump>(&body)?.seconds.into()));
+    Ok(done(&json!({"now": server.now().to_string()})))
+}
+
+async fn network(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    enum Weather {
+        Gone,
+        There,
+        Dark,
+        Light,
+    }
+    #[derive(Deserialize)]
+    struct Network {
+        state: Weather,
+    }
+    match read::<Network>(&body)?.state {
+        Weather::Gone => server.go().await,
+        Weather::There => {
+            server.go().await; // its own port must be free
+            server.come_back().await;
+        }
+        Weather::Dark => server.black(true),
+        Weather::Light => server.black(false),
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn restart(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Restart {
+        #[serde(default)]
+        keeps_events: bool,
+        #[serde(default)]
+        seconds: u16,
+    }
+    let Restart { keeps_events, seconds } = read(&body)?;
+    let ring = if keeps_events { Ring::Keep } else { Ring::Wipe };
+    server.restart(ring, Duration::from_secs(seconds.into())).await;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn compact(State(server): Server, body: Bytes) -> Result<StatusCode, Bad> {
+    #[derive(Deserialize)]
+    struct Compaction {
+        resource: String,
+    }
+    server.compact(&read::<Compaction>(&body)?.resource, server.rv());
+    Ok(StatusCode::NO_CONTENT)
+}
