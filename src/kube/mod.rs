@@ -31,8 +31,8 @@ pub use start_latency::{StartTimes, TimedEvents};
 pub use status_writer::{OnWritten, StatusWriter, StatusWriterDeps};
 pub use store::{Snapshot, Store};
 pub use transport::{
-    CertifiedPair, ConnectError, Identity, IdentityError, Rate, Rates, Transport, TransportConfig, TransportDeps,
-    user_agent,
+    CertifiedPair, ConnectError, Identity, IdentityError, Rate, Rates, Sharing, Transport, TransportConfig,
+    TransportDeps, user_agent,
 };
 
 /// The delay of one object's writes after so many failures in a row: 200 ms, doubling up to 10 s

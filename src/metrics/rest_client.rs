@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use prometheus::{HistogramVec, IntCounterVec};
 
-use super::{Registry, Stability::Alpha, buckets};
+use super::{Registry, Stability::Alpha, TransportMetrics, buckets};
 
 /// Handles of what the API client counts.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct RestClientMetrics {
     received: HistogramVec,
     retries: IntCounterVec,
     limited: HistogramVec,
+    /// What is below requests.
+    pub transports: TransportMetrics,
 }
 
 impl RestClientMetrics {
@@ -62,6 +64,7 @@ impl RestClientMetrics {
                 buckets::REST,
                 &by_verb,
             ),
+            transports: TransportMetrics::new(registry),
         }
     }
 
@@ -106,7 +109,8 @@ mod tests {
         metrics.ended("api:6443", "POST", None, Duration::from_secs(10));
         metrics.sent("api:6443", "POST", 100);
         metrics.received("api:6443", "POST", 200);
-        let families = registry.gather();
+        let mut families = registry.gather();
+        families.retain(|family| family.name().contains("_request") || family.name().contains("_response"));
         let names: Vec<&str> = families.iter().map(|family| family.name()).collect();
         assert_eq!(
             names,

@@ -8,7 +8,10 @@ use super::super::build::{Base, BuildError, wrong};
 use crate::{
     config::Loaded,
     engine::ports::Clock,
-    kube::{Rate, Rates, Transport, TransportConfig, TransportDeps, api::ApiClient, certificates::passing, user_agent},
+    kube::{
+        Rate, Rates, Sharing, Transport, TransportConfig, TransportDeps, api::ApiClient, certificates::passing,
+        user_agent,
+    },
     metrics::{ApiClientMetrics, Registry, RestClientMetrics},
 };
 
@@ -35,7 +38,8 @@ impl Opener {
             agent: user_agent(&program, &loaded.version, ""),
             rates: Rates {
                 main: Rate::of(config.kube_api_qps, config.kube_api_burst),
-                events: Rate::of(config.event_record_qps, config.event_burst),
+                sharing: Sharing::of(config.kube_api_qps),
+                events: Rate::of_events(config.event_record_qps, config.event_burst),
                 certificates: None,
             },
             requests: RestClientMetrics::new(&base.registry),

@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{Instrument, Span, debug, debug_span, field, warn};
 
 use super::{
     answer::{refusal, understood},
@@ -41,7 +41,7 @@ use super::{
 use crate::{
     engine::ports::Clock,
     kube::api::{ApiClient, ApiError, Call, LIST_LIMIT, Line, OBJECT_LIMIT, Resource, Retries, Verb, WatchStream},
-    metrics::{ApiClientMetrics, RestClientMetrics},
+    metrics::{ApiClientMetrics, OpenTransport, RestClientMetrics},
 };
 
 /// A heartbeat without an answer for so long has all connections asked whether they are alive: a
@@ -56,6 +56,8 @@ const FAILURES: u32 = 2;
 pub const PARTING: Duration = Duration::from_secs(1);
 /// Times a request is sent anew that no server has looked at.
 const RESENT: u32 = 3;
+/// Of a span: what the server answered.
+const STATUS_CODE: &str = "http.status_code";
 /// Longest refusal that is read, in bytes.
 const REFUSAL_LIMIT: usize = 1 << 20;
 
@@ -81,6 +83,8 @@ pub struct Transport {
     pub(super) begun: Instant,
     /// Heartbeats in a row that failed.
     pub(super) beats_missed: AtomicU32,
+    /// Counts this transport as long as it is there.
+    pub(super) _open: OpenTransport,
 }
 
 /// The pools.
@@ -139,7 +143,7 @@ impl Transport {
     async fn persist(&self, way: &Way<'_>) -> Result<Bytes, ApiError> {
         let mut attempt = 0;
         loop {
-            let error = match self.answer(way).await {
+            let error = match self.answer(way).instrument(traced(way.call, attempt)).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
@@ -207,7 +211,7 @@ impl Transport {
     async fn exchange(&self, way: &Way<'_>) -> Result<(Slot, Response<Incoming>, Asked), ApiError> {
         let begun = Instant::now();
         if way.call.verb != Verb::Watch {
-            let turn = self.pace.turn(way.call.line, way.latest, way.call.resource.plural).await;
+            let turn = self.pace.turn(way.call.line, way.latest, &way.call.resource).await;
             turn.map_err(|Late| ApiError::Timeout(way.call.deadline))?;
             let method = request::method(way.call.verb);
             self.requests.limited(self.address.authority.as_str(), method.as_str(), begun.elapsed());
@@ -258,6 +262,7 @@ impl Transport {
             }
         };
         asked.answered(response.status());
+        Span::current().record(STATUS_CODE, response.status().as_u16());
         way.pool.contact.heard();
         self.warn(response.headers());
         if response.status() == StatusCode::UNAUTHORIZED {
@@ -342,7 +347,7 @@ impl Transport {
     async fn begin(&self, way: &Way<'_>) -> Result<Box<dyn WatchStream>, ApiError> {
         let mut attempt = 0;
         loop {
-            let error = match self.begun(way).await {
+            let error = match self.begun(way).instrument(traced(way.call, attempt)).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,
             };
@@ -368,6 +373,17 @@ impl Transport {
         let lingers = if way.want.is_first { Duration::ZERO } else { SPREAD.mul_f64(rand::random()) };
         Ok(Box::new(Watching::new(body, slot, way.pool.contact.clone(), lingers, self.stop.clone())))
     }
+}
+
+/// The span of one request (spec 10 §10). `retry` is how often the call was made before.
+fn traced(call: &Call, retry: u32) -> Span {
+    debug_span!(
+        "api.request",
+        "k8s.verb" = request::verb(call.verb),
+        "k8s.resource" = call.resource.plural,
+        "http.status_code" = field::Empty,
+        retry,
+    )
 }
 
 /// The server has said something, be it no.

@@ -9,11 +9,11 @@ use http::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    dial::{Pings, Proxy},
+    dial::Pings,
     identity::Identity,
     kubeconfig::{Cluster, ConnectError, Kubeconfig, Source, User},
     pace::Rates,
-    proxy::{proxy_of, proxy_url},
+    proxy::{Proxy, proxy_of, proxy_url},
     request::Address,
 };
 use crate::{

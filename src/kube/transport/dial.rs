@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use base64::{Engine, engine::general_purpose::STANDARD};
 use futures::{
     StreamExt,
     future::{Either, select},
@@ -22,7 +21,7 @@ use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     sync::oneshot,
     time::{sleep, timeout},
@@ -35,6 +34,7 @@ use super::{
     addresses::ordered,
     connection::{Body, Connection, Sender, chain},
     hurry::Hurry,
+    tunnel::Tunnel,
 };
 
 /// Longest time until a connection can be used.
@@ -53,8 +53,6 @@ const UNTOLD: usize = 97;
 const STREAM_WINDOW: u32 = 1 << 20;
 /// What it may send of all answers.
 const CONNECTION_WINDOW: u32 = 4 << 20;
-/// Longest head of a proxy's answer, in bytes.
-const PROXY_HEAD: usize = 8 << 10;
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(30);
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(45);
 
@@ -67,17 +65,6 @@ pub struct Pings {
     pub patience: Duration,
 }
 
-/// A proxy on the way: `http`, by `CONNECT`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Proxy {
-    /// Name or address.
-    pub host: String,
-    /// Port.
-    pub port: u16,
-    /// `user:password`.
-    pub credentials: Option<String>,
-}
-
 /// Where to, and how.
 pub struct Dialer {
     /// Name or address of the server.
@@ -87,7 +74,7 @@ pub struct Dialer {
     /// TLS, and the name the server must have; without it HTTP/1.1 in the clear.
     pub tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
     /// A proxy on the way.
-    pub proxy: Option<Proxy>,
+    pub proxy: Option<Tunnel>,
     /// How a dead connection is noticed.
     pub pings: Pings,
     /// Has it noticed at once.
@@ -100,7 +87,8 @@ pub struct Dialer {
     pub attempts: AtomicU64,
 }
 
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+/// Bytes both ways.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
 impl Dialer {
@@ -133,12 +121,12 @@ impl Dialer {
     }
 
     async fn connect(&self, id: u64, epoch: u64) -> Result<Arc<Connection>, String> {
-        let stream = match &self.proxy {
-            Some(proxy) => tunnel(race(&proxy.host, proxy.port).await?, proxy, &self.host, self.port).await?,
-            None => race(&self.host, self.port).await?,
+        let stream: Box<dyn Stream> = match &self.proxy {
+            Some(tunnel) => tunnel.dig(&self.host, self.port).await?,
+            None => Box::new(race(&self.host, self.port).await?),
         };
         let (stream, is_http2): (Box<dyn Stream>, bool) = match &self.tls {
-            None => (Box::new(stream), false),
+            None => (stream, false),
             Some((config, name)) => {
                 let shaking = TlsConnector::from(config.clone()).connect(name.clone(), stream);
                 let stream = shaking.await.map_err(|e| format!("tls: {}", chain(&e)))?;
@@ -255,7 +243,7 @@ where
 }
 
 /// Connects to the address that answers first.
-async fn race(host: &str, port: u16) -> Result<TcpStream, String> {
+pub async fn race(host: &str, port: u16) -> Result<TcpStream, String> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let found = tokio::net::lookup_host((bare, port)).await;
     let found = found.map_err(|e| format!("dial tcp: lookup {host}: {e}"))?;
@@ -305,29 +293,4 @@ fn tuned(stream: &TcpStream) -> [std::io::Result<()>; 5] {
         sockopt::set_tcp_keepintvl(stream, TCP_KEEP_ALIVE).map_err(Into::into),
         sockopt::set_tcp_user_timeout(stream, milliseconds).map_err(Into::into),
     ]
-}
-
-/// Has a proxy connect.
-async fn tunnel(mut stream: TcpStream, proxy: &Proxy, host: &str, port: u16) -> Result<TcpStream, String> {
-    let failed = |e: std::io::Error| format!("proxyconnect tcp: {e}");
-    let mut request = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n");
-    if let Some(credentials) = &proxy.credentials {
-        request.push_str(&format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode(credentials)));
-    }
-    request.push_str("\r\n");
-    stream.write_all(request.as_bytes()).await.map_err(failed)?;
-    let mut head = Vec::new();
-    // Byte by byte: what comes after the head is the server's.
-    while !head.ends_with(b"\r\n\r\n") {
-        if head.len() >= PROXY_HEAD {
-            return Err("proxyconnect tcp: the proxy's answer is too long".to_owned());
-        }
-        head.push(stream.read_u8().await.map_err(failed)?);
-    }
-    let head = String::from_utf8_lossy(&head);
-    let status = head.lines().next().unwrap_or_default();
-    match status.split(' ').nth(1) {
-        Some("200") => Ok(stream),
-        _ => Err(format!("proxyconnect tcp: the proxy says {status:?}")),
-    }
 }

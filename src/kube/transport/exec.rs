@@ -16,7 +16,10 @@ use super::{
     identity::{CertifiedPair, Identity},
     kubeconfig::Exec,
 };
-use crate::engine::ports::Clock;
+use crate::{
+    engine::ports::Clock,
+    metrics::{ExecCall, TransportMetrics},
+};
 
 /// Longest run.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,6 +34,7 @@ pub struct Plugin {
     /// Where a certificate it tells of is put.
     identity: Identity,
     clock: Arc<dyn Clock>,
+    metrics: TransportMetrics,
     said: Mutex<Option<Said>>,
     doubted: std::sync::atomic::AtomicBool,
 }
@@ -38,6 +42,8 @@ pub struct Plugin {
 struct Said {
     header: Option<HeaderValue>,
     until: Option<Timestamp>,
+    /// When a certificate was told that was another one.
+    shown: Option<Timestamp>,
 }
 
 #[derive(Deserialize)]
@@ -59,9 +65,14 @@ struct Status {
 
 impl Plugin {
     /// That program.
-    pub fn new(exec: Exec, cluster: Option<Value>, identity: Identity, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(
+        exec: Exec,
+        cluster: Option<Value>,
+        identity: Identity,
+        (clock, metrics): (Arc<dyn Clock>, TransportMetrics),
+    ) -> Self {
         let cluster = cluster.filter(|_| exec.provide_cluster_info);
-        Self { exec, cluster, identity, clock, said: Mutex::default(), doubted: false.into() }
+        Self { exec, cluster, identity, clock, metrics, said: Mutex::default(), doubted: false.into() }
     }
 
     /// What the next request says; a certificate is put into the identity before.
@@ -75,7 +86,8 @@ impl Plugin {
         if let Some(said) = said.as_ref().filter(|said| !doubted && said.until.is_none_or(|until| now < until)) {
             return Ok(said.header.clone());
         }
-        let fresh = self.ask().await.map_err(|cause| format!("getting credentials: {cause}"))?;
+        let shown = said.as_ref().and_then(|said| said.shown);
+        let fresh = self.ask(shown).await.map_err(|cause| format!("getting credentials: {cause}"))?;
         let header = fresh.header.clone();
         *said = Some(fresh);
         Ok(header)
@@ -86,7 +98,8 @@ impl Plugin {
         self.doubted.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
-    async fn ask(&self) -> Result<Said, String> {
+    /// Runs it; the certificate before was told at `shown`.
+    async fn ask(&self, mut shown: Option<Timestamp>) -> Result<Said, String> {
         let text = self.run().await?;
         let answer: Answer =
             serde_json::from_slice(&text).map_err(|e| format!("decoding stdout of {}: {e}", self.exec.command))?;
@@ -101,7 +114,13 @@ impl Plugin {
             (false, false) => {
                 let (certificate, key) = (&status.client_certificate_data, &status.client_key_data);
                 let pair = CertifiedPair::from_pem(certificate.as_bytes(), key.as_bytes());
-                self.identity.set(Some(pair.map_err(|e| format!("failed parsing client key/certificate: {e}"))?));
+                let pair = pair.map_err(|e| format!("failed parsing client key/certificate: {e}"))?;
+                let until = pair.expires();
+                if self.identity.set(Some(pair)) {
+                    let now = self.clock.now();
+                    let last = shown.replace(now).map(|before| now.as_second().saturating_sub(before.as_second()));
+                    self.metrics.told_certificate(until, last);
+                }
             }
             (true, true) if status.token.is_empty() => {
                 return Err("exec plugin didn't return a token or cert/key pair".to_owned());
@@ -110,10 +129,20 @@ impl Plugin {
             _ => return Err("exec plugin returned only certificate or key, not both".to_owned()),
         }
         let header = (!status.token.is_empty()).then(|| bearer(&status.token)).transpose()?;
-        Ok(Said { header, until: status.expiration_timestamp })
+        Ok(Said { header, until: status.expiration_timestamp, shown })
     }
 
     async fn run(&self) -> Result<Vec<u8>, String> {
+        let (outcome, said) = match self.run_once().await {
+            Ok(text) => (ExecCall::Good, Ok(text)),
+            Err((outcome, cause)) => (outcome, Err(cause)),
+        };
+        self.metrics.ran_exec(outcome);
+        said
+    }
+
+    async fn run_once(&self) -> Result<Vec<u8>, (ExecCall, String)> {
+        let broken = |cause: String| (ExecCall::Broken, cause);
         let Exec { command, args, env, api_version, .. } = &self.exec;
         let mut spec = json!({"interactive": false});
         if let Some(cluster) = &self.cluster {
@@ -130,27 +159,28 @@ impl Plugin {
             .kill_on_drop(true)
             .spawn()
             .map_err(|e| self.failed(&e))?;
-        let output = child.stdout.take().ok_or("exec: no output")?;
+        let output = child.stdout.take().ok_or_else(|| broken("exec: no output".to_owned()))?;
         let reading = async {
             let mut text = Vec::new();
             output.take(LIMIT).read_to_end(&mut text).await?;
             Ok::<_, std::io::Error>((text, child.wait().await?))
         };
-        let late = |_| format!("exec: {command} did not answer within {PATIENCE:?}");
-        let (text, status) = timeout(PATIENCE, reading).await.map_err(late)?.map_err(|e| format!("exec: {e}"))?;
+        let late = |_| broken(format!("exec: {command} did not answer within {PATIENCE:?}"));
+        let read = timeout(PATIENCE, reading).await.map_err(late)?;
+        let (text, status) = read.map_err(|e| broken(format!("exec: {e}")))?;
         if status.success() {
             return Ok(text);
         }
         let code = status.code().unwrap_or(-1);
-        Err(format!("exec: executable {command} failed with exit code {code}"))
+        Err((ExecCall::Failed(code), format!("exec: executable {command} failed with exit code {code}")))
     }
 
-    fn failed(&self, error: &std::io::Error) -> String {
+    fn failed(&self, error: &std::io::Error) -> (ExecCall, String) {
         let Exec { command, install_hint, .. } = &self.exec;
         let hint = install_hint.as_deref().map(|hint| format!("\n\n{hint}")).unwrap_or_default();
         match error.kind() {
-            std::io::ErrorKind::NotFound => format!("exec: executable {command} not found{hint}"),
-            _ => format!("exec: {error}"),
+            std::io::ErrorKind::NotFound => (ExecCall::NotFound, format!("exec: executable {command} not found{hint}")),
+            _ => (ExecCall::Broken, format!("exec: {error}")),
         }
     }
 }
@@ -158,7 +188,7 @@ impl Plugin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::transport::kubeconfig::ExecVariable;
+    use crate::{kube::transport::kubeconfig::ExecVariable, metrics::Registry};
 
     struct At(std::sync::Mutex<Timestamp>);
 
@@ -169,6 +199,10 @@ mod tests {
     }
 
     fn plugin(script: &str, clock: Arc<At>) -> Plugin {
+        counted(script, clock, &Registry::new())
+    }
+
+    fn counted(script: &str, clock: Arc<At>, registry: &Registry) -> Plugin {
         let exec = Exec {
             command: "sh".into(),
             args: Some(vec!["-c".into(), script.into()]),
@@ -178,7 +212,7 @@ mod tests {
             interactive_mode: Some("Never".into()),
             install_hint: Some("install it".into()),
         };
-        Plugin::new(exec, Some(json!({"server": "s"})), Identity::nobody(), clock)
+        Plugin::new(exec, Some(json!({"server": "s"})), Identity::nobody(), (clock, TransportMetrics::new(registry)))
     }
 
     fn said(status: &str) -> String {
@@ -233,5 +267,42 @@ mod tests {
         missing.exec.command = "/nonexistent/plugin".into();
         let told = missing.header().await.expect_err("missing");
         assert_eq!(told, "getting credentials: exec: executable /nonexistent/plugin not found\n\ninstall it");
+    }
+    #[tokio::test]
+    async fn its_certificates_are_counted() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (answer, clock, registry) = (folder.path().join("answer"), clock(), Registry::new());
+        let plugin = counted(&format!("cat {}", answer.display()), clock.clone(), &registry);
+        let tell = || {
+            let made = rcgen::generate_simple_self_signed(["n".to_owned()]).expect("a pair");
+            let status =
+                json!({"clientCertificateData": made.cert.pem(), "clientKeyData": made.signing_key.serialize_pem()});
+            let said =
+                json!({"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1", "status": status});
+            std::fs::write(&answer, said.to_string()).expect("written");
+        };
+        tell();
+        for _ in 0..2 {
+            assert_eq!(plugin.header().await, Ok(None));
+            plugin.forget(); // it tells the same again: that is no other
+        }
+        assert_eq!(plugin.header().await, Ok(None));
+        *clock.0.lock().expect("whole") = "2026-01-01T00:15:00Z".parse().expect("a time");
+        tell();
+        plugin.forget();
+        assert_eq!(plugin.header().await, Ok(None));
+        std::fs::remove_file(&answer).expect("removed");
+        plugin.forget();
+        plugin.header().await.expect_err("it fails");
+        let families = registry.gather();
+        let of =
+            |name: &str| families.iter().find(|family| family.name() == name).expect("counted").get_metric().to_vec();
+        let calls = of("rest_client_exec_plugin_call_total");
+        let counts: Vec<f64> = calls.iter().map(|metric| metric.get_counter().get_value()).collect();
+        assert_eq!(counts, [4.0, 1.0], "{calls:?}");
+        let age = of("rest_client_exec_plugin_certificate_rotation_age");
+        let age = age[0].get_histogram();
+        assert_eq!((age.get_sample_count(), age.get_sample_sum()), (1, 900.0));
+        assert!(of("rest_client_exec_plugin_ttl_seconds")[0].get_gauge().get_value() > 3600.0);
     }
 }

@@ -20,7 +20,10 @@ use super::{
     kubeconfig::Source,
     trust::Trust,
 };
-use crate::sys::file_watch::FileWatch;
+use crate::{
+    metrics::{CaReload, TransportMetrics},
+    sys::file_watch::FileWatch,
+};
 
 /// How often files are read although nothing was noticed.
 const PERIOD: Duration = Duration::from_secs(300);
@@ -47,6 +50,8 @@ pub struct Follower {
     pub reload: Arc<Notify>,
     /// The authorities that are in use.
     pub believed: Vec<u8>,
+    /// What is counted.
+    pub metrics: TransportMetrics,
 }
 
 impl Follower {
@@ -97,7 +102,11 @@ impl Follower {
         let late = |_| format!("the files cannot be read within {PATIENCE:?}");
         let (pair, authorities) = timeout(PATIENCE, reading).await.map_err(late)?.map_err(|e| e.to_string())?;
         let pair = pair.map_or(Ok(()), |read| self.show(read));
-        let authorities = authorities.map_or(Ok(()), |read| self.believe(read));
+        let authorities = authorities.map_or(Ok(()), |read| {
+            let (outcome, believed) = self.believe(read);
+            self.metrics.looked_at_authorities(outcome);
+            believed
+        });
         pair.and(authorities)
     }
 
@@ -108,15 +117,18 @@ impl Follower {
         Ok(())
     }
 
-    fn believe(&mut self, read: Result<Vec<u8>, String>) -> Result<(), String> {
-        let bundle = read?;
-        if bundle == self.believed {
-            return Ok(());
+    fn believe(&mut self, read: Result<Vec<u8>, String>) -> (CaReload, Result<(), String>) {
+        let bundle = match read {
+            Ok(bundle) if bundle == self.believed => return (CaReload::Unchanged, Ok(())),
+            Ok(bundle) => bundle,
+            Err(cause) => return (CaReload::ReadError, Err(cause)),
+        };
+        if let Err(cause) = self.trust.replace(&bundle) {
+            return (if bundle.is_empty() { CaReload::Empty } else { CaReload::ParseError }, Err(cause));
         }
-        self.trust.replace(&bundle)?;
         self.believed = bundle;
         info!("Loaded new authorities of the API server");
         self.epoch.send_modify(|epoch| *epoch += 1);
-        Ok(())
+        (CaReload::Updated, Ok(()))
     }
 }

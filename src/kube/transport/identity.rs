@@ -13,6 +13,7 @@ use rustls::{
     sign::CertifiedKey,
 };
 use tokio::sync::watch;
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// A pair cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +45,12 @@ impl CertifiedPair {
             }
             Err(error) => Err(failed(error.to_string())),
         }
+    }
+
+    /// The last second the leaf holds, since the epoch; none where it does not say.
+    pub fn expires(&self) -> Option<i64> {
+        let (_, leaf) = X509Certificate::from_der(self.chain().first()?).ok()?;
+        Some(leaf.validity().not_after.timestamp())
     }
 
     /// The certificates, leaf first.

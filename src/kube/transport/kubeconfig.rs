@@ -53,7 +53,7 @@ pub struct Cluster {
     pub insecure_skip_tls_verify: bool,
     /// The authorities that are believed; the machine's where there are none.
     pub authorities: Option<Source>,
-    /// `http://host:port` of a proxy.
+    /// URL of a proxy: `http`, `https` or `socks5`.
     pub proxy_url: String,
     /// Answers are not to be compressed.
     pub disable_compression: bool,

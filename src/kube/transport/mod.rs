@@ -41,6 +41,7 @@ mod retry;
 #[cfg(test)]
 mod tests;
 mod trust;
+mod tunnel;
 mod warnings;
 mod watching;
 
@@ -49,5 +50,5 @@ pub use config::{Http, TransportConfig, TransportDeps};
 pub use dial::Pings;
 pub use identity::{CertifiedPair, Identity, IdentityError};
 pub use kubeconfig::{Acting, Cluster, ConnectError, Exec, ExecVariable, Kubeconfig, Source, User};
-pub use pace::{Rate, Rates};
+pub use pace::{Rate, Rates, Sharing};
 pub use request::user_agent;

@@ -27,11 +27,13 @@ use super::{
     pace::Pace,
     plan::Kind,
     pool::{PoolTask, Shared, pool},
+    proxy::{Proxy, ProxyKind},
     request::{self, Compression},
     trust::Trust,
+    tunnel::Tunnel,
     warnings::Told,
 };
-use crate::engine::ports::Clock;
+use crate::metrics::FollowsIdentity;
 
 fn invalid(cause: impl std::fmt::Display) -> ConnectError {
     ConnectError::Invalid(cause.to_string())
@@ -60,9 +62,12 @@ impl Transport {
         let tasks = TaskTracker::new();
         let (epoch, changes) = watch::channel(0);
         let hurry = Hurry::default();
+        let proxy = config.proxy(&address.scheme, &host, port)?;
+        // Behind it there may be a server in the clear, of which nobody is asked for a proof.
+        let of_proxy = if is_tls { trust.clone() } else { machine(proxy.as_ref()).await? };
         let dialer = Dialer {
             tls: is_tls.then(|| tls(&config, &identity, &trust, &host)).transpose()?,
-            proxy: config.proxy(&address.scheme, &host, port)?,
+            proxy: proxy.map(|proxy| Tunnel::new(proxy, of_proxy)).transpose().map_err(invalid)?,
             host,
             port,
             pings: config.http.pings,
@@ -94,12 +99,18 @@ impl Transport {
             epoch,
             reload: reload.clone(),
             believed: files.bundle,
+            metrics: deps.requests.transports.clone(),
+        };
+        let follows = if follower.pair.is_some() || config.identity.is_some() {
+            FollowsIdentity::Yes
+        } else {
+            FollowsIdentity::No
         };
         let transport = Self {
             agent: HeaderValue::from_str(&config.user_agent).map_err(invalid)?,
             acting: if is_tls { request::acting(&config.user.acting).map_err(invalid)? } else { HeaderMap::new() },
             compression: if config.cluster.disable_compression { Compression::None } else { Compression::Gzip },
-            credentials: credentials(&config, is_tls, identity, deps.clock.clone()).map_err(invalid)?,
+            credentials: credentials(&config, is_tls, identity, &deps).map_err(invalid)?,
             pace: Pace::new(config.rates),
             address,
             pools,
@@ -109,6 +120,7 @@ impl Transport {
             stop: deps.stop.clone(),
             reload,
             clock: deps.clock,
+            _open: deps.requests.transports.opened(follows),
             requests: deps.requests,
             connections: deps.connections,
             told: Mutex::new(Told::default()),
@@ -117,6 +129,15 @@ impl Transport {
         };
         Ok((Arc::new(transport), run([first, second, third], follower, tasks, deps.stop)))
     }
+}
+
+/// Whom this machine believes, where there is a proxy that has to prove itself.
+async fn machine(proxy: Option<&Proxy>) -> Result<Arc<Trust>, ConnectError> {
+    if proxy.is_none_or(|proxy| proxy.kind != ProxyKind::Https) {
+        return Ok(Arc::new(Trust::anybody()));
+    }
+    let read = tokio::task::spawn_blocking(Trust::machine).await.map_err(invalid)?;
+    read.map(Arc::new).map_err(invalid)
 }
 
 async fn run(pools: [PoolTask; 3], follower: Follower, tasks: TaskTracker, stop: CancellationToken) {
@@ -199,7 +220,7 @@ fn credentials(
     config: &TransportConfig,
     is_tls: bool,
     identity: Identity,
-    clock: Arc<dyn Clock>,
+    deps: &TransportDeps,
 ) -> Result<Credentials, String> {
     let User { token, token_file, basic, exec, .. } = &config.user;
     if !is_tls {
@@ -213,7 +234,8 @@ fn credentials(
         return Credentials::token(token);
     }
     if let Some(exec) = exec {
-        let plugin = Plugin::new(exec.clone(), Some(told(&config.cluster)), identity, clock);
+        let counted = (deps.clock.clone(), deps.requests.transports.clone());
+        let plugin = Plugin::new(exec.clone(), Some(told(&config.cluster)), identity, counted);
         return Ok(Credentials::Exec(Box::new(plugin)));
     }
     match basic {

@@ -3,25 +3,86 @@
 use std::net::IpAddr;
 
 use http::Uri;
+use percent_encoding::percent_decode_str;
 
-use super::dial::Proxy;
+/// How a proxy is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyKind {
+    /// `http`: `CONNECT` in the clear.
+    Http,
+    /// `https`: `CONNECT` within TLS.
+    Https,
+    /// `socks5`, `socks5h`: SOCKS 5, by the server's name.
+    Socks5,
+}
 
-/// A proxy by its URL; only `http` is spoken to proxies.
+impl ProxyKind {
+    fn of(scheme: &str) -> Option<Self> {
+        match scheme {
+            "http" => Some(Self::Http),
+            "https" => Some(Self::Https),
+            "socks5" | "socks5h" => Some(Self::Socks5),
+            _ => None,
+        }
+    }
+
+    fn usual_port(self) -> u16 {
+        match self {
+            Self::Http => 80,
+            Self::Https => 443,
+            Self::Socks5 => 1080,
+        }
+    }
+}
+
+/// A proxy on the way.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Proxy {
+    /// How it is spoken to.
+    pub kind: ProxyKind,
+    /// Name or address.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// User and password.
+    pub credentials: Option<(String, String)>,
+}
+
+impl std::fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The password is not for the log.
+        write!(f, "Proxy({:?} {}:{})", self.kind, self.host, self.port)
+    }
+}
+
+/// A proxy by its URL.
 ///
 /// # Errors
-/// It is none, or of another kind.
+/// It is none, or of a kind that is not known. The text is not repeated: it may have a password.
 pub fn proxy_url(text: &str) -> Result<Proxy, String> {
     let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
-    let uri: Uri = full.parse().map_err(|e| format!("{text:?}: {e}"))?;
-    if uri.scheme_str() != Some("http") {
-        return Err(format!("{text:?}: unsupported scheme {:?}", uri.scheme_str().unwrap_or_default()));
+    let uri: Uri = full.parse().map_err(|e| format!("the URL cannot be read: {e}"))?;
+    let scheme = uri.scheme_str().unwrap_or_default();
+    let kind = ProxyKind::of(scheme)
+        .ok_or_else(|| format!("unsupported scheme {scheme:?}, must be http, https, or socks5"))?;
+    let host = uri.host().filter(|host| !host.is_empty()).ok_or("the URL has no host")?;
+    let authority = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+    let (credentials, place) = match authority.rsplit_once('@') {
+        Some((credentials, place)) => (Some(credentials), place),
+        None => (None, authority),
+    };
+    if uri.port_u16().is_none() && place.trim_end_matches(':') != host {
+        return Err("the URL's port is no number".to_owned());
     }
-    let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| format!("{text:?}: no host"))?;
-    let user = uri.authority().and_then(|authority| authority.as_str().rsplit_once('@'));
     Ok(Proxy {
+        kind,
         host: host.to_owned(),
-        port: uri.port_u16().unwrap_or(80),
-        credentials: user.map(|(credentials, _)| credentials.to_owned()),
+        port: uri.port_u16().unwrap_or_else(|| kind.usual_port()),
+        credentials: credentials.map(|credentials| {
+            let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+            let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+            (decoded(user), decoded(password))
+        }),
     })
 }
 
@@ -98,16 +159,23 @@ mod tests {
 
     #[test]
     fn proxies_are_urls() {
-        let proxy = |host: &str, port, credentials: Option<&str>| Proxy {
-            host: host.to_owned(),
-            port,
-            credentials: credentials.map(str::to_owned),
-        };
-        assert_eq!(proxy_url("http://p:3128"), Ok(proxy("p", 3128, None)));
-        assert_eq!(proxy_url("u:s@p"), Ok(proxy("p", 80, Some("u:s"))));
-        for wrong in ["socks5://p:1", "https://p", "http://"] {
-            assert!(proxy_url(wrong).is_err(), "{wrong}");
+        use ProxyKind::{Http, Https, Socks5};
+        for (url, kind, host, port, credentials) in [
+            ("http://p:3128", Http, "p", 3128, None),
+            ("u:s@p", Http, "p", 80, Some(("u", "s"))),
+            ("https://p", Https, "p", 443, None),
+            ("https://u%40x:s%3a%2Ft@p:8443/", Https, "p", 8443, Some(("u@x", "s:/t"))),
+            ("socks5://p", Socks5, "p", 1080, None),
+            ("socks5h://u@[::1]:9", Socks5, "[::1]", 9, Some(("u", ""))),
+        ] {
+            let credentials = credentials.map(|(user, password): (&str, &str)| (user.to_owned(), password.to_owned()));
+            assert_eq!(proxy_url(url), Ok(Proxy { kind, host: host.to_owned(), port, credentials }), "{url}");
         }
+        for wrong in ["socks4://u:secret@p:1", "ftp://u:secret@p", "http://", "http://u:secret@p:x"] {
+            let told = proxy_url(wrong).expect_err(wrong);
+            assert!(!told.contains("secret"), "{told}");
+        }
+        assert_eq!(format!("{:?}", proxy_url("http://u:secret@p").expect("a proxy")), "Proxy(Http p:80)");
     }
 
     #[test]

@@ -157,37 +157,6 @@ async fn a_watch_begins_when_it_can() {
 }
 
 #[tokio::test]
-async fn a_proxy_on_the_way_is_asked() {
-    let server = Server::start(Settings::default(), |_| json("{}")).await;
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let proxy = listener.local_addr().expect("an address");
-    let heads = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-    let seen = heads.clone();
-    tokio::spawn(async move {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        while let Ok((mut client, _)) = listener.accept().await {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                head.push(client.read_u8().await.expect("a head"));
-            }
-            let head = String::from_utf8(head).expect("text");
-            let target = head.split(' ').nth(1).expect("a target").to_owned();
-            seen.lock().expect("whole").push(head);
-            let mut server = tokio::net::TcpStream::connect(target).await.expect("there");
-            client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await.expect("told");
-            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut server).await });
-        }
-    });
-    let cluster = Cluster { proxy_url: format!("http://u:s@{proxy}"), ..server.cluster() };
-    let client = Client::open(TransportConfig::new(cluster, User::default())).await;
-    client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect("by way of it");
-    let heads = heads.lock().expect("whole").clone();
-    let expected =
-        format!("CONNECT {0} HTTP/1.1\r\nHost: {0}\r\nProxy-Authorization: Basic dTpz\r\n\r\n", server.address);
-    assert_eq!(heads, [expected]);
-}
-
-#[tokio::test]
 async fn a_program_that_is_not_believed_is_asked_again() {
     let server = Server::start(Settings::default(), |seen| {
         let said = seen.headers.get("authorization").and_then(|value| value.to_str().ok());
@@ -213,4 +182,73 @@ async fn a_program_that_is_not_believed_is_asked_again() {
     ask().await.expect("word1");
     ask().await.expect("word1, which is known");
     assert_eq!(std::fs::read_to_string(&runs).expect("there").lines().count(), 2);
+}
+
+/// Keeps what spans say when they are over.
+#[derive(Clone, Default)]
+struct Spans(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+
+struct Values(String);
+
+impl tracing::field::Visit for Values {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0.push_str(&format!(" {}={value:?}", field.name()));
+    }
+}
+
+impl<S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>> tracing_subscriber::Layer<S>
+    for Spans
+{
+    fn on_new_span(
+        &self,
+        attributes: &tracing::span::Attributes<'_>,
+        id: &tracing::Id,
+        context: tracing_subscriber::layer::Context<'_, S>,
+    ) {
+        let span = context.span(id).expect("it is new");
+        let mut values = Values(span.name().to_owned());
+        attributes.record(&mut values);
+        span.extensions_mut().insert(values);
+    }
+
+    fn on_record(
+        &self,
+        id: &tracing::Id,
+        record: &tracing::span::Record<'_>,
+        context: tracing_subscriber::layer::Context<'_, S>,
+    ) {
+        if let Some(values) = context.span(id).expect("it is there").extensions_mut().get_mut::<Values>() {
+            record.record(values);
+        }
+    }
+
+    fn on_close(&self, id: tracing::Id, context: tracing_subscriber::layer::Context<'_, S>) {
+        if let Some(Values(said)) = context.span(&id).expect("it closes").extensions_mut().remove() {
+            self.0.lock().expect("whole").push(said);
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_request_has_a_span() {
+    use tracing_subscriber::layer::SubscriberExt;
+    let asked = AtomicUsize::new(0);
+    let server = Server::start(Settings::default(), move |_| match asked.fetch_add(1, Ordering::SeqCst) {
+        0 => Reply::Full(503, vec![("retry-after", "0".to_owned())], Vec::new()),
+        1 => json("{}"),
+        _ => status(404),
+    })
+    .await;
+    let client = server.client().await;
+    let spans = Spans::default();
+    let heard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
+    for name in ["a", "b"] {
+        let _ = client.transport.call(Call::get(Resource::PODS, "ns", name)).await; // the second is not there
+    }
+    drop(heard);
+    let mut told = spans.0.lock().expect("whole").clone();
+    told.retain(|said| said.starts_with("api.request"));
+    let expected = ["retry=0 http.status_code=503", "retry=1 http.status_code=200", "retry=0 http.status_code=404"];
+    let expected = expected.map(|rest| format!("api.request k8s.verb=\"get\" k8s.resource=\"pods\" {rest}"));
+    assert_eq!(told, expected);
 }

@@ -9,4 +9,6 @@ mod outages;
 #[cfg(test)]
 mod pools;
 #[cfg(test)]
+mod proxies;
+#[cfg(test)]
 mod server;

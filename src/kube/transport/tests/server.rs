@@ -315,7 +315,8 @@ impl Drop for Client {
     }
 }
 
-fn acceptor(authority: &Authority, http2: bool) -> TlsAcceptor {
+/// TLS with a certificate of that authority.
+pub fn acceptor(authority: &Authority, http2: bool) -> TlsAcceptor {
     let (certificate, key) = authority.issue("api", ExtendedKeyUsagePurpose::ServerAuth);
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect();
     let provider = Arc::new(rustls::crypto::ring::default_provider());

@@ -1,0 +1,254 @@
+//! What is below requests to the API server: transports, their authorities, programs that tell who we are
+//! (spec 08 §4.15).
+
+use jiff::Timestamp;
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
+
+use super::{CertificateExpiry, Registry, Stability::Alpha, buckets, certificates::register_ttl};
+
+/// What came of a look at the file of the authorities.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CaReload {
+    /// It says what it said.
+    Unchanged,
+    /// It says something else, which counts from now on.
+    Updated,
+    /// It cannot be read.
+    ReadError,
+    /// It is empty.
+    Empty,
+    /// What it says makes no sense.
+    ParseError,
+}
+
+impl CaReload {
+    fn labels(self) -> [&'static str; 2] {
+        match self {
+            Self::Unchanged => ["success", "unchanged"],
+            Self::Updated => ["success", "updated"],
+            Self::ReadError => ["failure", "read_error"],
+            Self::Empty => ["failure", "empty"],
+            Self::ParseError => ["failure", "ca_parse_error"],
+        }
+    }
+}
+
+/// What came of a run of a program that tells who we are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExecCall {
+    /// It said something.
+    Good,
+    /// It ended with that code.
+    Failed(i32),
+    /// There is no such program.
+    NotFound,
+    /// It could not be run to its end.
+    Broken,
+}
+
+/// Handles of what is counted of transports.
+#[derive(Clone, Debug)]
+pub struct TransportMetrics {
+    entries: IntGauge,
+    created: IntCounterVec,
+    reloads: IntCounterVec,
+    identities_gone: IntCounter,
+    gone: IntCounterVec,
+    exec_calls: IntCounterVec,
+    exec_age: Histogram,
+    exec_expiry: CertificateExpiry,
+}
+
+impl TransportMetrics {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        let exec_expiry = CertificateExpiry::none();
+        register_ttl(
+            registry,
+            "rest_client_exec_plugin_ttl_seconds",
+            "Gauge of the shortest TTL (time-to-live) of the client certificate(s) managed by the auth exec plugin. The \
+             value is in seconds until certificate expiry (negative if already expired). If auth exec plugins are unused \
+             or manage no TLS certificates, the value will be +INF.",
+            &exec_expiry,
+            || Timestamp::now().as_second(),
+        );
+        let counters = |name, help, labels: &[&str]| registry.counters(Alpha, name, help, labels);
+        Self {
+            entries: registry.gauge(
+                Alpha,
+                "rest_client_transport_cache_entries",
+                "Number of transports to API servers that are in use.",
+            ),
+            created: counters(
+                "rest_client_transport_create_calls_total",
+                "Number of calls to get a new transport, partitioned by the result: hit, miss, miss-gc, uncacheable.",
+                &["result"],
+            ),
+            reloads: counters(
+                "rest_client_transport_ca_reload_total",
+                "Number of times a CA reload is attempted, partitioned by the result and reason for the reload attempt.",
+                &["result", "reason"],
+            ),
+            identities_gone: registry.counter(
+                Alpha,
+                "rest_client_transport_cert_rotation_gc_calls_total",
+                "Number of times following a client certificate ended, because nobody needed its transport any more.",
+            ),
+            gone: counters(
+                "rest_client_transport_cache_gc_calls_total",
+                "Number of times a transport was to be removed, partitioned by the result: deleted, skipped.",
+                &["result"],
+            ),
+            exec_calls: counters(
+                "rest_client_exec_plugin_call_total",
+                "Number of calls to an exec plugin, partitioned by the type of event encountered and an optional exit code.",
+                &["code", "call_status"],
+            ),
+            exec_age: registry.histogram(
+                Alpha,
+                "rest_client_exec_plugin_certificate_rotation_age",
+                "Histogram of the number of seconds the last auth exec plugin client certificate lived before being \
+                 rotated. If auth exec plugin client certificates are unused, histogram will contain no data.",
+                buckets::EXECAGE,
+            ),
+            exec_expiry,
+        }
+    }
+
+    /// A transport was made; counted until what is returned is dropped.
+    pub fn opened(&self, identity: FollowsIdentity) -> OpenTransport {
+        self.entries.inc();
+        self.created.with_label_values(&["miss"]).inc();
+        OpenTransport { metrics: self.clone(), identity }
+    }
+
+    /// Somebody looked at the file of the authorities.
+    pub fn looked_at_authorities(&self, outcome: CaReload) {
+        self.reloads.with_label_values(&outcome.labels()).inc();
+    }
+
+    /// A program was run.
+    pub fn ran_exec(&self, outcome: ExecCall) {
+        let (code, status) = match outcome {
+            ExecCall::Good => (0, "no_error"),
+            ExecCall::Failed(code) => (code, "plugin_execution_error"),
+            ExecCall::NotFound => (1, "plugin_not_found_error"),
+            ExecCall::Broken => (1, "client_internal_error"),
+        };
+        self.exec_calls.with_label_values(&[&*code.to_string(), status]).inc();
+    }
+
+    /// A program told of another certificate, which holds until that second since the epoch; the last one had been
+    /// in use for so many seconds, if there was one.
+    pub fn told_certificate(&self, until: Option<i64>, last: Option<i64>) {
+        self.exec_expiry.set(until);
+        if let Some(seconds) = last {
+            self.exec_age.observe(seconds as f64);
+        }
+    }
+}
+
+/// Whether a transport follows a client certificate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FollowsIdentity {
+    /// It does.
+    Yes,
+    /// It shows none, or the same for ever.
+    No,
+}
+
+/// A transport that is in use.
+#[derive(Debug)]
+pub struct OpenTransport {
+    metrics: TransportMetrics,
+    identity: FollowsIdentity,
+}
+
+impl Drop for OpenTransport {
+    fn drop(&mut self) {
+        self.metrics.entries.dec();
+        self.metrics.gone.with_label_values(&["deleted"]).inc();
+        if self.identity == FollowsIdentity::Yes {
+            self.metrics.identities_gone.inc();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All series that were counted, as `family{values} value`.
+    fn told(registry: &Registry) -> Vec<String> {
+        let families = registry.gather();
+        let lines = families.iter().flat_map(|family| {
+            family.get_metric().iter().map(|metric| {
+                let values: Vec<&str> = metric.get_label().iter().map(|label| label.value()).collect();
+                let number = metric.get_counter().get_value()
+                    + metric.get_gauge().get_value()
+                    + metric.get_histogram().get_sample_sum();
+                let name = family.name().trim_start_matches("rest_client_");
+                format!("{name} {} {number}", values.join(" "))
+            })
+        });
+        lines.collect()
+    }
+
+    #[test]
+    fn what_was_never_used_is_told_as_such() {
+        let registry = Registry::new();
+        TransportMetrics::new(&registry);
+        assert_eq!(
+            told(&registry),
+            [
+                "exec_plugin_certificate_rotation_age  0",
+                "exec_plugin_ttl_seconds  inf",
+                "transport_cache_entries  0",
+                "transport_cert_rotation_gc_calls_total  0",
+            ]
+        );
+        let ttl = registry.gather().into_iter().find(|family| family.name() == "rest_client_exec_plugin_ttl_seconds");
+        assert!(ttl.expect("there").help().starts_with("Gauge of the shortest"), "it has no prefix");
+    }
+
+    #[test]
+    fn what_happens_to_transports_is_counted() {
+        let registry = Registry::new();
+        let metrics = TransportMetrics::new(&registry);
+        let (first, second) = (metrics.opened(FollowsIdentity::Yes), metrics.opened(FollowsIdentity::No));
+        for outcome in
+            [CaReload::Unchanged, CaReload::Updated, CaReload::ReadError, CaReload::Empty, CaReload::ParseError]
+        {
+            metrics.looked_at_authorities(outcome);
+        }
+        for outcome in [ExecCall::Good, ExecCall::Failed(3), ExecCall::NotFound, ExecCall::Broken] {
+            metrics.ran_exec(outcome);
+        }
+        metrics.told_certificate(Some(0), None);
+        metrics.told_certificate(Some(0), Some(700));
+        drop(second);
+        let mut lines = told(&registry);
+        lines.retain(|line| !line.starts_with("exec_plugin_ttl_seconds"));
+        assert_eq!(
+            lines,
+            [
+                "exec_plugin_call_total client_internal_error 1 1",
+                "exec_plugin_call_total no_error 0 1",
+                "exec_plugin_call_total plugin_execution_error 3 1",
+                "exec_plugin_call_total plugin_not_found_error 1 1",
+                "exec_plugin_certificate_rotation_age  700",
+                "transport_ca_reload_total ca_parse_error failure 1",
+                "transport_ca_reload_total empty failure 1",
+                "transport_ca_reload_total read_error failure 1",
+                "transport_ca_reload_total unchanged success 1",
+                "transport_ca_reload_total updated success 1",
+                "transport_cache_entries  1",
+                "transport_cache_gc_calls_total deleted 1",
+                "transport_cert_rotation_gc_calls_total  0",
+                "transport_create_calls_total miss 2",
+            ]
+        );
+        drop(first);
+        assert!(told(&registry).contains(&"transport_cert_rotation_gc_calls_total  1".to_owned()));
+    }
+}
