@@ -55,8 +55,8 @@ impl StartTimes {
     }
 
     /// Follows the watch until stopped.
-    pub async fn run(&self, mut pods: Store<api::Pod>, stop: CancellationToken) {
-        let mut before = Arc::<Snapshot<api::Pod>>::default();
+    pub async fn run(&self, mut pods: Store<Pod>, stop: CancellationToken) {
+        let mut before = Arc::<Snapshot<Pod>>::default();
         loop {
             let shown = pods.snapshot();
             self.look(&before.objects, &shown.objects);
@@ -83,16 +83,11 @@ impl StartTimes {
         before.iter().filter(|(name, _)| !shown.contains_key(*name)).for_each(|(_, object)| self.gone(object));
     }
 
-    fn shown(&self, object: &api::Pod) {
-        let uid = PodUid::from(object.metadata.uid.as_deref().unwrap_or_default());
-        if self.lock().is_settled(&uid) {
+    fn shown(&self, pod: &Pod) {
+        if self.lock().is_settled(pod.uid()) || pod.is_mirror() {
             return;
         }
-        let Ok(pod) = Pod::new(object.clone()) else { return };
-        if pod.is_mirror() {
-            return;
-        }
-        let sample = self.lock().watched(&pod, self.clock.now());
+        let sample = self.lock().watched(pod, self.clock.now());
         if let Some(sample) = sample {
             self.observe(&sample);
         }
@@ -107,7 +102,7 @@ impl StartTimes {
         self.metrics.pod_started(total, (!sample.stateful).then_some(sli), sample.first_network);
     }
 
-    fn gone(&self, object: &api::Pod) {
+    fn gone(&self, object: &Pod) {
         self.lock().deleted(&PodUid::from(object.metadata.uid.as_deref().unwrap_or_default()));
     }
 
@@ -116,7 +111,7 @@ impl StartTimes {
     }
 }
 
-type Objects = BTreeMap<(String, String), Arc<api::Pod>>;
+type Objects = BTreeMap<(String, String), Arc<Pod>>;
 
 /// Passes events on and takes from them when pulls begin and end.
 pub struct TimedEvents {
@@ -180,7 +175,7 @@ mod tests {
         json!({"initContainerStatuses": [container("i", ran)], "containerStatuses": [container("c", state)]})
     }
 
-    fn shown(status: Value) -> Arc<Snapshot<api::Pod>> {
+    fn shown(status: Value) -> Arc<Snapshot<Pod>> {
         let created = Timestamp::from_second(100).expect("a small number").to_string();
         let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u", "creationTimestamp": created},
             "spec": {"containers": [{"name": "c"}]}, "status": status});
@@ -195,7 +190,7 @@ mod tests {
         hands: Arc<Hands>,
         times: Arc<StartTimes>,
         events: TimedEvents,
-        store: watch::Sender<Arc<Snapshot<api::Pod>>>,
+        store: watch::Sender<Arc<Snapshot<Pod>>>,
         stop: CancellationToken,
         task: tokio::task::JoinHandle<()>,
     }

@@ -2,6 +2,9 @@
 
 use std::{collections::BTreeMap, ops::Deref, sync::Arc};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::{Deserialize, Deserializer, de};
+
 use super::{PodFullName, PodRef, PodUid, api};
 
 /// Where a pod's definition came from (`kubernetes.io/config.source`).
@@ -108,12 +111,22 @@ pub struct MalformedPod {
 
 /// A pod with identity and specification, immutable; share it as `Arc<Pod>`.
 ///
-/// Dereferences to the API object.
+/// Dereferences to what of the API object is not its specification. The specification is shared: most of what
+/// a pod takes is its own, and most changes are of something else.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pod {
     id: PodRef,
-    object: api::Pod,
-    spec: api::PodSpec,
+    head: PodHead,
+    spec: Arc<api::PodSpec>,
+}
+
+/// What of a pod is not its specification.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodHead {
+    /// As of the API object.
+    pub metadata: ObjectMeta,
+    /// As of the API object.
+    pub status: Option<api::PodStatus>,
 }
 
 impl Pod {
@@ -124,8 +137,22 @@ impl Pod {
     ///
     /// # Errors
     /// Names the first missing field.
-    pub fn new(mut object: api::Pod) -> Result<Self, MalformedPod> {
-        let meta = &object.metadata;
+    pub fn new(object: api::Pod) -> Result<Self, MalformedPod> {
+        let mut spec = object.spec;
+        // Lists that were read have room for more, and a volume is 3 KB.
+        if let Some(volumes) = spec.as_mut().and_then(|spec| spec.volumes.as_mut()) {
+            volumes.shrink_to_fit();
+        }
+        let head = PodHead { metadata: object.metadata, status: object.status };
+        Self::of(head, spec.map(Arc::new))
+    }
+
+    /// Of its parts.
+    ///
+    /// # Errors
+    /// Names the first missing field.
+    pub fn of(head: PodHead, spec: Option<Arc<api::PodSpec>>) -> Result<Self, MalformedPod> {
+        let meta = &head.metadata;
         let name = meta.name.clone().unwrap_or_default();
         let missing = |field| MalformedPod { name: name.clone(), field };
         let filled = |value: &Option<String>| value.clone().filter(|text| !text.is_empty());
@@ -134,8 +161,8 @@ impl Pod {
             uid: filled(&meta.uid).ok_or_else(|| missing("metadata.uid"))?.into(),
             namespace: filled(&meta.namespace).ok_or_else(|| missing("metadata.namespace"))?.into(),
         };
-        let spec = object.spec.take().ok_or_else(|| missing("spec"))?;
-        Ok(Self { id, object, spec })
+        let spec = spec.ok_or_else(|| missing("spec"))?;
+        Ok(Self { id, head, spec })
     }
 
     /// Identity.
@@ -173,42 +200,58 @@ impl Pod {
         &self.spec
     }
 
+    /// The specification, to share.
+    pub fn shared_spec(&self) -> &Arc<api::PodSpec> {
+        &self.spec
+    }
+
+    /// Shares the specification of another where both are the same.
+    pub fn share_spec(&mut self, other: &Self) {
+        if self.spec == other.spec {
+            self.spec = other.spec.clone();
+        }
+    }
+
     /// The whole API object again, spec included (a deep copy).
     pub fn to_object(&self) -> api::Pod {
-        let mut object = self.object.clone();
-        object.spec = Some(self.spec.clone());
-        object
+        let PodHead { metadata, status } = self.head.clone();
+        api::Pod { metadata, spec: Some((*self.spec).clone()), status }
     }
 
     /// A copy with another specification (the allocated one, say).
     #[must_use]
     pub fn with_spec(&self, spec: api::PodSpec) -> Self {
-        Self { id: self.id.clone(), object: self.object.clone(), spec }
+        Self { id: self.id.clone(), head: self.head.clone(), spec: Arc::new(spec) }
+    }
+
+    /// A copy with other metadata and status, of the same pod.
+    #[must_use]
+    pub fn with_head(&self, head: PodHead) -> Self {
+        Self { id: self.id.clone(), head, spec: self.spec.clone() }
     }
 
     /// A copy with another status.
     #[must_use]
     pub fn with_status(&self, status: api::PodStatus) -> Self {
-        let mut copy = self.clone();
-        copy.object.status = Some(status);
-        copy
+        let head = PodHead { metadata: self.head.metadata.clone(), status: Some(status) };
+        Self { id: self.id.clone(), head, spec: self.spec.clone() }
     }
 
     /// The annotation of that name.
     pub fn annotation(&self, key: &str) -> Option<&str> {
-        self.object.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+        self.head.metadata.annotations.as_ref()?.get(key).map(String::as_str)
     }
 
     /// All labels; empty where the object has none.
     pub fn labels(&self) -> &BTreeMap<String, String> {
         static NONE: BTreeMap<String, String> = BTreeMap::new();
-        self.object.metadata.labels.as_ref().unwrap_or(&NONE)
+        self.head.metadata.labels.as_ref().unwrap_or(&NONE)
     }
 
     /// All annotations; empty where the object has none.
     pub fn annotations(&self) -> &BTreeMap<String, String> {
         static NONE: BTreeMap<String, String> = BTreeMap::new();
-        self.object.metadata.annotations.as_ref().unwrap_or(&NONE)
+        self.head.metadata.annotations.as_ref().unwrap_or(&NONE)
     }
 
     /// Where the pod came from; `None` where the annotation is missing or unknown.
@@ -248,17 +291,17 @@ impl Pod {
 
     /// Whether deletion was requested through the API.
     pub fn is_deleting(&self) -> bool {
-        self.object.metadata.deletion_timestamp.is_some()
+        self.head.metadata.deletion_timestamp.is_some()
     }
 
     /// `metadata.generation`, 0 where unset.
     pub fn generation(&self) -> i64 {
-        self.object.metadata.generation.unwrap_or(0)
+        self.head.metadata.generation.unwrap_or(0)
     }
 
     /// `status.phase` of the API object, empty where unset.
     pub fn api_phase(&self) -> &str {
-        self.object.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("")
+        self.head.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("")
     }
 
     /// Whether the API object's phase is `Succeeded` or `Failed`.
@@ -341,10 +384,17 @@ pub fn ephemeral_as_container(ephemeral: &api::EphemeralContainer) -> api::Conta
 }
 
 impl Deref for Pod {
-    type Target = api::Pod;
+    type Target = PodHead;
 
-    fn deref(&self) -> &api::Pod {
-        &self.object
+    fn deref(&self) -> &PodHead {
+        &self.head
+    }
+}
+
+/// As the API has it; what [`Pod::new`] refuses is refused.
+impl<'de> Deserialize<'de> for Pod {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::new(api::Pod::deserialize(deserializer)?).map_err(de::Error::custom)
     }
 }
 

@@ -12,8 +12,8 @@ use std::{
 
 use super::normalise::drop_baggage;
 use crate::pod::{
-    Operation, Pod, PodChange, PodFullName, PodRef, PodSource, PodUid, api,
-    spec::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE},
+    Operation, Pod, PodChange, PodFullName, PodRef, PodSource, PodUid,
+    spec::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, PodHead},
 };
 
 /// Annotations that only this agent writes, and that never count as a change.
@@ -23,7 +23,7 @@ const LOCAL_ANNOTATIONS: [&str; 3] = [ANNOTATION_SOURCE, ANNOTATION_MIRROR, ANNO
 #[derive(Debug)]
 struct Held {
     /// What the source sent; only to be recognised again.
-    sent: Weak<api::Pod>,
+    sent: Weak<Pod>,
     /// What the engine was told.
     pod: Arc<Pod>,
 }
@@ -44,8 +44,6 @@ pub struct Merged {
     pub changes: Vec<PodChange>,
     /// Pods that are ignored, each told once.
     pub duplicates: Vec<Duplicate>,
-    /// Texts about objects that are no pods at all; they are dropped.
-    pub malformed: Vec<String>,
 }
 
 /// The last set of one source.
@@ -64,24 +62,17 @@ impl SourceStore {
     }
 
     /// Takes a new full set; `seen` is the value of `kubernetes.io/config.seen` for new pods.
-    pub fn merge(&mut self, set: Vec<Arc<api::Pod>>, seen: &str) -> Merged {
+    pub fn merge(&mut self, set: Vec<Arc<Pod>>, seen: &str) -> Merged {
         let mut merged = Merged::default();
         let first = !std::mem::replace(&mut self.seen, true);
-        let mut incoming = Vec::with_capacity(set.len());
-        for sent in set {
-            match identity(&sent) {
-                Some(id) => incoming.push((id, sent)),
-                None => merged.malformed.push(sent.metadata.name.clone().unwrap_or_default()),
-            }
-        }
-        let incoming = self.without_duplicates(incoming, &mut merged);
+        let incoming = self.without_duplicates(set, &mut merged);
 
         let mut old = std::mem::take(&mut self.pods);
         let mut lists: BTreeMap<Emission, Vec<Arc<Pod>>> = BTreeMap::new();
-        for (id, sent) in incoming {
-            let known = old.remove(&id.uid);
+        for sent in incoming {
+            let known = old.remove(sent.uid());
             let (known, renamed) = match known {
-                Some(held) if held.pod.id() != &id => (None, Some(held)),
+                Some(held) if held.pod.id() != sent.id() => (None, Some(held)),
                 known => (known, None),
             };
             if let Some(gone) = renamed {
@@ -89,18 +80,15 @@ impl SourceStore {
             }
             let (held, emission) = match known {
                 Some(held) => compared(held, &sent),
-                None => match new_pod(&sent, self.source, seen) {
-                    Some(pod) => (Held { sent: Arc::downgrade(&sent), pod: Arc::new(pod) }, Some(Emission::Add)),
-                    None => {
-                        merged.malformed.push(id.to_string());
-                        continue;
-                    }
-                },
+                None => {
+                    let pod = Arc::new(new_pod(&sent, self.source, seen));
+                    (Held { sent: Arc::downgrade(&sent), pod }, Some(Emission::Add))
+                }
             };
             if let Some(emission) = emission {
                 lists.entry(emission).or_default().push(held.pod.clone());
             }
-            self.pods.insert(id.uid, held);
+            self.pods.insert(sent.uid().clone(), held);
         }
         let gone = old.into_values().map(|held| held.pod);
         lists.entry(Emission::Remove).or_default().extend(gone);
@@ -118,38 +106,35 @@ impl SourceStore {
 
     /// Drops pods whose full name or UID is taken: by the pod that the engine already drives,
     /// else by the first one of the set.
-    fn without_duplicates(
-        &mut self,
-        incoming: Vec<(PodRef, Arc<api::Pod>)>,
-        merged: &mut Merged,
-    ) -> Vec<(PodRef, Arc<api::Pod>)> {
+    fn without_duplicates(&mut self, incoming: Vec<Arc<Pod>>, merged: &mut Merged) -> Vec<Arc<Pod>> {
         let mut owners: BTreeMap<PodFullName, usize> = BTreeMap::new();
         let mut uids: BTreeSet<PodUid> = BTreeSet::new();
         let driven = |id: &PodRef| self.pods.get(&id.uid).is_some_and(|held| held.pod.id() == id);
-        for (i, (id, _)) in incoming.iter().enumerate() {
+        for (i, id) in incoming.iter().map(|pod| pod.id()).enumerate() {
             let owner = owners.entry(id.full_name()).or_insert(i);
-            let taken = incoming.get(*owner).is_some_and(|(owner, _)| driven(owner));
+            let taken = incoming.get(*owner).is_some_and(|owner| driven(owner.id()));
             if !taken && driven(id) {
                 *owner = i;
             }
         }
         let mut told = HashSet::new();
         let mut kept = Vec::with_capacity(incoming.len());
-        for (i, (id, sent)) in incoming.into_iter().enumerate() {
+        for (i, sent) in incoming.into_iter().enumerate() {
+            let id = sent.id();
             let what = match owners.get(&id.full_name()) {
                 Some(owner) if *owner != i => format!("duplicate pod name {:?}", &*id.name),
                 _ if !uids.insert(id.uid.clone()) => format!("duplicate pod UID {:?}", id.uid.as_str()),
                 _ => {
-                    kept.push((id, sent));
+                    kept.push(sent);
                     continue;
                 }
             };
-            if !self.told.contains(&id) && told.insert(id.clone()) {
+            if !self.told.contains(id) && told.insert(id.clone()) {
                 let message =
                     format!("Error validating pod {id} from {} due to {what}, ignoring", self.source.as_str());
-                merged.duplicates.push(Duplicate { pod: id, message });
+                merged.duplicates.push(Duplicate { pod: id.clone(), message });
             } else {
-                told.insert(id);
+                told.insert(id.clone());
             }
         }
         self.told = told;
@@ -180,28 +165,18 @@ impl Emission {
     }
 }
 
-fn identity(pod: &api::Pod) -> Option<PodRef> {
-    let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    let meta = &pod.metadata;
-    Some(PodRef {
-        uid: filled(&meta.uid)?.into(),
-        name: filled(&meta.name)?.into(),
-        namespace: filled(&meta.namespace)?.into(),
-    })
-}
-
 /// The pod as it is first told: with the source, the time, and without baggage.
-fn new_pod(sent: &api::Pod, source: PodSource, seen: &str) -> Option<Pod> {
-    let mut object = sent.clone();
-    drop_baggage(&mut object);
-    let annotations = object.metadata.annotations.get_or_insert_default();
+fn new_pod(sent: &Pod, source: PodSource, seen: &str) -> Pod {
+    let mut metadata = sent.metadata.clone();
+    drop_baggage(&mut metadata);
+    let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(ANNOTATION_SOURCE.to_owned(), source.as_str().to_owned());
     annotations.insert(ANNOTATION_SEEN.to_owned(), seen.to_owned());
-    Pod::new(object).ok()
+    sent.with_head(PodHead { metadata, status: sent.status.clone() })
 }
 
 /// Compares a pod with what was told of it.
-fn compared(held: Held, sent: &Arc<api::Pod>) -> (Held, Option<Emission>) {
+fn compared(held: Held, sent: &Arc<Pod>) -> (Held, Option<Emission>) {
     if Weak::ptr_eq(&held.sent, &Arc::downgrade(sent)) {
         return (held, None);
     }
@@ -210,11 +185,9 @@ fn compared(held: Held, sent: &Arc<api::Pod>) -> (Held, Option<Emission>) {
     if !differs && old.status == sent.status {
         return (Held { sent: Arc::downgrade(sent), pod: held.pod }, None);
     }
-    let mut object = old.to_object();
-    object.status.clone_from(&sent.status);
-    let emission = if differs {
-        object.spec.clone_from(&sent.spec);
-        let (into, from) = (&mut object.metadata, &sent.metadata);
+    let mut head = PodHead { metadata: old.metadata.clone(), status: sent.status.clone() };
+    let (told, emission) = if differs {
+        let (into, from) = (&mut head.metadata, &sent.metadata);
         into.labels.clone_from(&from.labels);
         into.deletion_timestamp.clone_from(&from.deletion_timestamp);
         into.deletion_grace_period_seconds = from.deletion_grace_period_seconds;
@@ -224,22 +197,21 @@ fn compared(held: Held, sent: &Arc<api::Pod>) -> (Held, Option<Emission>) {
         let mut annotations = from.annotations.clone().unwrap_or_default();
         annotations.extend(local);
         into.annotations = Some(annotations);
-        drop_baggage(&mut object);
-        if sent.metadata.deletion_timestamp.is_some() { Emission::Delete } else { Emission::Update }
+        drop_baggage(into);
+        let emission = if sent.metadata.deletion_timestamp.is_some() { Emission::Delete } else { Emission::Update };
+        (sent.with_head(head), emission)
     } else {
-        Emission::Reconcile
+        (old.with_head(head), Emission::Reconcile)
     };
-    match Pod::new(object) {
-        Ok(pod) => (Held { sent: Arc::downgrade(sent), pod: Arc::new(pod) }, Some(emission)),
-        // Only a set without a spec gets here; what was told stays.
-        Err(_) => (held, None),
-    }
+    (Held { sent: Arc::downgrade(sent), pod: Arc::new(told) }, Some(emission))
 }
 
 /// Whether anything but the status differs that the engine acts on.
-fn differs(old: &Pod, new: &api::Pod) -> bool {
+fn differs(old: &Pod, new: &Pod) -> bool {
     let (was, is) = (&old.metadata, &new.metadata);
-    new.spec.as_ref() != Some(old.spec())
+    // Mostly it is shared, and then nothing is compared.
+    let same_spec = Arc::ptr_eq(old.shared_spec(), new.shared_spec()) || old.spec() == new.spec();
+    !same_spec
         || *old.labels() != is.labels.clone().unwrap_or_default()
         || was.deletion_timestamp != is.deletion_timestamp
         || was.deletion_grace_period_seconds != is.deletion_grace_period_seconds
@@ -259,7 +231,7 @@ mod tests {
 
     const SEEN: &str = "2026-01-02T03:04:05.000000000Z";
 
-    fn pod(name: &str, uid: &str, extra: Value) -> Arc<api::Pod> {
+    fn pod(name: &str, uid: &str, extra: Value) -> Arc<Pod> {
         let mut json = json!({"metadata": {"name": name, "namespace": "n", "uid": uid},
                               "spec": {"containers": [{"name": "c"}]}});
         for (pointer, value) in extra.as_object().expect("an object") {
@@ -269,7 +241,7 @@ mod tests {
         Arc::new(serde_json::from_value(json).expect("a pod"))
     }
 
-    fn plain(name: &str) -> Arc<api::Pod> {
+    fn plain(name: &str) -> Arc<Pod> {
         pod(name, name, json!({}))
     }
 
@@ -285,7 +257,7 @@ mod tests {
     }
 
     /// What the second set tells after the first.
-    fn after(first: Vec<Arc<api::Pod>>, second: Vec<Arc<api::Pod>>) -> Vec<String> {
+    fn after(first: Vec<Arc<Pod>>, second: Vec<Arc<Pod>>) -> Vec<String> {
         let mut store = SourceStore::new(PodSource::Api);
         store.merge(first, SEEN);
         told(&store.merge(second, "later"))
@@ -401,16 +373,6 @@ mod tests {
             ["Remove a", "Add b"],
             "renamed"
         );
-    }
-
-    #[test]
-    fn what_is_no_pod_is_dropped_and_named() {
-        let mut nameless = (*plain("a")).clone();
-        nameless.metadata.uid = None;
-        let mut empty = (*plain("b")).clone();
-        empty.spec = None;
-        let merged = SourceStore::new(PodSource::Api).merge(vec![Arc::new(nameless), Arc::new(empty)], SEEN);
-        assert_eq!((told(&merged), merged.malformed.len()), (vec!["Add".to_owned()], 2));
     }
 
     #[test]

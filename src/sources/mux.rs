@@ -12,12 +12,12 @@ use std::{collections::BTreeMap, sync::Arc};
 use jiff::{Timestamp, fmt::strtime, tz::TimeZone};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, warn};
+use tracing::warn;
 
 use super::{diff::SourceStore, ports::SourceEvents};
 use crate::{
     metrics::SourceMetrics,
-    pod::{Operation, PodChange, PodSource, api},
+    pod::{Operation, Pod, PodChange, PodSource},
 };
 
 /// Operations that wait for the sync loop.
@@ -32,7 +32,7 @@ pub struct SourceSet {
     /// Whose.
     pub source: PodSource,
     /// All pods it has now.
-    pub pods: Vec<Arc<api::Pod>>,
+    pub pods: Vec<Arc<Pod>>,
 }
 
 /// Where sources hand in their sets.
@@ -50,7 +50,7 @@ impl Door {
 
     /// Hands in a full set; waits while the mux is busy. A mux that is gone takes nothing: the
     /// agent stops then.
-    pub async fn hand_in(&self, pods: Vec<Arc<api::Pod>>) {
+    pub async fn hand_in(&self, pods: Vec<Arc<Pod>>) {
         let _ = self.sets.send(SourceSet { source: self.source, pods }).await;
     }
 }
@@ -104,9 +104,6 @@ impl Mux {
             self.metrics.duplicates.with_label_values(&[source]).inc();
             self.events.warning(&duplicate.pod, "FailedValidation", duplicate.message);
         }
-        for name in merged.malformed {
-            error!(pod = name, source, "Ignoring object without name, namespace, UID or spec");
-        }
         let present = merged.changes.iter().filter(|change| change.operation != Operation::Remove);
         for pod in present.flat_map(|change| &change.pods) {
             if !pod.is_static() {
@@ -144,7 +141,7 @@ mod tests {
         }
     }
 
-    fn pod(name: &str, uid: &str) -> Arc<api::Pod> {
+    fn pod(name: &str, uid: &str) -> Arc<Pod> {
         let json =
             serde_json::json!({"metadata": {"name": name, "namespace": "n", "uid": uid}, "spec": {"containers": []}});
         Arc::new(serde_json::from_value(json).expect("a pod"))

@@ -6,6 +6,9 @@
 //! upgraded: what goes into it must not change between releases without a migration, which the
 //! golden values of the tests guard.
 
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use super::{
@@ -13,7 +16,11 @@ use super::{
     references::{self, ReferenceError, ReferenceRule},
     validate::{self, FieldErrors},
 };
-use crate::pod::{PodSource, api, hash::fnv1a_128, spec::ANNOTATION_HASH};
+use crate::pod::{
+    Pod, PodSource, api,
+    hash::fnv1a_128,
+    spec::{ANNOTATION_HASH, MalformedPod},
+};
 
 /// Annotation of `kubectl apply`: a copy of the whole pod that nobody on a node reads.
 const ANNOTATION_LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -43,6 +50,17 @@ pub enum InvalidPod {
     /// It refers to the API.
     #[error(transparent)]
     Refers(#[from] ReferenceError),
+    /// It lacks what every pod has.
+    #[error("invalid pod: {0}")]
+    Malformed(#[from] MalformedPod),
+}
+
+/// As [`static_pod`] makes it, for the engine.
+///
+/// # Errors
+/// As [`static_pod`].
+pub fn prepared(pod: api::Pod, origin: Origin<'_>) -> Result<Arc<Pod>, InvalidPod> {
+    Ok(Arc::new(Pod::new(static_pod(pod, origin)?)?))
 }
 
 /// Makes a static pod of a decoded manifest.
@@ -50,7 +68,7 @@ pub enum InvalidPod {
 /// # Errors
 /// For a pod without name, with invalid fields, or with references to API objects.
 pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, InvalidPod> {
-    drop_baggage(&mut pod);
+    drop_baggage(&mut pod.metadata);
     defaults::apply(&mut pod);
     let name = pod.metadata.name.clone().unwrap_or_default();
     if name.is_empty() {
@@ -82,12 +100,12 @@ pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, Inv
 }
 
 /// Drops what only the API server and its clients use, and what no part of the agent reads.
-pub fn drop_baggage(pod: &mut api::Pod) {
-    pod.metadata.managed_fields = None;
-    if let Some(annotations) = pod.metadata.annotations.as_mut() {
+pub fn drop_baggage(metadata: &mut ObjectMeta) {
+    metadata.managed_fields = None;
+    if let Some(annotations) = metadata.annotations.as_mut() {
         annotations.remove(ANNOTATION_LAST_APPLIED);
         if annotations.is_empty() {
-            pod.metadata.annotations = None;
+            metadata.annotations = None;
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::pod::{Pod, PodRef, api};
+use crate::pod::{Pod, PodRef};
 
 /// Takes what the mux has to tell about pods. Never blocks.
 pub trait SourceEvents: Send + Sync + 'static {
@@ -24,5 +24,5 @@ pub trait PodSourceFeed: Send + 'static {
     /// API server cannot be reached; `None` when the agent stops.
     ///
     /// Safe to drop while waiting.
-    async fn next_set(&mut self) -> Option<Vec<Arc<api::Pod>>>;
+    async fn next_set(&mut self) -> Option<Vec<Arc<Pod>>>;
 }

@@ -343,7 +343,8 @@ async fn prune(
 impl Agent {
     /// A source hands in its full set.
     pub async fn hand_in(&self, source: PodSource, pods: impl IntoIterator<Item = Arc<api::Pod>>) {
-        self.doors[&source].hand_in(pods.into_iter().collect()).await;
+        let pods = pods.into_iter().map(|pod| Arc::new(Pod::new((*pod).clone()).expect("a whole pod")));
+        self.doors[&source].hand_in(pods.collect()).await;
     }
 
     /// The file source hands in these; and all other sources an empty set.

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use async_trait::async_trait;
 use berth::{
     metrics::SourceMetrics,
-    pod::{Operation, PodSource, api},
+    pod::{Operation, Pod, PodSource},
     sources::{SourcesConfig, ports::PodSourceFeed},
 };
 use tokio::{net::TcpListener, sync::mpsc};
@@ -170,11 +170,11 @@ async fn nobody_listening_is_a_failure_and_no_set() {
     }
 }
 
-struct Feed(mpsc::Receiver<Vec<Arc<api::Pod>>>);
+struct Feed(mpsc::Receiver<Vec<Arc<Pod>>>);
 
 #[async_trait]
 impl PodSourceFeed for Feed {
-    async fn next_set(&mut self) -> Option<Vec<Arc<api::Pod>>> {
+    async fn next_set(&mut self) -> Option<Vec<Arc<Pod>>> {
         self.0.recv().await
     }
 }

@@ -4,24 +4,24 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::{kube::Store, pod::api, sources::ports::PodSourceFeed};
+use crate::{kube::Store, pod::Pod, sources::ports::PodSourceFeed};
 
 /// Hands in the pods of a store, whole, whenever one of them changed.
 pub(super) struct PodFeed {
-    pods: Store<api::Pod>,
+    pods: Store<Pod>,
     is_first: bool,
 }
 
 impl PodFeed {
     /// Of that store.
-    pub(super) fn new(pods: Store<api::Pod>) -> Self {
+    pub(super) fn new(pods: Store<Pod>) -> Self {
         Self { pods, is_first: true }
     }
 }
 
 #[async_trait]
 impl PodSourceFeed for PodFeed {
-    async fn next_set(&mut self) -> Option<Vec<Arc<api::Pod>>> {
+    async fn next_set(&mut self) -> Option<Vec<Arc<Pod>>> {
         if self.is_first {
             self.pods.synced().await;
         } else {
@@ -40,8 +40,13 @@ mod tests {
     use super::*;
     use crate::kube::Snapshot;
 
-    fn snapshot(synced: bool, names: &[&str]) -> Arc<Snapshot<api::Pod>> {
-        let objects = names.iter().map(|name| (("ns".to_owned(), (*name).to_owned()), Arc::default())).collect();
+    fn snapshot(synced: bool, names: &[&str]) -> Arc<Snapshot<Pod>> {
+        let pod = |name: &str| -> Arc<Pod> {
+            let object = serde_json::json!({"metadata": {"name": name, "namespace": "ns", "uid": name},
+                "spec": {"containers": []}});
+            Arc::new(serde_json::from_value(object).expect("a pod"))
+        };
+        let objects = names.iter().map(|name| (("ns".to_owned(), (*name).to_owned()), pod(name))).collect();
         Arc::new(Snapshot { synced, objects, ..Snapshot::default() })
     }
 

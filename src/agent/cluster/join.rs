@@ -25,7 +25,7 @@ use crate::{
         event_recorder, mirrors, reflect,
     },
     metrics::{ApiWriteMetrics, ReflectorMetrics},
-    pod::api,
+    pod::{Pod, api},
     sources::ports::PodSourceFeed,
     status::StatusManager,
 };
@@ -60,7 +60,7 @@ pub(in crate::agent) struct Cluster {
     pub(super) api: Arc<dyn ApiClient>,
     /// The node itself.
     pub(super) nodes: Store<api::Node>,
-    pods: Store<api::Pod>,
+    pods: Store<Pod>,
     objects: Arc<dyn ObjectSource>,
     changed: Option<ChangedPods>,
     /// Last-known pods, where that is wanted.
@@ -170,7 +170,7 @@ fn follow_node(
     api: &Arc<dyn ApiClient>,
     metrics: &ReflectorMetrics,
     name: &str,
-) -> (Store<api::Node>, Store<api::Pod>) {
+) -> (Store<api::Node>, Store<Pod>) {
     let deps = || ReflectorDeps::new(metrics.clone(), base.stop.child_token());
     let own = Selection::matching(Resource::NODES, &format!("metadata.name={name}"));
     let (nodes, following) = reflect(api.clone(), own, deps());

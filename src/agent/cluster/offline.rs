@@ -15,7 +15,7 @@ use crate::{
     config::Loaded,
     embedded,
     kube::{Offline, OfflineConfig},
-    pod::api,
+    pod::Pod,
     sources::ports::PodSourceFeed,
 };
 
@@ -94,7 +94,7 @@ impl OfflineFeed {
 
 #[async_trait]
 impl PodSourceFeed for OfflineFeed {
-    async fn next_set(&mut self) -> Option<Vec<Arc<api::Pod>>> {
+    async fn next_set(&mut self) -> Option<Vec<Arc<Pod>>> {
         if !self.has_decided {
             let until = *self.until.get_or_insert_with(|| Instant::now() + self.patience);
             let told = tokio::select! {
@@ -118,7 +118,7 @@ impl PodSourceFeed for OfflineFeed {
 }
 
 impl OfflineFeed {
-    fn told(&self, set: Option<Vec<Arc<api::Pod>>>) -> Option<Vec<Arc<api::Pod>>> {
+    fn told(&self, set: Option<Vec<Arc<Pod>>>) -> Option<Vec<Arc<Pod>>> {
         if let Some(pods) = &set {
             self.offline.saw_pods(pods);
         }
@@ -133,16 +133,16 @@ mod tests {
 
     use super::*;
 
-    struct Sets(mpsc::UnboundedReceiver<Vec<Arc<api::Pod>>>);
+    struct Sets(mpsc::UnboundedReceiver<Vec<Arc<Pod>>>);
 
     #[async_trait]
     impl PodSourceFeed for Sets {
-        async fn next_set(&mut self) -> Option<Vec<Arc<api::Pod>>> {
+        async fn next_set(&mut self) -> Option<Vec<Arc<Pod>>> {
             self.0.recv().await
         }
     }
 
-    fn pod(name: &str) -> Arc<api::Pod> {
+    fn pod(name: &str) -> Arc<Pod> {
         let object = serde_json::json!({
             "metadata": {"name": name, "namespace": "ns", "uid": name},
             "spec": {"containers": [{"name": "c", "image": "i"}]},
@@ -150,7 +150,7 @@ mod tests {
         Arc::new(serde_json::from_value(object).expect("a pod"))
     }
 
-    fn names(set: Option<Vec<Arc<api::Pod>>>) -> Vec<String> {
+    fn names(set: Option<Vec<Arc<Pod>>>) -> Vec<String> {
         set.expect("a set").iter().filter_map(|pod| pod.metadata.name.clone()).collect()
     }
 
@@ -170,9 +170,7 @@ mod tests {
     }
 
     /// One run of the agent: its feed, what the API server tells it, and its end.
-    async fn run(
-        folder: &std::path::Path,
-    ) -> (OfflineFeed, mpsc::UnboundedSender<Vec<Arc<api::Pod>>>, impl AsyncFnOnce()) {
+    async fn run(folder: &std::path::Path) -> (OfflineFeed, mpsc::UnboundedSender<Vec<Arc<Pod>>>, impl AsyncFnOnce()) {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let config =
             OfflineConfig { file: folder.join("offline/pods"), key_file: folder.join("key"), node: "n".to_owned() };

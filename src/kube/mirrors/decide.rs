@@ -8,7 +8,7 @@ use crate::{
     kube::{api::ApiError, versions::is_older},
     pod::{
         Pod, api,
-        spec::{ANNOTATION_HASH, ANNOTATION_MIRROR},
+        spec::{ANNOTATION_HASH, ANNOTATION_MIRROR, PodHead},
     },
 };
 
@@ -36,7 +36,7 @@ pub struct Shown<'a> {
 
 impl<'a> Shown<'a> {
     /// As the watch shows it.
-    pub fn of(pod: &'a api::Pod) -> Self {
+    pub fn of(pod: &'a PodHead) -> Self {
         let meta = &pod.metadata;
         Self {
             uid: meta.uid.as_deref().unwrap_or_default(),

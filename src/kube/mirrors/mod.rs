@@ -58,7 +58,7 @@ pub struct MirrorDeps {
     /// The way to the server.
     pub api: Arc<dyn ApiClient>,
     /// The pods of this node, as the watch shows them.
-    pub pods: Store<api::Pod>,
+    pub pods: Store<Pod>,
     /// The own node, as the watch shows it: it owns the mirrors.
     pub nodes: Store<api::Node>,
     /// Takes `APIWriteRefused`.
@@ -316,7 +316,7 @@ fn create(pod: &Pod, owner: &Owner) -> Option<(Call, Asked)> {
 }
 
 /// Names that have a mirror or shall have one.
-fn names(wishes: &Wishes, snapshot: &Snapshot<api::Pod>) -> HashSet<PodFullName> {
+fn names(wishes: &Wishes, snapshot: &Snapshot<Pod>) -> HashSet<PodFullName> {
     let mirrors = snapshot.objects.iter().filter(|(_, pod)| Shown::of(pod).hash.is_some());
     let mirrors = mirrors
         .map(|((namespace, name), _)| PodFullName { name: name.as_str().into(), namespace: namespace.as_str().into() });

@@ -25,7 +25,7 @@ impl EventSink for Told {
 struct World {
     api: Arc<FakeApi>,
     mirrors: Mirrors,
-    pods: watch::Sender<Arc<Snapshot<api::Pod>>>,
+    pods: watch::Sender<Arc<Snapshot<Pod>>>,
     nodes: watch::Sender<Arc<Snapshot<api::Node>>>,
     events: Arc<Told>,
     stop: CancellationToken,

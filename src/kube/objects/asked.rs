@@ -158,7 +158,7 @@ impl<T: ObjectKind> Entry<T> {
     /// Takes what was read, unless it is older than what is known.
     fn take(&mut self, object: Arc<T>) -> Arc<T> {
         let is_older = |known: &Arc<T>| {
-            let (new, old) = (object.metadata(), known.metadata());
+            let (new, old) = (object.meta(), known.meta());
             new.uid == old.uid && version(new.resource_version.as_deref()) < version(old.resource_version.as_deref())
         };
         let kept = match self.object.take().filter(is_older) {

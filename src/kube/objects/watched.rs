@@ -194,10 +194,11 @@ impl<T: ObjectKind> Watched<T> {
             teller: self.deps.teller.clone(),
             given_up: Arc::clone(&given_up),
         };
+        let (run, follow) = (Box::pin(run), Box::pin(follow.run()));
         self.deps.tasks.spawn(async move {
             tokio::select! {
                 () = run => {}
-                () = follow.run() => {}
+                () = follow => {}
             }
         });
         Entry { store, kept, nudge, stop, read: Instant::now(), at_rest: false, given_up }

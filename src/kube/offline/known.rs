@@ -64,7 +64,7 @@ pub type Data = BTreeMap<String, Vec<u8>>;
 #[derive(Clone, Debug)]
 pub enum Learned {
     /// A full set of pods.
-    Pods(Vec<Arc<api::Pod>>),
+    Pods(Vec<Arc<Pod>>),
     /// An object's data.
     Object(Key, Arc<Data>),
     /// The services a namespace's pods see.
@@ -101,7 +101,7 @@ impl Known {
     pub fn learn(&mut self, learned: Learned) -> bool {
         match learned {
             Learned::Pods(pods) => {
-                let pods: Vec<Arc<api::Pod>> = pods.iter().filter(|pod| !is_mirror(pod)).map(trimmed).collect();
+                let pods: Vec<Arc<api::Pod>> = pods.iter().filter(|pod| !pod.is_mirror()).map(trimmed).collect();
                 let is_new = self.pods != pods;
                 self.pods = pods;
                 self.forget();
@@ -170,15 +170,10 @@ fn replaced<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: V) ->
     true
 }
 
-fn is_mirror(pod: &Arc<api::Pod>) -> bool {
-    let annotations = pod.metadata.annotations.as_ref();
-    annotations.is_some_and(|all| all.contains_key(crate::pod::spec::ANNOTATION_MIRROR))
-}
-
 /// Without what changes all the time and starts nothing. The phase stays: what has come to its end must not
 /// begin again.
-fn trimmed(pod: &Arc<api::Pod>) -> Arc<api::Pod> {
-    let mut pod = (**pod).clone();
+fn trimmed(pod: &Arc<Pod>) -> Arc<api::Pod> {
+    let mut pod = pod.to_object();
     pod.metadata.managed_fields = None;
     pod.metadata.resource_version = None;
     pod.status = pod.status.map(|status| api::PodStatus {
@@ -197,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    fn pod(name: &str, more: &serde_json::Value) -> Arc<api::Pod> {
+    fn pod(name: &str, more: &serde_json::Value) -> Arc<Pod> {
         let mut object = json!({
             "metadata": {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "7"},
             "spec": {"containers": [{"name": "c", "image": "i", "envFrom": [{"configMapRef": {"name": "cm"}}]}],

@@ -34,7 +34,7 @@ use self::{
     known::{Known, Learned},
     seal::Sealer,
 };
-use crate::{pod::api, sys::atomic_file};
+use crate::{pod::Pod, sys::atomic_file};
 
 pub use objects::OfflineObjects;
 pub use seal::SealError;
@@ -87,17 +87,17 @@ impl Offline {
 
     /// The pods to run while nobody tells others; `None` where none are known. From now on what they need
     /// is recalled as well.
-    pub fn recall_pods(&self) -> Option<Vec<Arc<api::Pod>>> {
+    pub fn recall_pods(&self) -> Option<Vec<Arc<Pod>>> {
         if self.last.pods.is_empty() {
             return None;
         }
         self.is_recalling.store(true, Ordering::Relaxed);
         warn!(pods = self.last.pods.len(), "The API server cannot be asked; running the last-known pods");
-        Some(self.last.pods.clone())
+        Some(self.last.pods.iter().filter_map(|pod| Pod::new((**pod).clone()).ok()).map(Arc::new).collect())
     }
 
     /// The API server told this full set.
-    pub fn saw_pods(&self, pods: &[Arc<api::Pod>]) {
+    pub fn saw_pods(&self, pods: &[Arc<Pod>]) {
         if self.is_recalling.swap(false, Ordering::Relaxed) {
             info!("The API server told its pods; the last-known ones are of no more use");
         }

@@ -7,11 +7,35 @@ use k8s_openapi::{Metadata, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::lean::Lean;
-use crate::kube::api::{ApiError, ApiStatus, Cause};
+use crate::{
+    kube::api::{ApiError, ApiStatus, Cause},
+    pod::Pod,
+};
 
 /// Objects that can be followed.
-pub trait Kept: Metadata<Ty = ObjectMeta> + DeserializeOwned + Send + Sync + 'static {}
-impl<T: Metadata<Ty = ObjectMeta> + DeserializeOwned + Send + Sync + 'static> Kept for T {}
+pub trait Kept: DeserializeOwned + Send + Sync + 'static {
+    /// Its metadata.
+    fn meta(&self) -> &ObjectMeta;
+
+    /// Shares with an older version what is the same.
+    fn share(&mut self, _older: &Self) {}
+}
+
+impl<T: Metadata<Ty = ObjectMeta> + DeserializeOwned + Send + Sync + 'static> Kept for T {
+    fn meta(&self) -> &ObjectMeta {
+        self.metadata()
+    }
+}
+
+impl Kept for Pod {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn share(&mut self, older: &Self) {
+        self.share_spec(older);
+    }
+}
 
 /// Namespace (may be empty) and name.
 pub type Key = (String, String);
@@ -93,7 +117,7 @@ pub fn event<T: Kept>(line: &[u8]) -> Result<(Event<T>, String), ApiError> {
     if PUT.iter().any(|start| line.starts_with(start))
         && let Ok((key, object)) = object::<T>(line)
     {
-        let version = object.metadata().resource_version.clone().unwrap_or_default();
+        let version = object.meta().resource_version.clone().unwrap_or_default();
         return Ok((Event::Put(key, object), version));
     }
     let peek: Peek = serde_json::from_slice(line).map_err(|e| malformed("event", &e))?;
@@ -122,7 +146,7 @@ fn object<T: Kept>(line: &[u8]) -> Result<(Key, T), String> {
 }
 
 fn keyed<T: Kept>(object: T) -> Result<(Key, T), String> {
-    let meta = object.metadata();
+    let meta = object.meta();
     let name = meta.name.clone().filter(|name| !name.is_empty()).ok_or("it has no name")?;
     Ok(((meta.namespace.clone().unwrap_or_default(), name), object))
 }
@@ -240,6 +264,25 @@ mod tests {
     fn config_map(name: &str, version: &str) -> Value {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"k": "v"},
             "metadata": {"name": name, "namespace": "ns", "resourceVersion": version}})
+    }
+
+    #[test]
+    fn what_is_no_whole_pod_is_named() {
+        let whole = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": {"containers": []}});
+        for (gone, text) in [("/metadata/uid", "has no metadata.uid"), ("/spec", "has no spec")] {
+            let mut object = whole.clone();
+            let (at, key) = gone.rsplit_once('/').expect("a pointer");
+            object.pointer_mut(at).and_then(Value::as_object_mut).expect("an object").remove(key);
+            let line = testing::event("ADDED", object).to_string();
+            let (told, _) = event::<Pod>(line.as_bytes()).expect("an event");
+            assert!(matches!(&told, Event::Broken(name, cause) if name == "p" && cause.contains(text)), "{told:?}");
+        }
+        let line = testing::event("ADDED", whole.clone()).to_string();
+        let (Event::Put(_, first), _) = event::<Pod>(line.as_bytes()).expect("an event") else { panic!("a pod") };
+        let (Event::Put(_, mut again), _) = event::<Pod>(line.as_bytes()).expect("an event") else { panic!("a pod") };
+        assert!(!std::sync::Arc::ptr_eq(first.shared_spec(), again.shared_spec()));
+        again.share(&first);
+        assert!(std::sync::Arc::ptr_eq(first.shared_spec(), again.shared_spec()), "kept once");
     }
 
     #[test]

@@ -55,9 +55,11 @@ pub fn reflect<T: Kept>(
     let (send, snapshots) = watch::channel(Arc::default());
     let stop = deps.stop.clone();
     let reflector = run::Reflector::new(api, selection, deps, send);
+    // In a box: there are thousands of these, and a future is as large as all that it is moved through.
+    let running = Box::pin(reflector.run());
     let follow = async move {
         // What was known stays: the store outlives who filled it.
-        let _stopped = stop.run_until_cancelled(reflector.run()).await;
+        let _stopped = stop.run_until_cancelled(running).await;
     };
     (Store::new(snapshots), follow)
 }

@@ -227,8 +227,13 @@ impl<T: Kept> Reflector<T> {
                 self.machine.streamed(version);
                 self.meter.set(Following::Watching);
             }
-            (Event::Put(key, object), None) => {
-                self.change(version, |objects| objects.insert(key, Arc::new(object)));
+            (Event::Put(key, mut object), None) => {
+                self.change(version, |objects| {
+                    if let Some(older) = objects.get(&key) {
+                        object.share(older);
+                    }
+                    objects.insert(key, Arc::new(object))
+                });
             }
             (Event::Gone(key), None) => self.change(version, |objects| objects.remove(&key)),
             (Event::Bookmark(_), _) => self.machine.moved(version),
@@ -259,9 +264,15 @@ impl<T: Kept> Reflector<T> {
         let known = self.snapshots.borrow().clone();
         let mut changed = !known.synced || known.objects.len() != objects.len();
         for (key, object) in &mut objects {
-            match known.objects.get(key).filter(|old| is_same(old.as_ref(), object.as_ref())) {
+            let older = known.objects.get(key);
+            match older.filter(|old| is_same(old.as_ref(), object.as_ref())) {
                 Some(old) => *object = old.clone(),
-                None => changed = true,
+                None => {
+                    if let (Some(older), Some(own)) = (older, Arc::get_mut(object)) {
+                        own.share(older);
+                    }
+                    changed = true;
+                }
             }
         }
         drop(known);
@@ -280,7 +291,7 @@ impl<T: Kept> Reflector<T> {
 }
 
 fn is_same<T: Kept>(old: &T, new: &T) -> bool {
-    let (old, new) = (old.metadata(), new.metadata());
+    let (old, new) = (old.meta(), new.meta());
     old.resource_version.is_some() && old.resource_version == new.resource_version && old.uid == new.uid
 }
 

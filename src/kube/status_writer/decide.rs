@@ -142,7 +142,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::pod::PodRef;
+    use crate::pod::{PodRef, spec::PodHead};
 
     fn kept(status: Value) -> Kept {
         Kept {
@@ -156,13 +156,14 @@ mod tests {
         }
     }
 
-    fn object(metadata: Value, status: Value) -> api::Pod {
+    fn object(metadata: Value, status: Value) -> PodHead {
         let mut all = json!({"uid": "u", "resourceVersion": "7"});
         all.as_object_mut().expect("an object").extend(metadata.as_object().expect("an object").clone());
-        serde_json::from_value(json!({"metadata": all, "status": status})).expect("a pod")
+        let read: api::Pod = serde_json::from_value(json!({"metadata": all, "status": status})).expect("a pod");
+        PodHead { metadata: read.metadata, status: read.status }
     }
 
-    fn step(kept: &Kept, pod: &api::Pod, memory: &Memory) -> Step {
+    fn step(kept: &Kept, pod: &PodHead, memory: &Memory) -> Step {
         next(kept, Sight::Seen(ServerPod::watched(pod)), memory, Timestamp::UNIX_EPOCH)
     }
 

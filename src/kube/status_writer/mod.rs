@@ -42,7 +42,7 @@ use super::{
 use crate::{
     engine::ports::{Clock, Event, EventSink},
     metrics::ApiWriteMetrics,
-    pod::{PodRef, PodUid, api},
+    pod::{Pod, PodRef, PodUid, api},
     status::StatusManager,
 };
 
@@ -66,7 +66,7 @@ pub struct StatusWriterDeps {
     /// The way to the server.
     pub api: Arc<dyn ApiClient>,
     /// The pods of this node, as the watch shows them.
-    pub pods: Store<api::Pod>,
+    pub pods: Store<Pod>,
     /// Takes `StatusUpdateRejected`.
     pub events: Arc<dyn EventSink>,
     /// Wall time.

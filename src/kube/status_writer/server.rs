@@ -5,7 +5,10 @@ use serde::Deserialize;
 
 use crate::{
     kube::versions::is_older,
-    pod::{api, spec::ANNOTATION_MIRROR},
+    pod::{
+        api,
+        spec::{ANNOTATION_MIRROR, PodHead},
+    },
 };
 
 /// The server's pod, as far as a status is concerned.
@@ -25,7 +28,7 @@ pub struct ServerPod<'a> {
 
 impl<'a> ServerPod<'a> {
     /// As the watch shows it.
-    pub fn watched(pod: &'a api::Pod) -> Self {
+    pub fn watched(pod: &'a PodHead) -> Self {
         let meta = &pod.metadata;
         Self {
             uid: meta.uid.as_deref().unwrap_or_default(),
@@ -92,8 +95,10 @@ mod tests {
 
     #[test]
     fn an_answer_counts_until_the_watch_has_caught_up() {
-        let watched = |uid: &str, version: &str| -> api::Pod {
-            serde_json::from_value(json!({"metadata": {"uid": uid, "resourceVersion": version}})).expect("a pod")
+        let watched = |uid: &str, version: &str| -> PodHead {
+            let read = json!({"metadata": {"uid": uid, "resourceVersion": version}});
+            let read: api::Pod = serde_json::from_value(read).expect("a pod");
+            PodHead { metadata: read.metadata, status: read.status }
         };
         let answer: Answered = serde_json::from_value(json!({
             "metadata": {"uid": "u", "resourceVersion": "10", "managedFields": [{"manager": "kubelet"}]},

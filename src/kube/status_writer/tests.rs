@@ -41,7 +41,7 @@ impl EventSink for Told {
 /// A writer with all around it.
 struct World {
     status: Arc<StatusManager>,
-    store: watch::Sender<Arc<Snapshot<api::Pod>>>,
+    store: watch::Sender<Arc<Snapshot<Pod>>>,
     events: Arc<Told>,
     registry: Registry,
     stop: CancellationToken,
@@ -107,7 +107,7 @@ impl World {
             objects: all
                 .iter()
                 .map(|(name, object)| {
-                    let pod: api::Pod = serde_json::from_value(object.clone()).expect("a pod");
+                    let pod: Pod = serde_json::from_value(object.clone()).expect("a pod");
                     (("ns".to_owned(), name.clone()), Arc::new(pod))
                 })
                 .collect(),

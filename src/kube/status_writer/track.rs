@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     kube::{api::ApiError, backoff, versions::is_older},
-    pod::api,
+    pod::Pod,
     status::Kept,
 };
 
@@ -26,7 +26,7 @@ pub struct Track {
     /// What earlier steps came to.
     pub memory: Memory,
     synced: bool,
-    shown: Option<Arc<api::Pod>>,
+    shown: Option<Arc<Pod>>,
     answered: Option<Answered>,
     /// Whether there may be something to do.
     due: bool,
@@ -57,7 +57,7 @@ impl Track {
 
     /// Takes in the latest status and what the watch shows. What the watch repeats of our own
     /// write is no news.
-    pub fn look(&mut self, kept: Kept, synced: bool, shown: Option<Arc<api::Pod>>) {
+    pub fn look(&mut self, kept: Kept, synced: bool, shown: Option<Arc<Pod>>) {
         let same_pod = match (&self.shown, &shown) {
             (Some(before), Some(now)) => Arc::ptr_eq(before, now),
             (None, None) => true,
@@ -72,7 +72,7 @@ impl Track {
         self.synced = synced;
         self.shown = shown;
         let behind = |answer: &Answered| {
-            let shown = self.shown.as_deref().map(ServerPod::watched);
+            let shown = self.shown.as_deref().map(|pod| ServerPod::watched(pod));
             shown.is_some_and(|shown| shown.uid == answer.pod().uid && is_older(shown.version, answer.pod().version))
         };
         self.answered = self.answered.take().filter(behind);
@@ -152,7 +152,7 @@ impl Track {
 
     /// Whom the watch shows under its name.
     pub fn holder(&self) -> Holder {
-        match self.shown.as_deref().map(ServerPod::watched) {
+        match self.shown.as_deref().map(|pod| ServerPod::watched(pod)) {
             None => Holder::Nobody,
             Some(shown) if shown.uid == self.kept.pod.uid.as_str() => Holder::Same,
             Some(shown) if shown.mirror_of == Some(self.kept.pod.uid.as_str()) => Holder::Same,

@@ -29,6 +29,10 @@ impl Lines {
             let unseen = self.rest.get(self.seen..).unwrap_or_default();
             let Some(at) = memchr::memchr(b'\n', unseen) else {
                 self.seen = self.rest.len();
+                // Most watches are silent for long; what was read lies in the room that was made for it.
+                if self.rest.is_empty() {
+                    self.rest = BytesMut::new();
+                }
                 return if self.seen > limit { Err(TooLong) } else { Ok(None) };
             };
             let line = self.rest.split_to(self.seen + at);

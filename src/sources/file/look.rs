@@ -22,7 +22,7 @@ use super::{
     watch::{Noticed, Prepared},
 };
 use crate::{
-    pod::{PodSource, api},
+    pod::{Pod, PodSource},
     sources::{
         MANIFEST_LIMIT,
         decode::{self, DecodeError, Manifest},
@@ -37,7 +37,7 @@ pub struct KnownFile {
     digest: [u8; 32],
     stamp: Option<Stamp>,
     /// The pod it holds.
-    pub pod: Arc<api::Pod>,
+    pub pod: Arc<Pod>,
 }
 
 /// What of a file changes whenever its bytes do.
@@ -252,8 +252,8 @@ impl Look {
             node_name: &self.node_name,
             references: self.references,
         };
-        let pod = normalise::static_pod(pod, origin).map_err(|e| rejection(path, "invalid", &e))?;
-        Ok(KnownFile { digest, stamp, pod: Arc::new(pod) })
+        let pod = normalise::prepared(pod, origin).map_err(|e| rejection(path, "invalid", &e))?;
+        Ok(KnownFile { digest, stamp, pod })
     }
 }
 

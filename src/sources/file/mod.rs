@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::{mux::Door, references::ReferenceRule};
-use crate::{metrics::SourceMetrics, pod::api};
+use crate::{metrics::SourceMetrics, pod::Pod};
 use look::{Files, Look, LookError, Looked, Rejection};
 use watch::{Noticed, Watch};
 
@@ -57,7 +57,7 @@ pub struct FileSource {
     complaints: BTreeMap<PathBuf, String>,
     /// What failed as a whole, said once.
     trouble: Option<String>,
-    sent: Option<Vec<Arc<api::Pod>>>,
+    sent: Option<Vec<Arc<Pod>>>,
     watch: Option<Watch>,
     retry_at: Instant,
     retry_after: Duration,
@@ -206,8 +206,8 @@ impl FileSource {
             }
         }
         self.files = looked.files;
-        let set: Vec<Arc<api::Pod>> = self.files.values().map(|file| file.pod.clone()).collect();
-        let same = |sent: &Vec<Arc<api::Pod>>| {
+        let set: Vec<Arc<Pod>> = self.files.values().map(|file| file.pod.clone()).collect();
+        let same = |sent: &Vec<Arc<Pod>>| {
             sent.len() == set.len() && sent.iter().zip(&set).all(|(old, new)| Arc::ptr_eq(old, new))
         };
         if !self.sent.as_ref().is_some_and(same) {

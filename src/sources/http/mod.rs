@@ -24,7 +24,7 @@ use super::{
 use crate::{
     config::text::{excerpt, without_password},
     metrics::SourceMetrics,
-    pod::{PodSource, api, fieldpath::quoted},
+    pod::{Pod, PodSource, api, fieldpath::quoted},
 };
 use fetch::{FetchError, Fetcher};
 
@@ -152,7 +152,7 @@ impl HttpSource {
 }
 
 /// The pods of an answer; one bad pod spoils the whole list.
-fn pods(body: &Bytes, config: &HttpConfig, shown: String) -> Result<Vec<Arc<api::Pod>>, PollError> {
+fn pods(body: &Bytes, config: &HttpConfig, shown: String) -> Result<Vec<Arc<Pod>>, PollError> {
     // Both readings fail for one reason: the bytes are looked at once.
     let not_parsed = |reason: String| PollError::NotParsed {
         url: shown.clone(),
@@ -174,7 +174,7 @@ fn pods(body: &Bytes, config: &HttpConfig, shown: String) -> Result<Vec<Arc<api:
     let usable = |pod: api::Pod| {
         let name = excerpt(pod.metadata.name.as_deref().unwrap_or_default());
         let invalid = |cause| PollError::Invalid { url: shown.clone(), pod: name, cause };
-        normalise::static_pod(pod, origin).map(Arc::new).map_err(invalid)
+        normalise::prepared(pod, origin).map_err(invalid)
     };
     found.into_iter().map(usable).collect()
 }
