@@ -9,6 +9,7 @@
 
 mod atomic_writer;
 mod desired;
+mod device;
 mod fetched;
 mod held;
 mod layout;
@@ -18,9 +19,14 @@ mod orphan;
 mod ownership;
 mod plugins;
 mod remove;
+mod spec;
 mod turns;
 mod worlds;
 
+pub use device::{
+    Class, DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage,
+};
 pub use layout::PodLayout;
 pub use manager::{Manager, VolumesConfig, VolumesDeps};
 pub use memory::Credentials;
+pub use spec::{Mode, Persistent, Source, UniqueName, VolumeSpec};

@@ -16,6 +16,7 @@ mod resources;
 mod runtime;
 mod stage;
 mod state_file;
+mod storage;
 mod user_namespaces;
 mod volumes;
 
@@ -34,5 +35,6 @@ pub use runtime::{
 };
 pub use stage::{Stage, StageView};
 pub use state_file::StateFile;
+pub use storage::{Attached, StorageError, StorageObjects};
 pub use user_namespaces::{IdRange, UserNamespaces};
-pub use volumes::{MountedVolume, MountedVolumes, VolumeError, VolumeManager};
+pub use volumes::{BlockVolume, MountedVolume, MountedVolumes, VolumeError, VolumeManager};
