@@ -13,6 +13,16 @@ pub enum StorageOperation {
     Mount,
     /// It is taken down.
     Unmount,
+    /// It is given to its pod as a device.
+    Map,
+    /// The device is taken from the pod.
+    Unmap,
+    /// What all pods shared is undone.
+    UnmountDevice,
+    /// The same of a device.
+    UnmapDevice,
+    /// The node's part of an expansion.
+    Resize,
 }
 
 impl StorageOperation {
@@ -20,6 +30,11 @@ impl StorageOperation {
         match self {
             Self::Mount => "volume_mount",
             Self::Unmount => "volume_unmount",
+            Self::Map => "map_volume",
+            Self::Unmap => "unmap_volume",
+            Self::UnmountDevice => "unmount_device",
+            Self::UnmapDevice => "unmap_device",
+            Self::Resize => "volume_fs_resize",
         }
     }
 }

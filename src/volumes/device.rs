@@ -10,7 +10,11 @@
 //! state of its own but what it writes beside its mounts. Everything is asked again until it succeeds, so
 //! everything is idempotent. Behaviour: spec 07 §2.4, §4, §7, §12.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use tokio::sync::watch;
@@ -263,6 +267,11 @@ pub trait DevicePlugin: Send + Sync + 'static {
     /// # Errors
     /// It cannot be told.
     fn rebuild(&self, found: &Found) -> Result<Rebuilt, String>;
+
+    /// The directory in which each pod that has the device finds it (`global map path`).
+    fn map_dir(&self, root: &Path, spec: &VolumeSpec) -> PathBuf {
+        root.join("plugins").join(self.name().replace('/', "~")).join("volumeDevices").join(&spec.name)
+    }
 
     /// How long one call may take.
     fn limit(&self) -> Duration {

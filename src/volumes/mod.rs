@@ -8,18 +8,28 @@
 //! refused by name. Behaviour: spec 07 §1, 5, 7, 8, 10.
 
 mod atomic_writer;
+mod block;
+mod claims;
 mod desired;
 mod device;
+mod devices;
+mod expand;
 mod fetched;
+mod format;
 mod held;
 mod layout;
+mod local;
 mod manager;
 mod memory;
 mod orphan;
+mod owner;
 mod ownership;
 mod plugins;
+mod rebuild;
 mod remove;
 mod spec;
+#[cfg(test)]
+mod testing;
 mod turns;
 mod worlds;
 
@@ -27,6 +37,7 @@ pub use device::{
     Class, DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage,
 };
 pub use layout::PodLayout;
+pub use local::LocalPlugin;
 pub use manager::{Manager, VolumesConfig, VolumesDeps};
 pub use memory::Credentials;
 pub use spec::{Mode, Persistent, Source, UniqueName, VolumeSpec};

@@ -5,6 +5,7 @@
 #[path = "../kit/cluster.rs"]
 mod kit;
 
+mod claims;
 mod deletion;
 mod eviction;
 mod identity;

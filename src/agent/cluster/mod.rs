@@ -23,5 +23,5 @@ mod serving;
 
 pub(super) use self::{
     join::{Cluster, join},
-    node::NodeParts,
+    node::{NodeParts, VolumesTold},
 };

@@ -11,6 +11,7 @@ use super::*;
 use crate::{
     engine::ports::{ObjectError, SystemClock, TokenAsk},
     metrics::Registry,
+    volumes::testing::FakeStorage,
 };
 
 struct Bench {
@@ -108,7 +109,19 @@ fn bench_in(dir: tempfile::TempDir, credentials: Credentials) -> Bench {
     let metrics = VolumeMetrics::new(&Registry::new());
     let world = Arc::new(World::default());
     let (objects, events) = (world.clone(), world.clone());
-    let deps = VolumesDeps { facts, objects, events, clock: Arc::new(SystemClock), metrics };
+    let deps = VolumesDeps {
+        facts,
+        objects,
+        events,
+        clock: Arc::new(SystemClock),
+        metrics,
+        storage: Arc::new(FakeStorage::default()),
+        plugins: Vec::new(),
+        reported: watch::channel(Arc::default()).1,
+        in_use: watch::Sender::default(),
+        tasks: TaskTracker::new(),
+        stop: CancellationToken::new(),
+    };
     Bench { manager: Manager::new(config, deps), dir, world }
 }
 

@@ -17,6 +17,7 @@ use super::{
     layout::{self, PodLayout},
 };
 pub use files::ObjectOf;
+pub use projected::common_user;
 
 use crate::{
     engine::ports::{MountedVolume, ObjectError, VolumeError},
