@@ -39,9 +39,7 @@ use crate::{
         self, EngineConfig, Inputs, SourcesReady, WorkerContext,
         admission::{AdmissionRules, sysctls::Allowlist},
         allocation::{Allocator, AllocatorDeps, resize::ResizeRules},
-        ports::{
-            Clock, Event, EventSink, MirrorPods, NodeFacts, ObjectSource, PodObserver, ResourceManager, SystemClock,
-        },
+        ports::{Clock, Event, EventSink, MirrorPods, NodeFacts, PodObserver, ResourceManager, SystemClock},
     },
     images::{self, ImagesDeps},
     logs::{self, LogsDeps, RunningLog, RunningLogs},

@@ -46,13 +46,14 @@ struct Settings {
     directory: PathBuf,
 }
 
+/// Whom pods' references are asked of, and what of it is followed for changes.
+type Opened = (Arc<dyn ObjectSource>, Option<Arc<ManifestObjects>>);
+
 /// The objects that pods refer to: the API server's, those of a directory, or none.
 ///
 /// # Errors
 /// Names the field of the settings.
-pub(super) fn open(
-    cluster: Option<&Cluster>,
-) -> Result<(Arc<dyn ObjectSource>, Option<Arc<ManifestObjects>>), BuildError> {
+pub(super) fn open(cluster: Option<&Cluster>) -> Result<Opened, BuildError> {
     if let Some(cluster) = cluster {
         return Ok((cluster.objects(), None));
     }

@@ -148,7 +148,7 @@ impl Devices {
             (memory.known.get(name).cloned(), memory.failed.get(name).cloned())
         };
         // What is there serves on, whatever can be found out about it now.
-        let there = known.filter(|known| self.is_there(uid, known));
+        let there = known.filter(|known| is_of(known, pod, volume) && self.is_there(uid, known));
         if let Some(known) = there.as_ref().filter(|known| known.read_at.elapsed() < FRESH) {
             return Ok(known.clone());
         }
@@ -234,6 +234,16 @@ impl Devices {
         }
     }
 
+    /// Whether something of the pod is there, or wanted.
+    pub fn has(&self, pod: &PodUid) -> bool {
+        self.board.has(pod)
+    }
+
+    /// The pod is gone, and had nothing here.
+    pub fn forget(&self, pod: &PodUid) {
+        self.pods().remove(pod);
+    }
+
     /// Nothing of the pod is wanted any more; waits until nothing is left.
     ///
     /// # Errors
@@ -292,6 +302,15 @@ impl Awaited {
     }
 }
 
+/// Whether that is known of this very volume.
+fn is_of(known: &Known, pod: &Pod, volume: &api::Volume) -> bool {
+    match (claims::reference(pod, volume), known.spec.claim()) {
+        (Some(reference), Some((_, name))) => reference.name == name,
+        (None, None) => known.spec.as_inline() == Some(volume),
+        _ => false,
+    }
+}
+
 fn usage(pod: &Arc<Pod>, layout: &PodLayout, spec: &Arc<VolumeSpec>, unique: UniqueName, plugin: &str) -> Usage {
     let folder = plugin.replace('/', "~");
     let mode = spec.mode();
@@ -318,3 +337,6 @@ fn usage(pod: &Arc<Pod>, layout: &PodLayout, spec: &Arc<VolumeSpec>, unique: Uni
         was_rebuilt: false,
     }
 }
+
+#[cfg(test)]
+mod tests;

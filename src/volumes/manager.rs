@@ -164,6 +164,10 @@ impl Manager {
 
     /// Takes down the pod's volumes that are more than files, and waits for it.
     async fn release(&self, pod: &PodUid, layout: &PodLayout, limit: Duration) -> Result<(), VolumeError> {
+        if !self.devices.has(pod) {
+            self.devices.forget(pod);
+            return Ok(());
+        }
         let sub_paths = layout.clone();
         let cleaned = self.turns.take(pod, limit, move || orphan::unmount_sub_paths(&sub_paths)).await;
         let failed = |cause: String| VolumeError::Failed(format!("error cleaning subPath mounts: {cause}"));

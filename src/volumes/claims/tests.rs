@@ -1,3 +1,5 @@
+//! Claims that cannot be used, and those that can.
+
 use async_trait::async_trait;
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use serde_json::{Value, json};

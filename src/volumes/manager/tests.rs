@@ -225,7 +225,6 @@ async fn downward_files_follow_the_pod() {
 async fn other_kinds_are_refused_by_name() {
     let bench = bench();
     for (source, kind) in [
-        (json!({"persistentVolumeClaim": {"claimName": "x"}}), "persistentVolumeClaim"),
         (
             json!({"projected": {"defaultMode": 420, "sources": [{"clusterTrustBundle": {"name": "x", "path": "p"}}]}}),
             "projected clusterTrustBundle",

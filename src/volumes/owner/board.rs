@@ -155,6 +155,14 @@ impl Board {
         shown
     }
 
+    /// Whether something of the pod is there, or wanted.
+    pub fn has(&self, pod: &PodUid) -> bool {
+        let slots = self.slots();
+        let is_known =
+            |slot: &Arc<Slot>| slot.desires.borrow().contains_key(pod) || slot.shown.borrow().pods.contains_key(pod);
+        slots.values().any(is_known)
+    }
+
     /// The pod wants none of its volumes any more; where each is shown.
     pub fn unwant(&self, pod: &PodUid) -> Vec<(UniqueName, watch::Receiver<Arc<Shown>>)> {
         let slots = self.slots();

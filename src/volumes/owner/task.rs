@@ -109,20 +109,17 @@ impl Owner {
     /// Until nothing is left of it.
     pub(super) async fn run(mut self, board: Arc<Board>, slot: Arc<Slot>) {
         let mut desires = slot.desires.subscribe();
-        desires.mark_changed();
         let (mut attached, mut reported) = (board.attached(), board.deps.reported.clone());
         let (mut cured, mut moved) = (self.plugin.cured(), board.deps.storage.moved());
         loop {
-            if desires.has_changed().unwrap_or(false) {
-                let wanted = desires.borrow_and_update().clone();
-                self.heed(wanted);
-            }
+            let wanted = desires.borrow_and_update().clone();
+            self.heed(wanted);
+            self.tidy(&slot);
             let around = self.around(&attached, &reported);
             self.show(&board, &slot);
             let until = match self.state.due(&around, &self.backoffs, Instant::now().into_std()) {
                 Due::Do(op) => {
                     self.operate(&board, &op).await;
-                    self.tidy(&slot);
                     continue;
                 }
                 Due::Gone => {

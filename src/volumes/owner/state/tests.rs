@@ -1,3 +1,5 @@
+//! What is due, and that whatever fails nothing leaks.
+
 use std::{collections::BTreeSet, time::Duration};
 
 use proptest::prelude::*;
