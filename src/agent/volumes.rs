@@ -45,7 +45,10 @@ impl VolumeSeam {
         (facts, objects): (watch::Receiver<Arc<NodeFacts>>, Arc<dyn ObjectSource>),
         cluster: Option<&Cluster>,
     ) -> Arc<dyn VolumeManager> {
-        let plugins: Vec<Arc<dyn DevicePlugin>> = vec![Arc::new(LocalPlugin::new(root, base.events.clone()))];
+        let mut plugins: Vec<Arc<dyn DevicePlugin>> = vec![Arc::new(LocalPlugin::new(root, base.events.clone()))];
+        if let Some(cluster) = cluster {
+            plugins.push(cluster.open_csi(base, root));
+        }
         let deps = VolumesDeps {
             facts,
             objects,

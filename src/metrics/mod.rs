@@ -10,6 +10,7 @@ mod api_writes;
 mod auth;
 mod build;
 mod certificates;
+mod csi;
 mod embedded;
 pub mod encode;
 mod engine;
@@ -18,6 +19,7 @@ pub mod exposition;
 mod images;
 mod node;
 mod pleg;
+mod plugins;
 mod pod_resources;
 mod probes;
 mod protobuf;
@@ -45,6 +47,7 @@ pub use build::{
     BuildInfo, register_build_info, register_features, register_node, register_process, start_time_seconds,
 };
 pub use certificates::{CertificateExpiry, CertificateMetrics};
+pub use csi::CsiMetrics;
 pub use embedded::{
     EmbeddedMetrics, EmbeddedObjects, LaunchStep, NetworkOperation, Outcome, Unpacks, register_embedded_objects,
 };
@@ -53,6 +56,7 @@ pub use eviction::EvictionMetrics;
 pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
 pub use node::NodeMetrics;
 pub use pleg::PlegMetrics;
+pub use plugins::PluginMetrics;
 pub use pod_resources::{EndpointVersion, PodResourcesCall, PodResourcesMetrics, PodWatchMetrics};
 pub use probes::{ProbeMetrics, ProbedContainer};
 pub use reflectors::{Following, ReflectorMeter, ReflectorMetrics};

@@ -48,6 +48,16 @@ pub enum World {
     Desired,
 }
 
+impl World {
+    /// Label `state`.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Actual => "actual_state_of_world",
+            Self::Desired => "desired_state_of_world",
+        }
+    }
+}
+
 /// Handles of what is counted of volumes.
 #[derive(Clone, Debug)]
 pub struct VolumeMetrics {
@@ -96,10 +106,6 @@ impl VolumeMetrics {
 
     /// There are so many more volumes of that plugin, or fewer.
     pub fn changed(&self, plugin: &str, world: World, by: i64) {
-        let state = match world {
-            World::Actual => "actual_state_of_world",
-            World::Desired => "desired_state_of_world",
-        };
-        self.totals.with_label_values(&[plugin, state]).add(by);
+        self.totals.with_label_values(&[plugin, world.label()]).add(by);
     }
 }

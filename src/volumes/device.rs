@@ -268,6 +268,11 @@ pub trait DevicePlugin: Send + Sync + 'static {
     /// It cannot be told.
     fn rebuild(&self, found: &Found) -> Result<Rebuilt, String>;
 
+    /// What an earlier agent staged, whether a pod has it or not. Blocking, as [`rebuild`](Self::rebuild).
+    fn staged(&self) -> Vec<(Mode, Rebuilt)> {
+        Vec::new()
+    }
+
     /// The directory in which each pod that has the device finds it (`global map path`).
     fn map_dir(&self, root: &Path, spec: &VolumeSpec) -> PathBuf {
         root.join("plugins").join(self.name().replace('/', "~")).join("volumeDevices").join(&spec.name)

@@ -151,7 +151,7 @@ impl Manager {
                 match timeout(REBUILD_LIMIT, scan).await {
                     Ok(Ok(left)) => {
                         info!(volumes = left.volumes.len(), failed = left.failed, "Reconstructed volumes");
-                        self.devices.board().adopt(left.volumes);
+                        self.devices.board().adopt(left.volumes, left.staged);
                     }
                     Ok(Err(_)) | Err(_) => {
                         warn!(limit = ?REBUILD_LIMIT, "Reading what is left of volumes did not return")

@@ -17,6 +17,7 @@
 mod atomic_writer;
 mod block;
 mod claims;
+pub mod csi;
 mod desired;
 mod device;
 mod devices;

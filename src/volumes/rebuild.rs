@@ -12,7 +12,7 @@ use tracing::warn;
 use super::{
     device::{DevicePlugin, Found},
     layout,
-    owner::Leftover,
+    owner::{Leftover, Staged},
     spec::Mode,
 };
 use crate::pod::PodUid;
@@ -24,6 +24,8 @@ pub struct Left {
     pub volumes: Vec<Leftover>,
     /// Not understood.
     pub failed: usize,
+    /// Staged, whether a pod has it or not.
+    pub staged: Vec<Staged>,
 }
 
 /// Looks through the directories of all pods.
@@ -40,6 +42,14 @@ pub fn scan(root: &Path, plugins: &[Arc<dyn DevicePlugin>]) -> Left {
                 }
             }
         }
+    }
+    for plugin in plugins {
+        let staged = plugin.staged().into_iter();
+        left.staged.extend(staged.map(|(mode, rebuilt)| Staged { plugin: plugin.clone(), mode, rebuilt }));
+    }
+    if left.failed > 0 {
+        // What is not understood may be one of these.
+        left.staged.clear();
     }
     left
 }

@@ -6,6 +6,7 @@
 mod kit;
 
 mod claims;
+mod csi;
 mod deletion;
 mod eviction;
 mod identity;

@@ -11,6 +11,7 @@ mod mirrors;
 mod node;
 mod objects;
 mod observer;
+mod plugins;
 mod probes;
 mod resources;
 mod runtime;
@@ -28,6 +29,7 @@ pub use mirrors::{MirrorFate, MirrorPods};
 pub use node::{HandlerFeatures, NodeFacts, RuntimeState};
 pub use objects::{ObjectError, ObjectSource, TokenAsk};
 pub use observer::{Observation, PodObserver, PodView, RuntimePods};
+pub use plugins::{NodeDriver, NodeDrivers, PluginHandler, PluginInfo};
 pub use probes::{ProbeManager, ProbeResult, ProbeResults, ProbedPods, ProbedStatus};
 pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, ResourceManager};
 pub use runtime::{

@@ -100,6 +100,16 @@ pub struct Leftover {
     pub rebuilt: Rebuilt,
 }
 
+/// What an earlier agent staged.
+pub struct Staged {
+    /// Whose it is.
+    pub plugin: Arc<dyn DevicePlugin>,
+    /// As what.
+    pub mode: Mode,
+    /// What it is.
+    pub rebuilt: Rebuilt,
+}
+
 /// The volumes.
 pub struct Board {
     pub(super) deps: BoardDeps,
@@ -185,7 +195,7 @@ impl Board {
     }
 
     /// What an earlier agent left: all pods of one volume have one owner.
-    pub fn adopt(self: &Arc<Self>, left: Vec<Leftover>) {
+    pub fn adopt(self: &Arc<Self>, left: Vec<Leftover>, staged: Vec<Staged>) {
         let mut owners: BTreeMap<UniqueName, Owner> = BTreeMap::new();
         for one in left {
             let traits = &one.rebuilt.traits;
@@ -194,6 +204,15 @@ impl Board {
                 .entry(unique.clone())
                 .or_insert_with(|| Owner::new(unique, one.plugin.clone(), traits.clone(), one.mode));
             owner.adopt(one);
+        }
+        for one in staged {
+            let unique = UniqueName::shared(one.plugin.name(), &one.rebuilt.traits.volume);
+            // What a pod has of it says the same.
+            owners.entry(unique.clone()).or_insert_with(|| {
+                let mut owner = Owner::new(unique, one.plugin.clone(), one.rebuilt.traits.clone(), one.mode);
+                owner.adopt_stage(one.rebuilt.spec);
+                owner
+            });
         }
         for (unique, owner) in owners {
             let mut slots = self.slots();

@@ -16,5 +16,5 @@ mod task;
 #[cfg(test)]
 mod tests;
 
-pub use board::{Board, BoardDeps, Desire, Leftover, Shown};
+pub use board::{Board, BoardDeps, Desire, Leftover, Shown, Staged};
 pub use state::Presence;

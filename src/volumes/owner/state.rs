@@ -164,6 +164,11 @@ impl State {
         }
     }
 
+    /// Found staged on disk, in no pod.
+    pub fn rebuilt_stage(&mut self) {
+        (self.stage, self.was_rebuilt) = (Presence::Uncertain, true);
+    }
+
     /// A pod wants it; says whether that is news.
     pub fn want(&mut self, pod: &PodUid) -> bool {
         let own = self.pods.entry(pod.clone()).or_default();

@@ -91,6 +91,12 @@ impl Owner {
         self.held.insert(left.pod, held);
     }
 
+    /// An earlier agent staged it, and ended before a pod had it or after the last one did.
+    pub(super) fn adopt_stage(&mut self, spec: VolumeSpec) {
+        self.state.rebuilt_stage();
+        self.last_spec = Some(Arc::new(spec));
+    }
+
     /// As others see it.
     pub(super) fn shown(&self) -> Shown {
         let of = |(pod, own): (&PodUid, &super::state::InPod)| {

@@ -260,7 +260,7 @@ async fn what_an_earlier_agent_left_is_undone_once_the_node_was_read() {
         let rebuilt = plugin.rebuild(&found).expect("understood");
         Leftover { plugin: plugin.clone(), pod: pod.into(), path: found.path, mode: Mode::Filesystem, rebuilt }
     };
-    bench.board.adopt(vec![left("a"), left("b")]);
+    bench.board.adopt(vec![left("a"), left("b")], Vec::new());
     bench.board.synced();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(bench.in_use.borrow().is_none() && bench.plugin.calls().is_empty());
