@@ -14,6 +14,8 @@ const PROTOS: &[&str] = &[
     "podresources-v1alpha1",
     "pods-v1alpha1",
     "profile",
+    "pluginregistration-v1",
+    "csi-v1",
 ];
 /// Read as a table when it is needed, not made into types.
 const TABLE: &str = "core-v1-pod";

@@ -23,6 +23,7 @@
 //! | [`images`] | presence and permission of images |
 //! | [`pleg`] | what really runs |
 //! | [`kube`] | the API server: client, reviews |
+//! | [`plugins`] | programs that register by a socket |
 //! | [`logs`] | container output |
 //! | [`status`] | what the API sees |
 //! | [`volumes`] | what is mounted |
@@ -49,6 +50,7 @@ pub mod logs;
 pub mod metrics;
 pub mod node;
 pub mod pleg;
+pub mod plugins;
 pub mod pod;
 pub mod probes;
 pub mod proto;

@@ -27,6 +27,16 @@ pub mod v1alpha1 {
     tonic::include_proto!("v1alpha1");
 }
 
+/// How plugins register, version 1.
+pub mod plugin_registration {
+    tonic::include_proto!("pluginregistration");
+}
+
+/// The container storage interface, `csi.v1`.
+pub mod csi {
+    tonic::include_proto!("csi.v1");
+}
+
 /// Profiles as `pprof` reads them.
 pub mod profile {
     tonic::include_proto!("perftools.profiles");

@@ -27,8 +27,10 @@ use super::{
     server_auth::{self, AuthDeps, ServerAuth},
     server_stats::{self, StatsParts},
     settings,
-    standalone::{NoMirrors, NoObjects},
+    standalone::NoMirrors,
+    standalone_objects,
     state_file::DiskStateFile,
+    volumes::VolumeSeam,
 };
 use crate::{
     config::{self, Loaded},
@@ -37,15 +39,13 @@ use crate::{
         self, EngineConfig, Inputs, SourcesReady, WorkerContext,
         admission::{AdmissionRules, sysctls::Allowlist},
         allocation::{Allocator, AllocatorDeps, resize::ResizeRules},
-        ports::{
-            Clock, Event, EventSink, MirrorPods, NodeFacts, ObjectSource, PodObserver, ResourceManager, SystemClock,
-        },
+        ports::{Clock, Event, EventSink, MirrorPods, NodeFacts, PodObserver, ResourceManager, SystemClock},
     },
     images::{self, ImagesDeps},
     logs::{self, LogsDeps, RunningLog, RunningLogs},
     metrics::{
         self, AdmissionMetrics, AllocationMetrics, BuildInfo, CgroupMetrics, EngineMetrics, PlegMetrics, Registry,
-        RuntimeMetrics, SourceMetrics, StatusMetrics, VolumeMetrics,
+        RuntimeMetrics, SourceMetrics, StatusMetrics,
     },
     node::{self, Machine},
     pleg::{self, PlegConfig, PlegDeps},
@@ -64,7 +64,6 @@ use crate::{
             systemd::{Bus, Units},
         },
     },
-    volumes::{self, Credentials, VolumesConfig, VolumesDeps},
 };
 
 /// How long a runtime that is not there yet is waited for (spec 01 §20).
@@ -172,8 +171,7 @@ async fn assemble(
     let root = settings::root(loaded);
     let node_name = facts.name.clone();
     let (node, facts) = watch::channel(Arc::new(facts));
-    let objects: Arc<dyn ObjectSource> =
-        cluster.as_ref().map_or_else(|| Arc::new(NoObjects) as Arc<dyn ObjectSource>, Cluster::objects);
+    let (objects, beside) = standalone_objects::open(cluster.as_ref())?;
     let status = Arc::new(StatusManager::new(base.statuses.clone()));
     let probes = probes::open(base, &root, connection.runtime.clone(), status.clone()).await?;
 
@@ -199,21 +197,14 @@ async fn assemble(
     let groups = server_stats::groups(loaded, cgroup_driver(loaded, info));
     let seen = eviction::WatchParts { machine, images: connection.images.clone(), groups, node: node.clone() };
     let eviction = eviction::watch(loaded, base, seen).await?;
+    let volume_seam = VolumeSeam::default();
     if let Some(cluster) = &cluster {
-        let parts = NodeParts { facts: node, runtime: runtime_state.clone(), images: images.clone() };
+        let volumes = volume_seam.told();
+        let parts = NodeParts { facts: node, runtime: runtime_state.clone(), images: images.clone(), volumes };
         let ranges = cluster.keep_node(loaded, base, machine, info, parts)?;
         cluster.tell_ranges(base, ranges, connection.runtime.clone());
     }
-    let volumes = volumes::Manager::new(
-        VolumesConfig { root: root.clone(), credentials: Credentials::of_this_process() },
-        VolumesDeps {
-            facts: facts.clone(),
-            objects: objects.clone(),
-            events: base.events.clone(),
-            clock: base.clock.clone(),
-            metrics: VolumeMetrics::new(&base.registry),
-        },
-    );
+    let volumes = volume_seam.open(base, &root, (facts.clone(), objects.clone()), cluster.as_ref()).await;
     let preparer = Preparer::new(
         settings::preparer(loaded, machine, &node_name, read_kernel()),
         PreparerDeps {
@@ -250,7 +241,7 @@ async fn assemble(
     let mut state = runtime_state.clone();
     let _ = timeout(SETTLE, state.wait_for(|state| state.runtime_error.is_none())).await;
     let sources = sources::start(
-        settings::sources(loaded, &node_name),
+        settings::sources(loaded, &node_name, beside.is_some()),
         SourcesDeps {
             feed: cluster.as_ref().map(Cluster::feed),
             events: Arc::new(SourceWarnings(base.events.clone())),
@@ -268,7 +259,7 @@ async fn assemble(
     let context = Arc::new(WorkerContext {
         runtime: runtime.clone(),
         observer: pleg.clone(),
-        volumes: Arc::new(volumes),
+        volumes,
         probes: probes.manager.clone(),
         resources,
         objects,
@@ -295,6 +286,9 @@ async fn assemble(
     let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
     probes.wake_through(base, engine.commands.clone());
     base.tasks.spawn(runtime.clone().run_gc(Arc::new(engine.fates.clone()), base.stop.child_token()));
+    if let Some(beside) = beside {
+        base.tasks.spawn(beside.follow(engine.commands.clone(), base.stop.child_token()));
+    }
     if let Some(cluster) = &mut cluster {
         cluster.write_statuses(base, status.clone());
         cluster.follow_changes(base, engine.commands.clone());

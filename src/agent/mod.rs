@@ -28,8 +28,10 @@ mod server_streams;
 mod server_tools;
 mod settings;
 mod standalone;
+mod standalone_objects;
 pub mod state_file;
 mod try_this;
+mod volumes;
 mod watchdog;
 
 pub use life::run;

@@ -85,7 +85,7 @@ fn taint(taint: &crate::config::fields::Taint) -> api::Taint {
 }
 
 /// Pod sources.
-pub fn sources(loaded: &Loaded, node_name: &str) -> SourcesConfig {
+pub fn sources(loaded: &Loaded, node_name: &str, has_objects: bool) -> SourcesConfig {
     let config = &loaded.config;
     let some = |text: &String| (!text.is_empty()).then(|| text.clone());
     let headers = config.static_pod_url_header.iter();
@@ -98,7 +98,8 @@ pub fn sources(loaded: &Loaded, node_name: &str) -> SourcesConfig {
             .flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone())))
             .collect(),
         http_check_frequency: config.http_check_frequency.std(),
-        prevent_api_references: loaded.gates.enabled("PreventStaticPodAPIReferences"),
+        // What lies beside the pods may be referred to.
+        prevent_api_references: loaded.gates.enabled("PreventStaticPodAPIReferences") && !has_objects,
     }
 }
 

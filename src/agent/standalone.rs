@@ -6,9 +6,13 @@ use std::{
 };
 
 use async_trait::async_trait;
+use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use tokio::sync::watch;
 
 use crate::{
-    engine::ports::{MirrorFate, MirrorPods, ObjectError, ObjectSource, PullSecret},
+    engine::ports::{
+        Attached, MirrorFate, MirrorPods, ObjectError, ObjectSource, PullSecret, StorageError, StorageObjects,
+    },
     pod::{Pod, PodFullName, api},
 };
 
@@ -39,6 +43,45 @@ impl ObjectSource for NoObjects {
     async fn pull_secrets(&self, pod: &Pod) -> (Vec<PullSecret>, Vec<String>) {
         let named = pod.spec().image_pull_secrets.iter().flatten().map(|s| s.name.clone());
         (Vec::new(), named.filter(|name| !name.is_empty()).collect())
+    }
+}
+
+/// There is no API server: nobody has claims, and nothing is attached.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoStorage;
+
+#[async_trait]
+impl StorageObjects for NoStorage {
+    async fn claim(&self, _: &str, _: &str) -> Result<Arc<api::PersistentVolumeClaim>, StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    async fn volume(&self, _: &str) -> Result<Arc<api::PersistentVolume>, StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    async fn attachment(&self, _: &str) -> Result<Arc<VolumeAttachment>, StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    async fn secret(&self, _: &str, _: &str) -> Result<BTreeMap<String, Vec<u8>>, StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    async fn driver(&self, _: &str) -> Result<Option<Arc<CSIDriver>>, StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    async fn patch_claim(&self, _: &str, _: &str, _: String) -> Result<(), StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    fn attached(&self) -> watch::Receiver<Attached> {
+        watch::channel(Some(Arc::default())).1
+    }
+
+    fn moved(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
     }
 }
 

@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 
 use super::{
     client::RuntimeClient,
-    connector::{channel, memory_channel},
+    connector::{memory_channel, socket_channel},
     deadlines::Caller,
     endpoint::EndpointError,
     endpoint::socket_path,
@@ -62,7 +62,7 @@ impl Place {
 
     fn channel(&self) -> Channel {
         match &self.way {
-            Way::Socket(path) => channel(path.clone()),
+            Way::Socket(path) => socket_channel(path.clone()),
             Way::Memory(dial) => memory_channel(dial.clone()),
         }
     }

@@ -41,7 +41,7 @@ struct Pause {
 }
 
 /// A channel to the socket that connects when it is first used, and again when it must.
-pub(super) fn channel(socket: PathBuf) -> Channel {
+pub fn socket_channel(socket: PathBuf) -> Channel {
     let pause: Arc<Mutex<Option<Pause>>> = Arc::default();
     let connector = tower::service_fn(move |_: http::Uri| {
         let (socket, pause) = (socket.clone(), pause.clone());

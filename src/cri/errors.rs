@@ -94,7 +94,7 @@ impl From<tonic::Status> for CriError {
 }
 
 /// The code as gRPC's Go library prints it; people grep for these.
-fn code_name(code: tonic::Code) -> &'static str {
+pub fn code_name(code: tonic::Code) -> &'static str {
     use tonic::Code;
     match code {
         Code::Ok => "OK",

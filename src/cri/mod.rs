@@ -2,7 +2,8 @@
 //!
 //! Six rooms call a runtime; all of them go through [`RuntimeService`] and [`ImageService`],
 //! which have an honest fake (the scripted CRI of `tests/kit`). [`connect`] prepares the clients,
-//! [`probe`] checks at start-up that the runtime is one we can work with. Behaviour: spec 03a §2.
+//! [`probe`] checks at start-up that the runtime is one we can work with. Other gRPC services behind a socket are
+//! reached and told of in the same way: [`socket_channel`], [`CriError`]. Behaviour: spec 03a §2.
 
 mod client;
 mod connect;
@@ -18,8 +19,9 @@ mod validate;
 
 pub use client::RuntimeClient;
 pub use connect::{Connection, CriConfig, Dial, connect, connect_over};
+pub use connector::socket_channel;
 pub use endpoint::{EndpointError, socket_path};
-pub use errors::{CriError, CriResult};
+pub use errors::{CriError, CriResult, code_name};
 pub use image_client::ImageClient;
 pub use probe::{ProbeError, RuntimeCgroupDriver, RuntimeInfo, probe};
 pub use service::{ExecOutput, ImageService, RuntimeService};

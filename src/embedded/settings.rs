@@ -14,7 +14,7 @@ const FILE: &str = "/etc/berth/config.yaml";
 const SECTION: &str = "embeddedRuntime";
 
 /// Sections of others.
-const OTHERS: [&str; 2] = ["node", "offlinePods"];
+const OTHERS: [&str; 3] = ["node", "offlinePods", "standaloneObjects"];
 
 /// The runtime's settings.
 ///

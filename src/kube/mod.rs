@@ -14,6 +14,7 @@ pub mod reflector;
 mod reviews;
 mod start_latency;
 mod status_writer;
+mod storage;
 mod store;
 #[cfg(test)]
 pub mod testing;
@@ -29,6 +30,7 @@ pub use reflector::{ReflectorDeps, Selection, reflect};
 pub use reviews::{ReviewFailure, Reviews};
 pub use start_latency::{StartTimes, TimedEvents};
 pub use status_writer::{OnWritten, StatusWriter, StatusWriterDeps};
+pub use storage::ApiStorage;
 pub use store::{Snapshot, Store};
 pub use transport::{
     CertifiedPair, ConnectError, Identity, IdentityError, Rate, Rates, Sharing, Transport, TransportConfig,

@@ -10,6 +10,7 @@ mod api_writes;
 mod auth;
 mod build;
 mod certificates;
+mod csi;
 mod embedded;
 pub mod encode;
 mod engine;
@@ -19,6 +20,7 @@ mod images;
 mod node;
 mod orphans;
 mod pleg;
+mod plugins;
 mod pod_resources;
 mod probes;
 mod protobuf;
@@ -47,6 +49,7 @@ pub use build::{
     BuildInfo, register_build_info, register_features, register_node, register_process, start_time_seconds,
 };
 pub use certificates::{CertificateExpiry, CertificateMetrics};
+pub use csi::CsiMetrics;
 pub use embedded::{
     EmbeddedMetrics, EmbeddedObjects, LaunchStep, NetworkOperation, Outcome, Unpacks, register_embedded_objects,
 };
@@ -56,6 +59,7 @@ pub use images::{CollectReason, CredentialPlugins, Images, RecordGauges};
 pub use node::NodeMetrics;
 pub use orphans::OrphanMetrics;
 pub use pleg::PlegMetrics;
+pub use plugins::PluginMetrics;
 pub use pod_resources::{EndpointVersion, PodResourcesCall, PodResourcesMetrics, PodWatchMetrics};
 pub use probes::{ProbeMetrics, ProbedContainer};
 pub use reflectors::{Following, ReflectorMeter, ReflectorMetrics};

@@ -13,6 +13,16 @@ pub enum StorageOperation {
     Mount,
     /// It is taken down.
     Unmount,
+    /// It is given to its pod as a device.
+    Map,
+    /// The device is taken from the pod.
+    Unmap,
+    /// What all pods shared is undone.
+    UnmountDevice,
+    /// The same of a device.
+    UnmapDevice,
+    /// The node's part of an expansion.
+    Resize,
 }
 
 impl StorageOperation {
@@ -20,6 +30,11 @@ impl StorageOperation {
         match self {
             Self::Mount => "volume_mount",
             Self::Unmount => "volume_unmount",
+            Self::Map => "map_volume",
+            Self::Unmap => "unmap_volume",
+            Self::UnmountDevice => "unmount_device",
+            Self::UnmapDevice => "unmap_device",
+            Self::Resize => "volume_fs_resize",
         }
     }
 }
@@ -31,6 +46,16 @@ pub enum World {
     Actual,
     /// Those that should be.
     Desired,
+}
+
+impl World {
+    /// Label `state`.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Actual => "actual_state_of_world",
+            Self::Desired => "desired_state_of_world",
+        }
+    }
 }
 
 /// Handles of what is counted of volumes.
@@ -88,10 +113,6 @@ impl VolumeMetrics {
 
     /// There are so many more volumes of that plugin, or fewer.
     pub fn changed(&self, plugin: &str, world: World, by: i64) {
-        let state = match world {
-            World::Actual => "actual_state_of_world",
-            World::Desired => "desired_state_of_world",
-        };
-        self.totals.with_label_values(&[plugin, state]).add(by);
+        self.totals.with_label_values(&[plugin, world.label()]).add(by);
     }
 }

@@ -16,6 +16,8 @@
 mod beat;
 pub mod cluster;
 pub mod cpus;
+mod csi_drivers;
+mod csi_entries;
 mod csi_node;
 mod csi_object;
 mod facts;
@@ -42,6 +44,7 @@ mod status_writer;
 mod testing;
 
 pub use cpus::CpuSet;
+pub use csi_drivers::CsiDrivers;
 pub use facts::{NodeConfig, NodeError, allocatable, architecture, capacity, declared_features, facts};
 pub use host_network::{HostNetwork, KernelNetwork};
 pub use initial::Origin;

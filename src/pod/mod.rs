@@ -9,6 +9,7 @@ pub mod hash;
 pub mod hostname;
 mod id;
 pub mod names;
+pub mod node_selector;
 pub mod observed;
 mod operation;
 pub mod qos;

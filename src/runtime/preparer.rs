@@ -180,7 +180,7 @@ impl Preparer {
             image,
             seccomp_root: &self.config.root_dir.join("seccomp"),
             seccomp_default: self.config.seccomp_default,
-            volume_groups: &[],
+            volume_groups: &request.volumes.groups,
             machine_masked: &self.config.machine_masked,
             namespaces: security::namespaces(request.pod, request.target, userns::options(ids)),
         };
@@ -210,6 +210,23 @@ impl Preparer {
             id_mappings,
         };
         mounts::plan(request.container, &inputs).map_err(text_of)
+    }
+
+    /// The volumes that the container gets as devices; one whose link is gone is left out, as the reference does.
+    async fn block_devices(&self, request: &ContainerRequest<'_>) -> Result<Vec<cri::Device>, PrepareError> {
+        let known = |name: &str| {
+            let device = request.volumes.devices.get(name)?;
+            Some((device.host_path.clone(), device.read_only))
+        };
+        let mut devices = mounts::devices(request.container, &known).map_err(text_of)?;
+        if !devices.is_empty() {
+            devices = blocking("links of block volumes", move || {
+                devices.retain(|device| std::fs::symlink_metadata(&device.host_path).is_ok());
+                Ok(devices)
+            })
+            .await?;
+        }
+        Ok(devices)
     }
 
     /// The content of the hosts file, where the container gets one.
@@ -289,6 +306,7 @@ impl Prepare for Preparer {
         let variables = Variables::new(env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         let id_mappings = userns::mappings(ids);
         let planned = self.planned_mounts(&request, &variables, &id_mappings)?;
+        let block = self.block_devices(&request).await?;
         let mut resources = resources::of_container(pod, container, cpus(&tuning), &self.config.machine);
         resources.cpuset_cpus.clone_from(&tuning.cpuset_cpus);
         resources.cpuset_mems.clone_from(&tuning.cpuset_mems);
@@ -302,7 +320,7 @@ impl Prepare for Preparer {
             env: &env,
             annotations: &tuning.annotations,
             mounts,
-            devices: tuning.devices,
+            devices: [tuning.devices, block].concat(),
             cdi_devices: tuning.cdi_devices,
             resources,
             security,

@@ -94,6 +94,31 @@ pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
     }
 }
 
+/// Every document of a manifest that may hold several, whatever they are; empty ones are left out.
+///
+/// # Errors
+/// One of them is neither YAML nor JSON.
+pub fn documents(bytes: &[u8]) -> Result<Vec<Value>, DecodeError> {
+    if bytes.trim_ascii_start().starts_with(b"{") {
+        return Ok(vec![to_json(bytes)?]);
+    }
+    let mut reader = bytes;
+    let all = serde_saphyr::read_with_options::<_, Value>(&mut reader, options());
+    let all: Result<Vec<Value>, _> = all.collect();
+    let all = all.map_err(|e| DecodeError::Yaml(excerpt(&e.to_string())))?;
+    Ok(all.into_iter().filter(|document| !document.is_null()).collect())
+}
+
+fn options() -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_documents: 64, max_depth: 64, max_nodes: MAX_VALUES },
+        duplicate_keys: DuplicateKeyPolicy::LastWins,
+        legacy_octal_numbers: true,
+        non_finite_float_policy: NonFiniteFloatPolicy::Reject,
+        with_snippet: false,
+    }
+}
+
 fn to_json(bytes: &[u8]) -> Result<Value, DecodeError> {
     if bytes.trim_ascii_start().starts_with(b"{") {
         if json_values(bytes) > MAX_VALUES {
@@ -101,15 +126,8 @@ fn to_json(bytes: &[u8]) -> Result<Value, DecodeError> {
         }
         return serde_json::from_slice(bytes).map_err(|e| DecodeError::Json(e.to_string()));
     }
-    let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! { max_documents: 64, max_depth: 64, max_nodes: MAX_VALUES },
-        duplicate_keys: DuplicateKeyPolicy::LastWins,
-        legacy_octal_numbers: true,
-        non_finite_float_policy: NonFiniteFloatPolicy::Reject,
-        with_snippet: false,
-    };
     let mut reader = bytes;
-    let first = serde_saphyr::read_with_options::<_, Value>(&mut reader, options).next();
+    let first = serde_saphyr::read_with_options::<_, Value>(&mut reader, options()).next();
     first.unwrap_or(Ok(Value::Null)).map_err(|e| DecodeError::Yaml(excerpt(&e.to_string())))
 }
 

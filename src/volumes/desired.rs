@@ -16,6 +16,23 @@ pub fn used(pod: &Pod) -> Vec<&api::Volume> {
     pod.spec().volumes.iter().flatten().filter(|volume| names.contains(volume.name.as_str())).collect()
 }
 
+/// As what containers of a pod use a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Used {
+    /// Some container mounts it.
+    pub as_directory: bool,
+    /// Some container gets it as a device.
+    pub as_device: bool,
+}
+
+/// As what containers of any kind use the volume.
+pub fn usage(pod: &Pod, volume: &str) -> Used {
+    Used {
+        as_directory: mounts_of_containers(pod).into_iter().flatten().any(|mount| mount.name == volume),
+        as_device: devices(pod).any(|device| device.name == volume),
+    }
+}
+
 fn devices(pod: &Pod) -> impl Iterator<Item = &api::VolumeDevice> {
     let plain = pod.init_containers().iter().chain(pod.containers()).map(|c| &c.volume_devices);
     plain.chain(pod.ephemeral_containers().iter().map(|c| &c.volume_devices)).flatten().flatten()

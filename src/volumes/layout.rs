@@ -56,6 +56,11 @@ impl PodLayout {
         self.volumes().join(plugin).join(name)
     }
 
+    /// The link to a volume that is a device.
+    pub fn device(&self, plugin: &str, name: &str) -> PathBuf {
+        self.root.join("volumeDevices").join(plugin).join(name)
+    }
+
     /// Where plugins keep their own data.
     pub fn plugins(&self) -> PathBuf {
         self.root.join("plugins")

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     fs::{self, DirBuilder},
     io,
     os::unix::fs::DirBuilderExt,
@@ -12,29 +13,45 @@ use std::{
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{OnceCell, watch},
+    task::spawn_blocking,
+    time::{Instant, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
 use super::{
     desired,
+    device::DevicePlugin,
+    devices::{Awaited, Devices, Resolved},
     fetched::{self, Fetched},
     held,
     layout::{self, PodLayout},
     memory::{self, Credentials},
     orphan,
+    owner::{Board, BoardDeps},
     plugins::{self, Again, SetUp},
+    rebuild,
     refused::Refused,
+    spec::VolumeSpec,
     turns::{TurnError, Turns},
     worlds::{SetUpEnd, Worlds},
 };
 use crate::{
-    engine::ports::{Clock, Event, EventSink, MountedVolumes, NodeFacts, ObjectSource, VolumeError, VolumeManager},
+    engine::ports::{
+        Clock, Event, EventSink, MountedVolumes, NodeFacts, ObjectSource, StorageObjects, VolumeError, VolumeManager,
+    },
     metrics::VolumeMetrics,
     pod::{Pod, PodUid, api},
 };
 
 /// Time for all volumes of a pod, up or down.
 const VOLUMES_LIMIT: Duration = Duration::from_secs(123);
+/// Time for the volumes of a pod that is gone, before its directory is tried another time.
+const GONE_LIMIT: Duration = Duration::from_secs(10);
+/// Time to find out what an earlier agent left.
+const REBUILD_LIMIT: Duration = Duration::from_secs(60);
 /// Time to list the directories of all pods.
 const LIST_LIMIT: Duration = Duration::from_secs(10);
 
@@ -59,10 +76,24 @@ pub struct VolumesDeps {
     pub clock: Arc<dyn Clock>,
     /// What is counted.
     pub metrics: VolumeMetrics,
+    /// Claims and what is behind them.
+    pub storage: Arc<dyn StorageObjects>,
+    /// Kinds of volumes that are more than files.
+    pub plugins: Vec<Arc<dyn DevicePlugin>>,
+    /// Which volumes the API server knows to be in use here.
+    pub reported: watch::Receiver<Arc<BTreeSet<String>>>,
+    /// Hears which volumes are in use; nothing before that is known.
+    pub in_use: watch::Sender<Option<Vec<String>>>,
+    /// Where tasks are counted.
+    pub tasks: TaskTracker,
+    /// Ends them.
+    pub stop: CancellationToken,
 }
 
 /// The volumes of all pods. What is on disk is the state.
 pub struct Manager {
+    devices: Devices,
+    is_rebuilt: OnceCell<()>,
     root: PathBuf,
     credentials: Credentials,
     deps: VolumesDeps,
@@ -78,7 +109,68 @@ impl Manager {
         let root = fs::canonicalize(&config.root).unwrap_or(config.root);
         let worlds = Worlds::new(deps.metrics.clone());
         let refused = Refused::new(deps.metrics.orphans());
-        Self { root, credentials: config.credentials, deps, turns: Turns::default(), worlds, refused }
+        let board = BoardDeps {
+            root: root.clone(),
+            facts: deps.facts.clone(),
+            storage: deps.storage.clone(),
+            reported: deps.reported.clone(),
+            events: deps.events.clone(),
+            metrics: deps.metrics.clone(),
+            tasks: deps.tasks.clone(),
+            stop: deps.stop.clone(),
+        };
+        let board = Board::new(board, deps.in_use.clone());
+        let devices = Devices::new(board, deps.plugins.clone(), deps.storage.clone());
+        let is_rebuilt = OnceCell::new();
+        Self {
+            devices,
+            is_rebuilt,
+            root,
+            credentials: config.credentials,
+            deps,
+            turns: Turns::default(),
+            worlds,
+            refused,
+        }
+    }
+
+    /// Finds out what an earlier agent left, once; everything else waits for it.
+    pub async fn rebuild(&self) {
+        self.is_rebuilt
+            .get_or_init(async || {
+                let (root, plugins) = (self.root.clone(), self.devices.plugins().to_vec());
+                let scan = spawn_blocking(move || rebuild::scan(&root, &plugins));
+                match timeout(REBUILD_LIMIT, scan).await {
+                    Ok(Ok(left)) => {
+                        info!(volumes = left.volumes.len(), failed = left.failed, "Reconstructed volumes");
+                        self.devices.board().adopt(left.volumes, left.staged);
+                    }
+                    Ok(Err(_)) | Err(_) => {
+                        warn!(limit = ?REBUILD_LIMIT, "Reading what is left of volumes did not return")
+                    }
+                }
+                self.devices.board().synced();
+            })
+            .await;
+    }
+
+    /// Takes down the pod's volumes that are more than files, and waits for it.
+    async fn release(&self, pod: &PodUid, layout: &PodLayout, limit: Duration) -> Result<(), VolumeError> {
+        if !self.devices.has(pod) {
+            self.devices.forget(pod);
+            return Ok(());
+        }
+        let sub_paths = layout.clone();
+        let cleaned = self.turns.take(pod, limit, move || orphan::unmount_sub_paths(&sub_paths)).await;
+        let failed = |cause: String| VolumeError::Failed(format!("error cleaning subPath mounts: {cause}"));
+        match cleaned {
+            Ok(cleaned) => cleaned.map_err(|e| failed(e.to_string()))?,
+            Err(e) => return Err(failed(e.to_string())),
+        }
+        let left = self.devices.release(pod, Instant::now() + limit).await;
+        left.map_err(|names| {
+            VolumeError::Failed(format!("mounted volumes=[{}]: context deadline exceeded", names.join(" ")))
+        })
     }
 
     fn layout(&self, pod: &PodUid) -> Result<PodLayout, VolumeError> {
@@ -98,27 +190,31 @@ impl Manager {
             self.deps.objects.adopt_token(pod, &ask, &token);
         }
     }
-}
 
-#[async_trait]
-impl VolumeManager for Manager {
-    async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError> {
-        let layout = self.layout(pod.uid())?;
-        let used = desired::used(pod);
-        let names: Vec<String> = used.iter().map(|volume| volume.name.clone()).collect();
-        let known = used.iter().filter_map(|volume| Some((volume.name.clone(), plugins::kind(volume)?.plugin)));
+    /// Those that are files of this agent.
+    async fn set_up(
+        &self,
+        pod: &Arc<Pod>,
+        layout: PodLayout,
+        local: Vec<(api::Volume, Option<Arc<VolumeSpec>>)>,
+    ) -> Result<Arc<MountedVolumes>, VolumeError> {
+        let names: Vec<String> = local.iter().map(|(volume, _)| volume.name.clone()).collect();
+        let known = local.iter().filter_map(|(volume, _)| Some((volume.name.clone(), plugins::kind(volume)?.plugin)));
         let mounted = self.worlds.desire(pod.uid(), known);
-        self.adopt_tokens(pod, &layout, used.iter().copied().filter(|volume| !mounted.contains(&volume.name))).await;
+        let volumes: Vec<&api::Volume> = local.iter().map(|(volume, _)| volume).collect();
+        self.adopt_tokens(pod, &layout, volumes.iter().copied().filter(|volume| !mounted.contains(&volume.name))).await;
         let allocatable = self.deps.facts.borrow().allocatable.clone();
+        let fetched = fetched::fetch(&*self.deps.objects, pod, &volumes).await;
         let work = Mount {
             memory: (self.credentials == Credentials::InMemory).then(|| memory::size(&allocatable, pod)),
-            fetched: fetched::fetch(&*self.deps.objects, pod, &used).await,
+            fetched,
             events: self.deps.events.clone(),
             pod: pod.clone(),
             layout,
             allocatable,
             now: self.deps.clock.now(),
             mounted,
+            volumes: local,
         };
         let done = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || work.run()).await;
         match done {
@@ -129,10 +225,44 @@ impl VolumeManager for Manager {
             Err(e) => Err(waiting(&names, &e.to_string())),
         }
     }
+}
+
+#[async_trait]
+impl VolumeManager for Manager {
+    async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError> {
+        self.rebuild().await;
+        let (layout, until) = (self.layout(pod.uid())?, Instant::now() + VOLUMES_LIMIT);
+        let used = desired::used(pod);
+        let Resolved { local, mut awaited, failed } = self.devices.resolve(pod, &layout, &used).await;
+        let mut all = self.set_up(pod, layout, local).await?;
+        let refused = |missing: Vec<String>, awaited: &[Awaited], cause: &str| Waiting {
+            unattached: awaited.iter().filter(|one| one.is_unattached()).map(|one| one.volume.clone()).collect(),
+            missing,
+            failed: failed.iter().map(|(name, _)| name.clone()).collect(),
+            cause: cause.to_owned(),
+        };
+        if !failed.is_empty() {
+            let missing = self.devices.wait(pod.uid(), &mut awaited, Instant::now()).await;
+            let missing = missing.into_iter().chain(failed.iter().map(|(name, _)| name.clone())).collect();
+            let mut causes: Vec<&str> = failed.iter().map(|(_, cause)| cause.as_str()).collect();
+            causes.sort_unstable();
+            causes.dedup();
+            return Err(VolumeError::Failed(refused(missing, &awaited, &causes.join("; ")).to_string()));
+        }
+        let missing = self.devices.wait(pod.uid(), &mut awaited, until).await;
+        if !missing.is_empty() {
+            return Err(VolumeError::TimedOut(refused(missing, &awaited, "context deadline exceeded").to_string()));
+        }
+        let mounted = Arc::make_mut(&mut all);
+        awaited.iter().for_each(|one| one.put(pod.uid(), mounted));
+        Ok(all)
+    }
 
     async fn unmount(&self, pod: &PodUid) -> Result<(), VolumeError> {
+        self.rebuild().await;
         let layout = self.layout(pod)?;
         let began = Instant::now();
+        self.release(pod, &layout, VOLUMES_LIMIT).await?;
         let done = flat(self.turns.take(pod, VOLUMES_LIMIT, move || orphan::tear_down(&layout)).await);
         self.worlds.torn_down(pod, done.is_ok(), began.elapsed());
         done
@@ -161,8 +291,15 @@ impl VolumeManager for Manager {
         if let Some(error) = self.refused.pausing(pod) {
             return Err(VolumeError::Failed(error));
         }
+        self.rebuild().await;
         let layout = self.layout(pod)?;
-        let removed = self.turns.take(pod, VOLUMES_LIMIT, move || orphan::remove_pod(&layout)).await;
+        let removed = match self.release(pod, &layout, GONE_LIMIT).await {
+            Ok(()) => self.turns.take(pod, VOLUMES_LIMIT, move || orphan::remove_pod(&layout)).await,
+            Err(left) => {
+                self.refused.refused(pod, &left.to_string());
+                return Err(left);
+            }
+        };
         let removed = removed.map_err(|e| e.to_string()).and_then(|done| done.map_err(|e| e.to_string()));
         match removed {
             Ok(had_volumes) => {
@@ -196,6 +333,8 @@ struct Mount {
     now: Timestamp,
     /// Volumes that were set up before.
     mounted: BTreeSet<String>,
+    /// Those to set up, with what is behind them where that is a claim.
+    volumes: Vec<(api::Volume, Option<Arc<VolumeSpec>>)>,
 }
 
 impl Mount {
@@ -214,7 +353,7 @@ impl Mount {
                 .map_err(|e| VolumeError::Failed(format!("error making pod data directories: {e}")))?;
         }
         let (mut mounted, mut missing, mut errors) = (MountedVolumes::default(), Vec::new(), Vec::new());
-        for volume in desired::used(&self.pod) {
+        for (volume, claimed) in &self.volumes {
             let request = SetUp {
                 pod: &self.pod,
                 volume,
@@ -228,7 +367,8 @@ impl Mount {
             let done = plugins::set_up(&request);
             ends.extend(self.end(volume, done.is_ok(), began.elapsed()));
             match done {
-                Ok(one) => {
+                Ok(mut one) => {
+                    one.read_only |= claimed.as_ref().is_some_and(|spec| spec.read_only());
                     mounted.by_name.insert(volume.name.clone(), one);
                 }
                 // Its containers go on with what it shows, and so do those that start again.
@@ -254,14 +394,34 @@ impl Mount {
     }
 }
 
-/// The text of the reference for volumes that a pod waits for.
+/// Volumes that a pod waits for, as the reference tells of them (spec 07 §5.1).
+struct Waiting {
+    missing: Vec<String>,
+    unattached: Vec<String>,
+    failed: Vec<String>,
+    cause: String,
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |names: &[String]| {
+            let mut names = names.to_vec();
+            names.sort();
+            names.join(" ")
+        };
+        let (missing, unattached, failed) = (list(&self.missing), list(&self.unattached), list(&self.failed));
+        let cause = &self.cause;
+        write!(
+            f,
+            "unmounted volumes=[{missing}], unattached volumes=[{unattached}], failed to process volumes=[{failed}]: {cause}"
+        )
+    }
+}
+
+/// Volumes that are files of this agent, and are not there.
 fn waiting(names: &[String], cause: &str) -> VolumeError {
-    let mut names = names.to_vec();
-    names.sort();
-    VolumeError::Failed(format!(
-        "unmounted volumes=[{}], unattached volumes=[], failed to process volumes=[]: {cause}",
-        names.join(" ")
-    ))
+    let (missing, cause) = (names.to_vec(), cause.to_owned());
+    VolumeError::Failed(Waiting { missing, unattached: Vec::new(), failed: Vec::new(), cause }.to_string())
 }
 
 fn directories(pods: &Path) -> io::Result<Vec<PodUid>> {

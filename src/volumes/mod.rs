@@ -2,26 +2,51 @@
 //!
 //! In: a pod that is to run, or the UID of one that is gone. Out: host paths for its containers;
 //! clean disks. Every call works on one pod, on the blocking pool and with a deadline: storage that
-//! hangs holds up its pod and nothing else. What is on disk is the state; nothing else is kept.
+//! hangs holds up its pod and nothing else.
 //!
-//! A kind of volume is a file in `plugins/` and a line in its table; kinds that are not there are
-//! refused by name. Behaviour: spec 07 §1, 5, 7, 8, 10.
+//! ```text
+//!  pod ─► claims ─► spec ─┬─► plugins/ (files of ours)           ─► what is on disk is the state
+//!                         └─► owner/ (a task per volume) ─► DevicePlugin ─► attached, staged, published
+//! ```
+//!
+//! A kind of volume that is files of ours is a file in `plugins/` and a line in its table. One that is more than
+//! files (it is attached, staged once for all pods, or hangs with its server) plays the role in `device.rs`, and
+//! has an owner per volume and node. Kinds that are neither are refused by name.
+//! Behaviour: spec 07 §1-7, 8, 10.
 
 mod atomic_writer;
+mod block;
+mod claims;
+pub mod csi;
 mod desired;
+mod device;
+mod devices;
+mod expand;
 mod fetched;
+mod format;
 mod held;
 mod layout;
+mod local;
 mod manager;
 mod memory;
 mod orphan;
+mod owner;
 pub mod ownership;
 mod plugins;
+mod rebuild;
 mod refused;
 mod remove;
+mod spec;
+#[cfg(test)]
+mod testing;
 mod turns;
 mod worlds;
 
+pub use device::{
+    Class, DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage,
+};
 pub use layout::PodLayout;
+pub use local::LocalPlugin;
 pub use manager::{Manager, VolumesConfig, VolumesDeps};
 pub use memory::Credentials;
+pub use spec::{Mode, Persistent, Source, UniqueName, VolumeSpec};

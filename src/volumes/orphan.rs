@@ -142,7 +142,7 @@ fn unmount_in_memory(layout: &PodLayout, plugins: &[&str]) -> Result<(), LeftOve
 }
 
 /// Sub-paths are bound by this agent; they go before their volumes.
-fn unmount_sub_paths(layout: &PodLayout) -> io::Result<()> {
+pub fn unmount_sub_paths(layout: &PodLayout) -> io::Result<()> {
     for mount in mount_table::below(&layout.sub_paths())?.into_iter().rev() {
         unmount(&mount.target, UnmountFlags::NOFOLLOW)?;
     }

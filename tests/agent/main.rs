@@ -12,6 +12,7 @@ mod log;
 mod main_port;
 mod manifests;
 mod metrics;
+mod objects;
 mod openapi;
 mod pods;
 mod prometheus;

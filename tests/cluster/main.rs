@@ -5,7 +5,9 @@
 #[path = "../kit/cluster.rs"]
 mod kit;
 
+mod claims;
 mod connections;
+mod csi;
 mod deletion;
 mod eviction;
 mod identity;

@@ -4,7 +4,7 @@ use std::{fs, sync::Arc, time::Duration};
 
 use berth::{
     engine::ports::{Event, EventSink, NodeFacts, ObjectSource, SystemClock, VolumeManager},
-    kube::{ApiObjects, ChangedPods, ObjectsConfig, ObjectsDeps, Strategy},
+    kube::{ApiObjects, ApiStorage, ChangedPods, ObjectsConfig, ObjectsDeps, Strategy},
     metrics::{ReflectorMetrics, Registry, VolumeMetrics},
     pod::Pod,
     volumes::{Credentials, Manager, VolumesConfig, VolumesDeps},
@@ -44,9 +44,14 @@ impl Node {
     async fn of(server: &ApiServer) -> Self {
         server.create(json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n"}}));
         let (stop, registry) = (CancellationToken::new(), Registry::new());
+        let api = connect(&server.node_kubeconfig("n")).await;
+        // Nobody has claims here: drivers need not be followed.
+        let attached = watch::channel(None).1;
+        let metrics = ReflectorMetrics::new(&registry);
+        let (storage, _) = ApiStorage::new(api.clone(), attached, metrics.clone(), stop.clone());
         let deps = ObjectsDeps {
-            api: connect(&server.node_kubeconfig("n")).await,
-            metrics: ReflectorMetrics::new(&registry),
+            api,
+            metrics,
             clock: Arc::new(SystemClock),
             ttl: watch::channel(Duration::from_secs(60)).1,
             tasks: TaskTracker::new(),
@@ -64,6 +69,12 @@ impl Node {
                 events: Arc::new(NoEvents),
                 clock: Arc::new(SystemClock),
                 metrics: VolumeMetrics::new(&registry),
+                storage,
+                plugins: Vec::new(),
+                reported: watch::channel(Arc::default()).1,
+                in_use: watch::Sender::default(),
+                tasks: TaskTracker::new(),
+                stop: stop.clone(),
             },
         );
         Self { objects, changed, volumes, root, _stop: stop.drop_guard() }

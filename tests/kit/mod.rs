@@ -7,6 +7,7 @@ pub mod bench;
 pub mod clock;
 pub mod containerd;
 pub mod cri_calls;
+pub mod csi;
 pub mod disk;
 pub mod embedded;
 pub mod ground;

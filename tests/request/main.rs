@@ -190,7 +190,8 @@ impl Bench {
             relabel: true,
             sub_path_mode: 0o770,
         };
-        let volumes = MountedVolumes { by_name: BTreeMap::from([("v".to_owned(), volume)]) };
+        let volumes =
+            MountedVolumes { by_name: BTreeMap::from([("v".to_owned(), volume)]), ..MountedVolumes::default() };
         let image = ResolvedImage { reference: "sha256:1".into(), user: ImageUser::Uid(7) };
         let request = ContainerRequest {
             pod,

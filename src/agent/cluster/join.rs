@@ -10,17 +10,17 @@ use super::{
     client::Client,
     feed::PodFeed,
     offline::{OfflineFeed, Recall},
-    own::{object_ttl, of_node},
+    own::{attached, object_ttl, of_node},
 };
 use crate::{
     config::Loaded,
     engine::{
         Command,
-        ports::{MirrorPods, ObjectSource},
+        ports::{MirrorPods, ObjectSource, StorageObjects},
     },
     kube::{
-        ApiObjects, ChangedPods, EventDeps, MirrorDeps, ObjectsConfig, ObjectsDeps, OfflineObjects, ReflectorDeps,
-        Selection, StartTimes, StatusWriter, StatusWriterDeps, Store, Strategy, TimedEvents,
+        ApiObjects, ApiStorage, ChangedPods, EventDeps, MirrorDeps, ObjectsConfig, ObjectsDeps, OfflineObjects,
+        ReflectorDeps, Selection, StartTimes, StatusWriter, StatusWriterDeps, Store, Strategy, TimedEvents,
         api::{ApiClient, Resource},
         event_recorder, mirrors, reflect,
     },
@@ -62,6 +62,7 @@ pub(in crate::agent) struct Cluster {
     pub(super) nodes: Store<api::Node>,
     pods: Store<Pod>,
     objects: Arc<dyn ObjectSource>,
+    storage: Arc<dyn StorageObjects>,
     changed: Option<ChangedPods>,
     /// Last-known pods, where that is wanted.
     recall: Option<Recall>,
@@ -80,6 +81,9 @@ impl Cluster {
         let (nodes, pods) = follow_node(base, &api, &metrics, name);
         let (measuring, shown, stop) = (times.clone(), pods.clone(), base.stop.child_token());
         base.tasks.spawn(async move { measuring.run(shown, stop).await });
+        let attached = of_node(base, nodes.clone(), name, attached);
+        let (storage, upkeep) = ApiStorage::new(api.clone(), attached, metrics.clone(), base.stop.child_token());
+        base.tasks.spawn(upkeep);
         let (objects, changed) = follow_objects(loaded, base, &api, metrics, (nodes.clone(), name));
         let objects: Arc<dyn ObjectSource> = match &recall {
             Some(recall) => Arc::new(OfflineObjects::new(objects, recall.offline.clone())),
@@ -95,7 +99,7 @@ impl Cluster {
         });
         base.tasks.spawn(writer.run(base.stop.child_token()));
         let (name, changed, mirrors) = (name.to_owned(), Some(changed), Arc::new(mirrors));
-        Self { name, api, nodes, pods, objects, changed, recall, mirrors, times, writes }
+        Self { name, api, nodes, pods, objects, storage, changed, recall, mirrors, times, writes }
     }
 
     /// The way to the API server.
@@ -106,6 +110,11 @@ impl Cluster {
     /// The objects that pods refer to.
     pub(in crate::agent) fn objects(&self) -> Arc<dyn ObjectSource> {
         self.objects.clone()
+    }
+
+    /// Claims, and what is behind them.
+    pub(in crate::agent) fn storage(&self) -> Arc<dyn StorageObjects> {
+        self.storage.clone()
     }
 
     /// The pods of this node.

@@ -11,6 +11,7 @@
 //! nothing here delays a static pod. Behaviour: spec 10, spec 01 §9.
 
 mod client;
+mod csi;
 mod feed;
 mod first;
 mod join;
@@ -23,5 +24,5 @@ mod serving;
 
 pub(super) use self::{
     join::{Cluster, join},
-    node::NodeParts,
+    node::{NodeParts, VolumesTold},
 };

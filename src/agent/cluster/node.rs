@@ -25,7 +25,7 @@ use crate::{
     metrics::NodeMetrics,
     node::{
         self, KernelNetwork, Machine, Origin,
-        cluster::{ClusterConfig, NodeDeps, Stops},
+        cluster::{ClusterConfig, NodeDeps, Stops, VolumesReported},
         reserved::Reserved,
         status::{NodeImage, StatusSettings},
     },
@@ -55,6 +55,14 @@ impl NodeSettings {
     }
 }
 
+/// Volumes in use, in both directions.
+pub(in crate::agent) struct VolumesTold {
+    /// Those in use.
+    pub(in crate::agent) in_use: watch::Receiver<Option<Vec<String>>>,
+    /// Hears those that the API server knows of.
+    pub(in crate::agent) reported: VolumesReported,
+}
+
 /// What other rooms tell the node.
 pub(in crate::agent) struct NodeParts {
     /// The facts that admission and statuses read.
@@ -63,6 +71,8 @@ pub(in crate::agent) struct NodeParts {
     pub(in crate::agent) runtime: watch::Receiver<Arc<RuntimeState>>,
     /// Images.
     pub(in crate::agent) images: Arc<images::Manager>,
+    /// Which volumes are in use, and which of them the API server knows of.
+    pub(in crate::agent) volumes: VolumesTold,
 }
 
 impl Cluster {
@@ -89,8 +99,8 @@ impl Cluster {
             runtime_version: watch::channel(format!("{}://{}", info.name, info.version)).1,
             images: Arc::new(move || images_of(&listed.borrow())),
             devices: watch::channel(Arc::default()).1,
-            volumes_in_use: watch::channel(Some(Vec::new())).1,
-            volumes_reported: Arc::new(|_| {}),
+            volumes_in_use: parts.volumes.in_use,
+            volumes_reported: parts.volumes.reported,
             pod_cidr,
             network: Arc::new(KernelNetwork::default()),
             events: base.events.clone(),

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::super::build::Base;
-use crate::{kube::Store, pod::api};
+use crate::{engine::ports::Attached, kube::Store, pod::api};
 
 /// Says how long objects serve, in seconds.
 const OBJECT_TTL: &str = "node.alpha.kubernetes.io/ttl";
@@ -17,6 +17,13 @@ const DEFAULT_TTL: Duration = Duration::from_secs(60);
 /// The addresses in its status.
 pub(super) fn addresses(node: Option<&api::Node>) -> Vec<NodeAddress> {
     node.and_then(|node| node.status.as_ref()?.addresses.clone()).unwrap_or_default()
+}
+
+/// What its status says is attached, with the devices; `None` before the node was read (spec 07 §4.1).
+pub(super) fn attached(node: Option<&api::Node>) -> Attached {
+    let volumes = node?.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
+    let known = volumes.iter().map(|volume| (volume.name.clone(), volume.device_path.clone()));
+    Some(std::sync::Arc::new(known.collect()))
 }
 
 /// How long an object that a pod refers to serves without being asked for again, by strategy `Cache`
@@ -65,6 +72,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_node_says_what_is_attached() {
+        let status = json!({"status": {"volumesAttached": [{"name": "a", "devicePath": "/dev/a"}, {"name": "b", "devicePath": ""}]}});
+        let node: api::Node = serde_json::from_value(status).expect("a node");
+        let found = attached(Some(&node)).expect("read");
+        assert_eq!(
+            (found.get("a").map(String::as_str), found.get("b").map(String::as_str)),
+            (Some("/dev/a"), Some(""))
+        );
+        assert_eq!(attached(Some(&api::Node::default())).map(|all| all.len()), Some(0));
+        assert!(attached(None).is_none());
+    }
 
     #[test]
     fn the_node_says_how_long_objects_serve() {

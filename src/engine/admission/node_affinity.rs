@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Failure;
-use crate::pod::{Pod, api};
+use crate::pod::{Pod, node_selector};
 
 /// Labels by key.
 type Labels = BTreeMap<String, String>;
@@ -12,50 +12,11 @@ pub(super) fn check(pod: &Pod, node: &str, labels: &Labels) -> Option<Failure> {
     let selected = pod.spec().node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let affinity = pod.spec().affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
     let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
-    let fits = selected && required.is_none_or(|r| r.node_selector_terms.iter().any(|t| term(t, node, labels)));
+    let fits = selected && required.is_none_or(|r| node_selector::matches(r, node, labels));
     (!fits).then_some(Failure::Predicate {
         name: "NodeAffinity",
         text: "node(s) didn't match Pod's node affinity/selector",
     })
-}
-
-/// All requirements of a term; an empty term matches nothing.
-fn term(term: &api::NodeSelectorTerm, node: &str, labels: &Labels) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    !(expressions.is_empty() && fields.is_empty())
-        && expressions.iter().all(|e| expression(e, labels))
-        && fields.iter().all(|f| field(f, node))
-}
-
-/// A malformed requirement matches nothing.
-fn expression(requirement: &api::NodeSelectorRequirement, labels: &Labels) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let label = labels.get(&requirement.key);
-    match requirement.operator.as_str() {
-        "In" => label.is_some_and(|l| values.contains(l)),
-        "NotIn" => !values.is_empty() && label.is_none_or(|l| !values.contains(l)),
-        "Exists" => values.is_empty() && label.is_some(),
-        "DoesNotExist" => values.is_empty() && label.is_none(),
-        "Gt" => numbers(label, values).is_some_and(|(own, bound)| own > bound),
-        "Lt" => numbers(label, values).is_some_and(|(own, bound)| own < bound),
-        _ => false,
-    }
-}
-
-fn numbers(label: Option<&String>, values: &[String]) -> Option<(i64, i64)> {
-    let [bound] = values else { return None };
-    Some((label?.parse().ok()?, bound.parse().ok()?))
-}
-
-/// The only field is the node's name, compared with exactly one value.
-fn field(requirement: &api::NodeSelectorRequirement, node: &str) -> bool {
-    let Some([value]) = requirement.values.as_deref() else { return false };
-    match (requirement.key.as_str(), requirement.operator.as_str()) {
-        ("metadata.name", "In") => value == node,
-        ("metadata.name", "NotIn") => value != node,
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -11,11 +11,13 @@ mod mirrors;
 mod node;
 mod objects;
 mod observer;
+mod plugins;
 mod probes;
 mod resources;
 mod runtime;
 mod stage;
 mod state_file;
+mod storage;
 mod user_namespaces;
 mod volumes;
 
@@ -27,6 +29,7 @@ pub use mirrors::{MirrorFate, MirrorPods};
 pub use node::{HandlerFeatures, NodeFacts, RuntimeState};
 pub use objects::{ObjectError, ObjectSource, TokenAsk};
 pub use observer::{Observation, PodObserver, PodView, RuntimePods};
+pub use plugins::{NodeDriver, NodeDrivers, PluginHandler, PluginInfo};
 pub use probes::{ProbeManager, ProbeResult, ProbeResults, ProbedPods, ProbedStatus};
 pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, ResourceManager};
 pub use runtime::{
@@ -34,5 +37,6 @@ pub use runtime::{
 };
 pub use stage::{Stage, StageView};
 pub use state_file::StateFile;
+pub use storage::{Attached, StorageError, StorageObjects};
 pub use user_namespaces::{IdRange, UserNamespaces};
-pub use volumes::{MountedVolume, MountedVolumes, VolumeError, VolumeManager};
+pub use volumes::{BlockVolume, MountedVolume, MountedVolumes, VolumeError, VolumeManager};

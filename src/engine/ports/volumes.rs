@@ -19,11 +19,24 @@ pub struct MountedVolume {
     pub sub_path_mode: u32,
 }
 
+/// A device that containers can be given now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BlockVolume {
+    /// A link to the device.
+    pub host_path: PathBuf,
+    /// Nobody may write to it.
+    pub read_only: bool,
+}
+
 /// A pod's volumes by volume name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MountedVolumes {
     /// By `spec.volumes[].name`.
     pub by_name: BTreeMap<String, MountedVolume>,
+    /// Those that are devices.
+    pub devices: BTreeMap<String, BlockVolume>,
+    /// Groups that volumes ask for their containers (`pv.beta.kubernetes.io/gid`).
+    pub groups: Vec<i64>,
 }
 
 /// Why volumes are not there. The text follows `Unable to attach or mount volumes: `.
@@ -40,6 +53,9 @@ pub enum VolumeError {
     /// A mount failed.
     #[error("{0}")]
     Failed(String),
+    /// They did not come in time; each failure on the way was told already.
+    #[error("{0}")]
+    TimedOut(String),
 }
 
 /// Mounts and unmounts. Each call touches one pod only and has its own deadline.

@@ -13,7 +13,7 @@ use crate::{
     engine::{
         deadline,
         lifecycle::Done,
-        ports::{ActionKind, Event, PodView, ProbeResult, PullSecret, Stage, SyncOutcome, SyncPod},
+        ports::{ActionKind, Event, PodView, ProbeResult, PullSecret, Stage, SyncOutcome, SyncPod, VolumeError},
         work_queue::{self, TurnEnd},
     },
     pod::{
@@ -276,8 +276,15 @@ impl Turn<'_> {
         let Look { observed, status, restart_all } = look;
         self.context.objects.register(pod);
         self.memory.stage.set("volumes");
-        let volumes = match self.context.volumes.mount(pod).await {
+        let mounted = tokio::select! {
+            mounted = self.context.volumes.mount(pod) => mounted,
+            // What is under way goes on, and is taken down with the rest.
+            () = stopping.cancelled() => return Err("the pod is stopped while its volumes are awaited".to_owned()),
+        };
+        let volumes = match mounted {
             Ok(volumes) => volumes,
+            // What went wrong was told as it did.
+            Err(error @ VolumeError::TimedOut(_)) => return Err(format!("Unable to attach or mount volumes: {error}")),
             Err(error) => {
                 let text = format!("Unable to attach or mount volumes: {error}");
                 self.context.events.record(Event::warning(pod.id(), "FailedMount", text.clone()));

@@ -88,6 +88,9 @@ pub enum MountError {
     /// `subPathExpr` names no path, for instance because of variables that are not set.
     #[error(transparent)]
     Expression(#[from] SubPathError),
+    /// The path of a device is relative.
+    #[error("error DevicePath `{0}` must be an absolute path")]
+    DevicePath(String),
     /// The sub-path is absolute.
     #[error("error SubPath `{0}` must not be an absolute path")]
     Absolute(String),
@@ -121,11 +124,33 @@ pub enum MountError {
 /// # Errors
 /// For the first mount that cannot be made.
 pub fn plan(container: &api::Container, inputs: &MountInputs<'_>) -> Result<Vec<PlannedMount>, MountError> {
-    if let Some(device) = container.volume_devices.iter().flatten().next() {
-        return Err(MountError::NoBlockVolume { volume: device.name.clone(), container: container.name.clone() });
-    }
     let all = container.volume_mounts.iter().flatten().enumerate();
     all.map(|(index, mount)| one(container, index, mount, inputs)).collect()
+}
+
+/// The volumes that a container gets as devices; `device` knows the link to one, and whether it is read-only.
+///
+/// # Errors
+/// For the first that cannot be given.
+pub fn devices(
+    container: &api::Container,
+    device: &dyn Fn(&str) -> Option<(PathBuf, bool)>,
+) -> Result<Vec<cri::Device>, MountError> {
+    let one = |wanted: &api::VolumeDevice| {
+        if !wanted.device_path.starts_with('/') {
+            return Err(MountError::DevicePath(wanted.device_path.clone()));
+        }
+        let (host_path, read_only) = device(&wanted.name).ok_or_else(|| MountError::NoBlockVolume {
+            volume: wanted.name.clone(),
+            container: container.name.clone(),
+        })?;
+        Ok(cri::Device {
+            container_path: wanted.device_path.clone(),
+            host_path: host_path.to_string_lossy().into_owned(),
+            permissions: if read_only { "r" } else { "mrw" }.to_owned(),
+        })
+    };
+    container.volume_devices.iter().flatten().map(one).collect()
 }
 
 fn one(
@@ -364,16 +389,29 @@ mod tests {
             volume_devices: Some(vec![api::VolumeDevice { name: "b".into(), device_path: "/dev/x".into() }]),
             ..Default::default()
         };
-        let inputs = MountInputs {
-            volume: &|_| None,
-            env: &Variables::default(),
-            recursive_read_only: false,
-            selinux: false,
-            id_mappings: &[],
-        };
         assert_eq!(
-            plan(&block, &inputs).unwrap_err().to_string(),
+            devices(&block, &|_| None).unwrap_err().to_string(),
             "cannot find volume \"b\" to pass into container \"c\""
         );
+    }
+
+    #[test]
+    fn devices_are_given_as_their_volumes_allow() {
+        // AC-07-31
+        let wants = |path: &str| api::Container {
+            volume_devices: Some(vec![api::VolumeDevice { name: "b".into(), device_path: path.into() }]),
+            ..Default::default()
+        };
+        for (read_only, permissions) in [(true, "r"), (false, "mrw")] {
+            let known = |_: &str| Some((PathBuf::from("/link"), read_only));
+            let expected = cri::Device {
+                container_path: "/dev/x".into(),
+                host_path: "/link".into(),
+                permissions: permissions.into(),
+            };
+            assert_eq!(devices(&wants("/dev/x"), &known), Ok(vec![expected]));
+            let told = devices(&wants("x"), &known).unwrap_err().to_string();
+            assert_eq!(told, "error DevicePath `x` must be an absolute path");
+        }
     }
 }

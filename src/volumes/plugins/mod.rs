@@ -19,6 +19,7 @@ use super::{
     layout::{self, PodLayout},
 };
 pub use files::ObjectOf;
+pub use projected::common_user;
 
 use crate::{
     engine::ports::{MountedVolume, ObjectError, VolumeError},

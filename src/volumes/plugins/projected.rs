@@ -90,7 +90,7 @@ fn of_token(request: &SetUp<'_>, token: &api::ServiceAccountTokenProjection, mod
 }
 
 /// The user that all containers run as; `None` where one does not say, or says another.
-fn common_user(pod: &Pod) -> Option<u32> {
+pub fn common_user(pod: &Pod) -> Option<u32> {
     let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
     let of = |container: &api::Container| {
         container.security_context.as_ref().and_then(|context| context.run_as_user).or(of_pod)

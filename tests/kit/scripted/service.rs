@@ -248,6 +248,14 @@ impl ScriptedCri {
         running.flat_map(|c| &c.config.envs).map(|pair| (pair.key.clone(), text(&pair.value))).collect()
     }
 
+    /// The devices of the running containers named `pod/container`.
+    pub fn devices(&self, pod: &str, container: &str) -> Vec<cri::Device> {
+        let ids = self.running(pod, container);
+        let state = lock(&self.state);
+        let running = state.containers.values().filter(|c| ids.contains(&c.id));
+        running.flat_map(|c| c.config.devices.clone()).collect()
+    }
+
     /// All containers, as a list shows them (with their sandbox), without a call.
     pub fn listed(&self) -> Vec<cri::Container> {
         lock(&self.state).containers.values().map(Container::listed).collect()

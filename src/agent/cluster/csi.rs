@@ -1,0 +1,41 @@
+//! CSI drivers: what registers, and what is told of it to the API server (spec 07 §12).
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use super::{super::build::Base, Cluster};
+use crate::{
+    engine::ports::PluginHandler,
+    metrics::{CsiMetrics, PluginMetrics},
+    node::CsiDrivers,
+    plugins::{Handlers, Watcher, WatcherDeps},
+    volumes::csi::{Csi, CsiDeps, Drivers, DriversDeps},
+};
+
+impl Cluster {
+    /// Takes drivers from now on; what their volumes are mounted by.
+    pub(in crate::agent) fn open_csi(&self, base: &Base, root: &Path) -> Arc<Csi> {
+        let node = CsiDrivers::new(self.api.clone(), &self.name);
+        base.tasks.spawn(node.clone().follow(self.nodes.clone(), base.stop.child_token()));
+        let drivers = Drivers::new(DriversDeps {
+            node,
+            objects: self.storage(),
+            metrics: CsiMetrics::new(&base.registry),
+            tasks: base.tasks.clone(),
+            stop: base.stop.child_token(),
+        });
+        watch(base, root, BTreeMap::from([("CSIPlugin", Arc::new(drivers.clone()) as Arc<dyn PluginHandler>)]));
+        let deps = CsiDeps { drivers, objects: self.storage(), tokens: self.objects(), clock: base.clock.clone() };
+        Arc::new(Csi::new(root, &self.name, deps))
+    }
+}
+
+/// Follows the sockets of plugins.
+fn watch(base: &Base, root: &Path, handlers: BTreeMap<&'static str, Arc<dyn PluginHandler>>) {
+    let watcher = Watcher::new(WatcherDeps {
+        directory: root.join("plugins_registry"),
+        handlers: Handlers::new(handlers),
+        metrics: PluginMetrics::new(&base.registry),
+        tasks: base.tasks.clone(),
+    });
+    base.tasks.spawn(watcher.run(base.stop.child_token()));
+}

@@ -1,0 +1,70 @@
+//! Opens the volumes, and what passes between them and the node's object.
+
+use std::{collections::BTreeSet, path::Path, sync::Arc};
+
+use tokio::sync::watch;
+
+use super::{
+    build::Base,
+    cluster::{Cluster, VolumesTold},
+    standalone::NoStorage,
+};
+use crate::{
+    engine::ports::{NodeFacts, ObjectSource, StorageObjects, VolumeManager},
+    metrics::VolumeMetrics,
+    volumes::{Credentials, DevicePlugin, LocalPlugin, Manager, VolumesConfig, VolumesDeps},
+};
+
+/// Which volumes are in use, and which of them the API server knows of (spec 07 §5.3).
+#[derive(Default)]
+pub(super) struct VolumeSeam {
+    in_use: watch::Sender<Option<Vec<String>>>,
+    reported: watch::Sender<Arc<BTreeSet<String>>>,
+}
+
+impl VolumeSeam {
+    /// For who tells the API server.
+    pub(super) fn told(&self) -> VolumesTold {
+        let reported = self.reported.clone();
+        let tell = move |volumes: &[String]| {
+            let known: BTreeSet<String> = volumes.iter().cloned().collect();
+            reported.send_if_modified(|before| {
+                let is_news = **before != known;
+                *before = Arc::new(known);
+                is_news
+            });
+        };
+        VolumesTold { in_use: self.in_use.subscribe(), reported: Arc::new(tell) }
+    }
+
+    /// The volumes; what an earlier agent left of them is known from then on.
+    pub(super) async fn open(
+        self,
+        base: &Base,
+        root: &Path,
+        (facts, objects): (watch::Receiver<Arc<NodeFacts>>, Arc<dyn ObjectSource>),
+        cluster: Option<&Cluster>,
+    ) -> Arc<dyn VolumeManager> {
+        let mut plugins: Vec<Arc<dyn DevicePlugin>> = vec![Arc::new(LocalPlugin::new(root, base.events.clone()))];
+        if let Some(cluster) = cluster {
+            plugins.push(cluster.open_csi(base, root));
+        }
+        let deps = VolumesDeps {
+            facts,
+            objects,
+            events: base.events.clone(),
+            clock: base.clock.clone(),
+            metrics: VolumeMetrics::new(&base.registry),
+            storage: cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage),
+            plugins,
+            reported: self.reported.subscribe(),
+            in_use: self.in_use.clone(),
+            tasks: base.tasks.clone(),
+            stop: base.stop.child_token(),
+        };
+        let config = VolumesConfig { root: root.to_owned(), credentials: Credentials::of_this_process() };
+        let manager = Arc::new(Manager::new(config, deps));
+        manager.rebuild().await;
+        manager
+    }
+}

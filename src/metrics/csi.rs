@@ -1,0 +1,32 @@
+//! Calls of storage drivers (spec 07 §12.3, 08 §4.9).
+
+use std::time::Duration;
+
+use prometheus::HistogramVec;
+
+use super::{Registry, Stability::Alpha, buckets::STORAGE};
+
+/// Handles of what is counted of calls to drivers.
+#[derive(Clone, Debug)]
+pub struct CsiMetrics {
+    operations: HistogramVec,
+}
+
+impl CsiMetrics {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        let operations = registry.histograms(
+            Alpha,
+            "csi_operations_seconds",
+            "Container Storage Interface operation duration with gRPC error code status total",
+            STORAGE,
+            &["driver_name", "method_name", "grpc_status_code", "migrated"],
+        );
+        Self { operations }
+    }
+
+    /// A call ended with that code: `OK`, `DeadlineExceeded`, ...
+    pub fn ended(&self, driver: &str, method: &str, code: &str, elapsed: Duration) {
+        self.operations.with_label_values(&[driver, method, code, "false"]).observe(elapsed.as_secs_f64());
+    }
+}

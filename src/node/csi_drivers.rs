@@ -1,0 +1,214 @@
+//! Keeps what the node and its CSINode say of storage drivers true. Spec 07 §12.2, 10 §4.1 N6, §4.8 S5.
+//!
+//! One writer at a time: drivers that register together do not meet each other's writes. A node that was made anew
+//! is told of all of them again.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use serde_json::Value;
+use tokio::{sync::Semaphore, time::sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{
+    csi_entries::{Edit, node_with, node_without, with, without},
+    csi_object::{Due, created, due},
+};
+use crate::{
+    engine::ports::{NodeDriver, NodeDrivers},
+    kube::{
+        Store,
+        api::{ApiClient, ApiError, Call, Resource, Typed, Verb},
+    },
+    pod::api,
+};
+
+/// Attempts of one write, the first pause between them, how fast it grows and by how much it is spread.
+const ATTEMPTS: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(10);
+const GROWTH: u32 = 5;
+const SPREAD: f64 = 0.1;
+/// How long one request may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Why something was not written.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("{0}")]
+    Api(#[from] ApiError),
+    #[error("{0}")]
+    Contradiction(#[from] super::csi_entries::Contradiction),
+    #[error("the object changes all the time")]
+    Restless,
+}
+
+/// The drivers in the objects of one node.
+pub struct CsiDrivers {
+    api: Arc<dyn ApiClient>,
+    node: String,
+    turn: Semaphore,
+    known: Mutex<BTreeMap<String, NodeDriver>>,
+    /// UID of the node that was written to last.
+    told: Mutex<Option<String>>,
+}
+
+impl CsiDrivers {
+    /// Of the node of that name.
+    pub fn new(api: Arc<dyn ApiClient>, node: &str) -> Arc<Self> {
+        Arc::new(Self {
+            api,
+            node: node.to_owned(),
+            turn: Semaphore::new(1),
+            known: Mutex::default(),
+            told: Mutex::default(),
+        })
+    }
+
+    /// Tells every new node of that name what is known, until stopped.
+    pub async fn follow(self: Arc<Self>, mut nodes: Store<api::Node>, stop: CancellationToken) {
+        let live = async {
+            loop {
+                let uid = nodes.get("", &self.node).and_then(|node| node.metadata.uid.clone());
+                if uid.is_some() && uid != self.told() {
+                    self.tell_again().await;
+                }
+                nodes.changed().await;
+            }
+        };
+        let _stopped = stop.run_until_cancelled(live).await;
+    }
+
+    async fn tell_again(&self) {
+        let all: Vec<NodeDriver> = self.known().values().cloned().collect();
+        for driver in all {
+            info!(node = %self.node, driver = %driver.name, "The node is a new one, it is told of the driver");
+            if let Err(error) = self.install(&driver).await {
+                warn!(node = %self.node, driver = %driver.name, err = %error, "Failed to tell the node of a driver");
+            }
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, NodeDriver>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn told(&self) -> Option<String> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Tries a write a few times; what contradicts is not tried again.
+    async fn write<F: Future<Output = Result<(), Refusal>>>(&self, attempt: impl Fn() -> F) -> Result<(), Refusal> {
+        let mut pause = PAUSE;
+        for _ in 1..ATTEMPTS {
+            match attempt().await {
+                Err(Refusal::Api(_) | Refusal::Restless) => {}
+                done => return done,
+            }
+            sleep(pause.mul_f64(1.0 + SPREAD * rand::random::<f64>())).await;
+            pause *= GROWTH;
+        }
+        attempt().await
+    }
+
+    async fn patch_node(
+        &self,
+        patch: impl Fn(&Value) -> Result<Option<Value>, super::csi_entries::Contradiction>,
+    ) -> Result<(), Refusal> {
+        let node: Value = self.api.ask(Call::get(Resource::NODES, "", &self.node).within(DEADLINE)).await?;
+        let uid = node.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned);
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = uid;
+        let Some(patch) = patch(&node)? else { return Ok(()) };
+        let call = Call::patch(Resource::NODES, "", &self.node, patch.to_string()).sub("status");
+        self.api.call(call.within(DEADLINE)).await?;
+        Ok(())
+    }
+
+    /// Edits the CSINode; one that is missing is made.
+    async fn edit(&self, edit: impl Fn(Value) -> Edit) -> Result<(), Refusal> {
+        let call = Call::get(Resource::CSI_NODES, "", &self.node).within(DEADLINE);
+        let mut found: Value = match self.api.ask(call).await {
+            Ok(found) => found,
+            Err(error) if error.is_not_found() => self.create().await?,
+            Err(error) => return Err(error.into()),
+        };
+        if self.told().is_some_and(|uid| due(found.clone(), &uid) == Due::Replace) {
+            // One of a node that is gone says nothing of this one.
+            let call = Call::new(Verb::Delete, Resource::CSI_NODES, "", &self.node);
+            self.api.call(call.within(DEADLINE)).await?;
+            found = self.create().await?;
+        }
+        // Twice: out, and in again.
+        for _ in 0..2 {
+            let (object, is_done) = match edit(found) {
+                Edit::Nothing => return Ok(()),
+                Edit::Write(object) => (object, true),
+                Edit::Step(object) => (object, false),
+            };
+            let call = Call::update(Resource::CSI_NODES, "", &self.node, object.to_string());
+            found = self.api.ask(call.within(DEADLINE)).await?;
+            if is_done {
+                return Ok(());
+            }
+        }
+        Err(Refusal::Restless)
+    }
+
+    async fn create(&self) -> Result<Value, ApiError> {
+        let uid = self.uid().await?;
+        let call = Call::create(Resource::CSI_NODES, "", created(&self.node, &uid).to_string());
+        self.api.ask(call.within(DEADLINE)).await
+    }
+
+    async fn uid(&self) -> Result<String, ApiError> {
+        let node: api::Node = self.api.ask(Call::get(Resource::NODES, "", &self.node).within(DEADLINE)).await?;
+        node.metadata.uid.ok_or_else(|| ApiError::Malformed("a node without a UID".to_owned()))
+    }
+
+    async fn write_entry(&self, driver: &NodeDriver) -> Result<(), String> {
+        let written = self.write(|| self.edit(move |found| with(found, driver)));
+        let failed = |error| format!("error updating CSINode object with CSI driver node info: {error}");
+        written.await.map_err(failed)
+    }
+}
+
+#[async_trait]
+impl NodeDrivers for CsiDrivers {
+    async fn install(&self, driver: &NodeDriver) -> Result<(), String> {
+        if driver.max_volumes < 0 {
+            warn!(driver = %driver.name, count = driver.max_volumes, "Invalid attach limit value cannot be added to CSINode object");
+        }
+        let _turn = self.turn.acquire().await;
+        let failed = |error: Refusal| match error {
+            Refusal::Contradiction(super::csi_entries::Contradiction::NoNodeId) => error.to_string(),
+            error => format!("error updating Node object with CSI driver node info: {error}"),
+        };
+        self.write(|| self.patch_node(move |node| node_with(node, driver))).await.map_err(failed)?;
+        self.write_entry(driver).await?;
+        self.known().insert(driver.name.clone(), driver.clone());
+        Ok(())
+    }
+
+    async fn update(&self, driver: &NodeDriver) -> Result<(), String> {
+        let _turn = self.turn.acquire().await;
+        self.write_entry(driver).await?;
+        self.known().insert(driver.name.clone(), driver.clone());
+        Ok(())
+    }
+
+    async fn uninstall(&self, name: &str) -> Result<(), String> {
+        let _turn = self.turn.acquire().await;
+        self.known().remove(name);
+        let entry = self.write(|| self.edit(move |found| without(found, name))).await;
+        entry.map_err(|error| format!("error uninstalling CSI driver from CSINode object {error}"))?;
+        let annotation = self.write(|| self.patch_node(move |node| Ok(node_without(node, name)))).await;
+        annotation.map_err(|error| format!("error removing CSI driver node info from Node object {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

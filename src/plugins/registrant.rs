@@ -1,0 +1,125 @@
+//! Who listens behind a registration socket. Spec 06c §2.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::UnixStream,
+    time::{sleep, timeout},
+};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::{
+    cri::CriError,
+    engine::ports::PluginInfo,
+    proto::plugin_registration::{InfoRequest, RegistrationStatus, registration_client::RegistrationClient},
+};
+
+/// How long a connection is tried for: the socket is there before its owner listens.
+const DIAL: Duration = Duration::from_secs(10);
+/// First and longest pause between two tries.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// How long it may think about what it is.
+const INFO: Duration = Duration::from_secs(1);
+/// How long it may take note.
+const NOTIFY: Duration = Duration::from_secs(5);
+/// The largest message of it that is taken, in bytes.
+const MESSAGE: usize = 64 << 10;
+/// The longest text of it that is passed on, in bytes.
+const TEXT: usize = 1 << 10;
+
+/// A connection to it.
+pub struct Registrant {
+    client: RegistrationClient<Channel>,
+    socket: PathBuf,
+}
+
+impl Registrant {
+    /// Connects.
+    ///
+    /// # Errors
+    /// Nobody listens.
+    pub async fn dial(socket: &Path) -> Result<Self, String> {
+        let mut cause = "context deadline exceeded".to_owned();
+        let connecting = async {
+            let mut pause = PAUSE.0;
+            loop {
+                match connect(socket).await {
+                    Ok(channel) => return channel,
+                    Err(error) => cause = error,
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(PAUSE.1);
+            }
+        };
+        let channel = timeout(DIAL, connecting)
+            .await
+            .map_err(|_| format!("RegisterPlugin error -- dial failed at socket {}, err: {cause}", socket.display()))?;
+        let client = RegistrationClient::new(channel).max_decoding_message_size(MESSAGE);
+        Ok(Self { client, socket: socket.to_owned() })
+    }
+
+    /// What it is.
+    ///
+    /// # Errors
+    /// It does not say so in time.
+    pub async fn info(&mut self) -> Result<PluginInfo, String> {
+        let answer = limited(INFO, self.client.get_info(InfoRequest {})).await;
+        let info = answer.map_err(|error| {
+            let socket = self.socket.display();
+            format!(
+                "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {socket}, err: {error}"
+            )
+        })?;
+        let endpoint = if info.endpoint.is_empty() { self.socket.clone() } else { info.endpoint.into() };
+        Ok(PluginInfo {
+            kind: info.r#type,
+            name: info.name,
+            endpoint,
+            versions: info.supported_versions,
+            socket: self.socket.clone(),
+        })
+    }
+
+    /// Tells it what became of it.
+    ///
+    /// # Errors
+    /// It does not take note in time.
+    pub async fn notify(&mut self, outcome: Result<(), &str>) -> Result<(), String> {
+        let error = outcome.err().map(cut).unwrap_or_default().to_owned();
+        let status = RegistrationStatus { plugin_registered: outcome.is_ok(), error };
+        limited(NOTIFY, self.client.notify_registration_status(status)).await.map(drop)
+    }
+}
+
+/// The text, no longer than is passed on.
+pub fn cut(text: &str) -> &str {
+    let end = (0..=TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    end.and_then(|end| text.get(..end)).unwrap_or(text)
+}
+
+async fn limited<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T, String> {
+    match timeout(limit, call).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(cut(&CriError::from(status).to_string()).to_owned()),
+        Err(_) => Err("rpc error: code = DeadlineExceeded desc = context deadline exceeded".to_owned()),
+    }
+}
+
+async fn connect(socket: &Path) -> Result<Channel, String> {
+    let stream = UnixStream::connect(socket).await.map_err(|error| error.to_string())?;
+    let mut stream = Some(TokioIo::new(stream));
+    // One connection serves for the little that is asked; who loses it begins anew.
+    let once = tower::service_fn(move |_: http::Uri| {
+        let taken = stream.take().ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected));
+        async move { taken }
+    });
+    let endpoint = Endpoint::from_static("http://localhost");
+    endpoint.connect_with_connector(once).await.map_err(|error| error.to_string())
+}

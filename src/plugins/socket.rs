@@ -1,0 +1,123 @@
+//! One socket: registers who listens there until it succeeds, and deregisters it when the socket goes.
+//! Spec 06c §2.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use tokio::{sync::watch, time::sleep};
+use tracing::{info, warn};
+
+use super::{
+    registrant::{Registrant, cut},
+    watcher::Handlers,
+};
+use crate::{
+    engine::ports::{PluginHandler, PluginInfo},
+    metrics::{PluginMetrics, World},
+};
+
+/// First and longest pause before a plugin is tried again.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
+
+/// A socket that is there; each one of its name has a number of its own.
+pub struct Socket {
+    /// Where.
+    pub path: PathBuf,
+    /// Who takes plugins.
+    pub handlers: Handlers,
+    /// What is counted.
+    pub metrics: PluginMetrics,
+}
+
+/// A plugin that was taken, and by whom.
+struct Held {
+    plugin: PluginInfo,
+    handler: Arc<dyn PluginHandler>,
+}
+
+impl Socket {
+    /// Follows which socket of that name there is, until there is none. Ends as well when nobody says any more:
+    /// plugins stay registered then, because they outlive the agent.
+    pub async fn keep(self, mut wanted: watch::Receiver<Option<u64>>) {
+        let label = self.path.display().to_string();
+        while wanted.borrow_and_update().is_some() {
+            self.metrics.there(&label, World::Desired);
+            let Some(held) = self.until_registered(&mut wanted).await else {
+                if wanted.has_changed().is_err() {
+                    return;
+                }
+                continue;
+            };
+            self.metrics.there(&label, World::Actual);
+            if wanted.changed().await.is_err() {
+                return;
+            }
+            info!(path = %label, plugin = %held.plugin.name, "Plugin is gone");
+            held.handler.deregister(&held.plugin).await;
+            self.metrics.gone(&label, World::Actual);
+        }
+        self.metrics.gone(&label, World::Desired);
+    }
+
+    /// Tries until it succeeds; `None` if the socket is another one, or gone.
+    async fn until_registered(&self, wanted: &mut watch::Receiver<Option<u64>>) -> Option<Held> {
+        let mut pause = PAUSE.0;
+        loop {
+            let asked = tokio::select! {
+                biased;
+                _ = wanted.changed() => return None,
+                asked = self.ask() => asked,
+            };
+            // From here on it is finished, or there is no telling what was done.
+            let done = match asked {
+                Ok((mut registrant, plugin)) => self.register(&mut registrant, plugin).await,
+                Err(error) => Err(error),
+            };
+            match done {
+                Ok(held) => return Some(held),
+                Err(error) => {
+                    warn!(path = %self.path.display(), durationBeforeRetry = ?pause, err = cut(&error), "Plugin is not registered");
+                }
+            }
+            tokio::select! {
+                biased;
+                _ = wanted.changed() => return None,
+                () = sleep(pause) => pause = (pause * 2).min(PAUSE.1),
+            }
+        }
+    }
+
+    async fn ask(&self) -> Result<(Registrant, PluginInfo), String> {
+        let mut registrant = Registrant::dial(&self.path).await?;
+        let plugin = registrant.info().await?;
+        Ok((registrant, plugin))
+    }
+
+    async fn register(&self, registrant: &mut Registrant, plugin: PluginInfo) -> Result<Held, String> {
+        let taken = self.take(&plugin).await;
+        let told = registrant.notify(taken.as_ref().map(drop).map_err(String::as_str)).await;
+        let handler = taken?;
+        if let Err(error) = told {
+            handler.deregister(&plugin).await;
+            let socket = self.path.display();
+            return Err(format!(
+                "RegisterPlugin error -- failed to send registration status at socket {socket}, err: {error}"
+            ));
+        }
+        info!(path = %self.path.display(), plugin = %plugin.name, kind = %plugin.kind, "Plugin registered");
+        Ok(Held { plugin, handler })
+    }
+
+    async fn take(&self, plugin: &PluginInfo) -> Result<Arc<dyn PluginHandler>, String> {
+        let Some(handler) = self.handlers.get(plugin.kind.as_str()) else {
+            let (kind, socket) = (&plugin.kind, self.path.display());
+            return Err(format!(
+                "RegisterPlugin error -- no handler registered for plugin type: {kind} at socket {socket}"
+            ));
+        };
+        let wrong =
+            |what: &str, error: String| format!("RegisterPlugin error -- plugin {what} failed with err: {error}");
+        handler.validate(plugin).map_err(|error| wrong("validation", error))?;
+        handler.register(plugin).await.map_err(|error| wrong("registration", error))?;
+        Ok(handler.clone())
+    }
+}

@@ -1,0 +1,190 @@
+//! Follows the directory of registration sockets. Spec 06c §2, 07 §12.1.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs::DirBuilder,
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::StreamExt;
+use inotify::{Event, EventMask, EventStream, Inotify, WatchDescriptor};
+use std::ffi::OsString;
+use tokio::{
+    sync::watch,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{debug, warn};
+
+use super::{
+    socket::Socket,
+    walk::{Identity, MOST, Walked, walk},
+};
+use crate::{engine::ports::PluginHandler, metrics::PluginMetrics};
+
+/// Walks though nothing was told.
+const RESYNC: Duration = Duration::from_secs(30);
+/// Between two walks, however much is told.
+const REST: Duration = Duration::from_millis(20);
+/// How long a walk may take.
+const WALK_LIMIT: Duration = Duration::from_secs(10);
+
+/// Who takes plugins, by their type.
+pub type Handlers = Arc<BTreeMap<&'static str, Arc<dyn PluginHandler>>>;
+
+/// What the watcher needs of others.
+pub struct WatcherDeps {
+    /// `<root>/plugins_registry`.
+    pub directory: PathBuf,
+    /// Who takes plugins.
+    pub handlers: Handlers,
+    /// What is counted.
+    pub metrics: PluginMetrics,
+    /// Where tasks are counted.
+    pub tasks: TaskTracker,
+}
+
+/// A socket's task, and who listened there when it was looked at last.
+struct Known {
+    identity: Identity,
+    wanted: watch::Sender<Option<u64>>,
+}
+
+/// Follows the directory.
+pub struct Watcher {
+    deps: WatcherDeps,
+    events: Option<EventStream<Vec<u8>>>,
+    directories: HashMap<WatchDescriptor, PathBuf>,
+    known: BTreeMap<PathBuf, Known>,
+    /// Sockets that came since the last walk.
+    came: BTreeSet<PathBuf>,
+    /// The number of the last socket.
+    last: u64,
+    is_cut: bool,
+}
+
+impl Watcher {
+    /// Nothing is known yet.
+    pub fn new(deps: WatcherDeps) -> Self {
+        Self {
+            deps,
+            events: None,
+            directories: HashMap::new(),
+            known: BTreeMap::new(),
+            came: BTreeSet::new(),
+            last: 0,
+            is_cut: false,
+        }
+    }
+
+    /// Follows until stopped.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let _stopped = stop.run_until_cancelled(self.live()).await;
+    }
+
+    async fn live(&mut self) {
+        loop {
+            match self.look().await {
+                Ok(walked) => self.settle(walked),
+                Err(error) => {
+                    warn!(path = %self.deps.directory.display(), err = %error, "Cannot follow the directory of plugins");
+                }
+            }
+            sleep(REST).await;
+            // What is missed is found by the next walk.
+            let _missed = timeout(RESYNC, self.moved()).await;
+        }
+    }
+
+    async fn look(&mut self) -> io::Result<Walked> {
+        if self.events.is_none() {
+            self.events = Some(Inotify::init()?.into_event_stream(vec![0; 4096])?);
+        }
+        let Some(events) = &self.events else { return Err(io::ErrorKind::NotConnected.into()) };
+        let (watches, directory) = (events.watches(), self.deps.directory.clone());
+        let walking = spawn_blocking(move || {
+            DirBuilder::new().recursive(true).mode(0o750).create(&directory)?;
+            Ok(walk(&directory, watches))
+        });
+        timeout(WALK_LIMIT, walking).await.map_err(|_| io::ErrorKind::TimedOut)?.map_err(io::Error::other)?
+    }
+
+    fn settle(&mut self, walked: Walked) {
+        if walked.is_cut && !self.is_cut {
+            warn!(path = %self.deps.directory.display(), most = MOST, "Too many sockets of plugins, the others are ignored");
+        }
+        self.is_cut = walked.is_cut;
+        self.directories = walked.directories.into_iter().map(|(path, wd)| (wd, path)).collect();
+        let came = std::mem::take(&mut self.came);
+        for (path, known) in &self.known {
+            if !walked.sockets.contains_key(path) {
+                known.wanted.send_if_modified(|wanted| wanted.take().is_some());
+            }
+        }
+        // A task ends once nothing is left to do: until then another one of that name waits for it.
+        self.known.retain(|_, known| !known.wanted.is_closed());
+        for (path, identity) in walked.sockets {
+            self.found(path, identity, &came);
+        }
+    }
+
+    fn found(&mut self, path: PathBuf, identity: Identity, came: &BTreeSet<PathBuf>) {
+        let is_another = match self.known.get(&path) {
+            None => true,
+            Some(known) => {
+                known.identity != identity
+                    || known.wanted.borrow().is_none()
+                    || (!identity.is_certain() && came.contains(&path))
+            }
+        };
+        if !is_another {
+            return;
+        }
+        self.last = self.last.wrapping_add(1);
+        if let Some(known) = self.known.get_mut(&path) {
+            known.identity = identity;
+            known.wanted.send_replace(Some(self.last));
+            return;
+        }
+        let (wanted, follow) = watch::channel(Some(self.last));
+        let socket =
+            Socket { path: path.clone(), handlers: self.deps.handlers.clone(), metrics: self.deps.metrics.clone() };
+        self.deps.tasks.spawn(socket.keep(follow));
+        self.known.insert(path, Known { identity, wanted });
+    }
+
+    /// Returns when something happened. Safe to drop while waiting.
+    async fn moved(&mut self) {
+        loop {
+            let Some(events) = &mut self.events else { return std::future::pending().await };
+            match events.next().await {
+                Some(Ok(event)) => {
+                    if self.counts(event) {
+                        return;
+                    }
+                }
+                Some(Err(error)) => {
+                    debug!(err = %error, "No notifications of plugins, they are begun anew");
+                    self.events = None;
+                }
+                None => self.events = None,
+            }
+        }
+    }
+
+    fn counts(&mut self, event: Event<OsString>) -> bool {
+        let (Some(directory), Some(name)) = (self.directories.get(&event.wd), event.name) else { return true };
+        if name.as_encoded_bytes().starts_with(b".") {
+            return false;
+        }
+        if event.mask.intersects(EventMask::CREATE | EventMask::MOVED_TO) {
+            self.came.insert(directory.join(name));
+        }
+        true
+    }
+}

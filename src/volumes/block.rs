@@ -1,0 +1,230 @@
+//! What makes a device a pod's: a link, a bind mount that outlives its name, and a loop device that holds it
+//! open. Blocking work on the blocking pool; who calls has a deadline. Behaviour: spec 07 §4.4.
+
+use std::{
+    fs::{self, DirBuilder, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, symlink},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    io::Errno,
+    mount::{UnmountFlags, mount_bind, unmount},
+};
+use tokio::{process::Command, task::spawn_blocking};
+
+use crate::pod::PodUid;
+
+/// What belongs together.
+#[derive(Clone, Debug)]
+pub struct Map {
+    /// The device.
+    pub device: PathBuf,
+    /// The directory of all pods that have it.
+    pub global: PathBuf,
+    /// The pod.
+    pub pod: PodUid,
+    /// Its link.
+    pub link: PathBuf,
+}
+
+fn told(action: &str, path: &Path) -> impl Fn(io::Error) -> String {
+    let path = path.display().to_string();
+    move |cause| format!("{action} {path}: {cause}")
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, String> + Send + 'static) -> Result<T, String> {
+    spawn_blocking(work).await.unwrap_or_else(|_| Err("the operation was aborted".to_owned()))
+}
+
+/// Gives the device to the pod; the path of the device itself, links resolved.
+///
+/// # Errors
+/// What stands in the way.
+pub async fn map(map: &Map) -> Result<PathBuf, String> {
+    let own = map.clone();
+    let (device, file) = blocking(move || {
+        let device = fs::canonicalize(&own.device).map_err(told("resolving", &own.device))?;
+        let file = bind(&device, &own)?;
+        relink(&device, &own.link)?;
+        Ok((device, file))
+    })
+    .await?;
+    if loop_of(file.clone()).await?.is_none() {
+        run("losetup", &["-f".as_ref(), file.as_os_str()]).await?;
+    }
+    Ok(device)
+}
+
+fn bind(device: &Path, map: &Map) -> Result<PathBuf, String> {
+    let mut dir = DirBuilder::new();
+    dir.recursive(true).mode(0o750).create(&map.global).map_err(told("creating", &map.global))?;
+    let file = map.global.join(map.pod.as_str());
+    if fs::metadata(&file).is_ok_and(|meta| meta.file_type().is_block_device()) {
+        return Ok(file);
+    }
+    let made = OpenOptions::new().create(true).append(true).mode(0o640).open(&file);
+    made.map_err(told("creating", &file))?;
+    mount_bind(device, &file).map_err(|e| told("binding a device on", &file)(e.into()))?;
+    Ok(file)
+}
+
+/// After a restart of the machine the device may have another name: the link is always made anew.
+fn relink(device: &Path, link: &Path) -> Result<(), String> {
+    if let Some(parent) = link.parent() {
+        DirBuilder::new().recursive(true).mode(0o750).create(parent).map_err(told("creating", parent))?;
+    }
+    gone(fs::remove_file(link)).map_err(told("removing", link))?;
+    symlink(device, link).map_err(told("linking", link))
+}
+
+/// Takes the device from the pod.
+///
+/// # Errors
+/// What stands in the way.
+pub async fn unmap(map: &Map) -> Result<(), String> {
+    let file = map.global.join(map.pod.as_str());
+    if let Some(device) = loop_of(file.clone()).await? {
+        // It may have gone meanwhile.
+        let detached = run("losetup", &["-d".as_ref(), device.as_os_str()]).await;
+        if loop_of(file.clone()).await?.is_some() {
+            detached?;
+        }
+    }
+    let link = map.link.clone();
+    blocking(move || {
+        gone(fs::remove_file(&link)).map_err(told("removing", &link))?;
+        match unmount(&file, UnmountFlags::NOFOLLOW) {
+            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+            Err(e) => return Err(told("unmounting", &file)(e.into())),
+        }
+        gone(fs::remove_file(&file)).map_err(told("removing", &file))
+    })
+    .await
+}
+
+/// Refuses while a pod still has the device.
+///
+/// # Errors
+/// Names the pods.
+pub async fn unused(global: &Path) -> Result<(), String> {
+    let global = global.to_owned();
+    blocking(move || {
+        let entries = match fs::read_dir(&global) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(told("listing", &global)(e)),
+        };
+        let is_device = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
+        let users: Vec<String> =
+            entries.flatten().filter(is_device).map(|entry| entry.path().display().to_string()).collect();
+        if users.is_empty() {
+            return Ok(());
+        }
+        let device = global.display().to_string();
+        Err(format!("the device {device:?} is still referenced from other Pods [{}]", users.join(" ")))
+    })
+    .await
+}
+
+/// Removes the directory of all pods that had the device.
+///
+/// # Errors
+/// It is not empty.
+pub async fn remove_dir(global: &Path) -> Result<(), String> {
+    let global = global.to_owned();
+    blocking(move || gone(fs::remove_dir(&global)).map_err(told("removing", &global))).await
+}
+
+/// Refuses while somebody has the device open.
+///
+/// # Errors
+/// That somebody has.
+pub async fn idle(device: &str) -> Result<(), String> {
+    if device.is_empty() {
+        return Ok(());
+    }
+    let device = PathBuf::from(device);
+    blocking(move || {
+        if !fs::metadata(&device).is_ok_and(|meta| meta.file_type().is_block_device()) {
+            return Ok(());
+        }
+        let exclusive = i32::try_from(rustix::fs::OFlags::EXCL.bits()).unwrap_or_default();
+        match OpenOptions::new().read(true).custom_flags(exclusive).open(&device) {
+            Err(e) if e.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
+                Err("the device is in use when it was no longer expected to be in use".to_owned())
+            }
+            _ => Ok(()),
+        }
+    })
+    .await
+}
+
+/// The loop device on a file.
+async fn loop_of(file: PathBuf) -> Result<Option<PathBuf>, String> {
+    blocking(move || Ok(loop_on(Path::new("/sys/block"), &file))).await
+}
+
+fn loop_on(blocks: &Path, file: &Path) -> Option<PathBuf> {
+    let mut found: Vec<PathBuf> = fs::read_dir(blocks).ok()?.flatten().map(|entry| entry.path()).collect();
+    found.sort();
+    found.into_iter().find_map(|entry| {
+        let name = entry.file_name()?.to_str()?.to_owned();
+        let backing = fs::read_to_string(entry.join("loop/backing_file")).ok()?;
+        let backing = backing.trim_end_matches('\n');
+        let backing = backing.strip_suffix(" (deleted)").unwrap_or(backing);
+        (name.starts_with("loop") && Path::new(backing) == file).then(|| Path::new("/dev").join(name))
+    })
+}
+
+async fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> Result<(), String> {
+    let done = Command::new(program).args(arguments).kill_on_drop(true).output().await;
+    let output = done.map_err(|e| format!("running {program}: {e}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{program} failed: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_device_is_found_by_its_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for (name, backing) in
+            [("loop0", Some("/other\n")), ("loop1", None), ("loop2", Some("/map/pod (deleted)\n")), ("sda", None)]
+        {
+            let folder = dir.path().join(name).join("loop");
+            fs::create_dir_all(&folder).expect("a directory");
+            if let Some(backing) = backing {
+                fs::write(folder.join("backing_file"), backing).expect("a file");
+            }
+        }
+        let found = |file: &str| loop_on(dir.path(), Path::new(file));
+        assert_eq!(found("/map/pod"), Some(PathBuf::from("/dev/loop2")));
+        assert_eq!(found("/other"), Some(PathBuf::from("/dev/loop0")));
+        assert_eq!(found("/none"), None);
+    }
+
+    #[tokio::test]
+    async fn a_link_always_leads_to_the_device_of_now() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let link = dir.path().join("volumeDevices/p/v");
+        relink(Path::new("/dev/one"), &link).expect("linked");
+        relink(Path::new("/dev/two"), &link).expect("linked again");
+        assert_eq!(fs::read_link(&link).expect("a link"), PathBuf::from("/dev/two"));
+        unused(&dir.path().join("none")).await.expect("nobody");
+        remove_dir(&dir.path().join("none")).await.expect("nothing there");
+        idle("/dev/null").await.expect("not a block device");
+    }
+}

@@ -1,0 +1,90 @@
+//! Whether a volume is given to the pod's group by this agent. Pure. Spec 07 §10.
+
+use k8s_openapi::api::storage::v1::CSIDriver;
+
+use super::source::CsiVolume;
+
+/// What it depends on besides the volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Access<'a> {
+    /// Access modes of the persistent volume.
+    pub modes: &'a [String],
+    /// The pod may only read it.
+    pub read_only: bool,
+    /// The driver does it by itself.
+    pub driver_does: bool,
+}
+
+/// The driver's object does not say.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("expected valid fsGroupPolicy, received nil value or empty string")]
+pub struct NoPolicy;
+
+/// Whether the group gets the volume by a change of owners and modes.
+///
+/// # Errors
+/// The driver has an object, and that does not say.
+pub fn is_ours(driver: Option<&CSIDriver>, volume: &CsiVolume, access: Access<'_>) -> Result<bool, NoPolicy> {
+    if access.read_only || access.driver_does {
+        return Ok(false);
+    }
+    let policy = match driver {
+        None => "ReadWriteOnceWithFSType",
+        Some(driver) => driver.spec.fs_group_policy.as_deref().filter(|text| !text.is_empty()).ok_or(NoPolicy)?,
+    };
+    Ok(match policy {
+        "None" => false,
+        "File" => true,
+        _ => {
+            let is_one_node = |mode: &String| matches!(mode.as_str(), "ReadWriteOnce" | "ReadWriteOncePod");
+            !volume.fs_type.is_empty() && (volume.is_inline || access.modes.iter().any(is_one_node))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn driver(policy: Option<&str>) -> CSIDriver {
+        let mut driver = CSIDriver::default();
+        driver.spec.fs_group_policy = policy.map(str::to_owned);
+        driver
+    }
+
+    #[test]
+    fn the_policy_decides() {
+        // AC-07-33
+        let (none, file, default) =
+            (driver(Some("None")), driver(Some("File")), driver(Some("ReadWriteOnceWithFSType")));
+        let once = ["ReadWriteOnce".to_owned()];
+        let pod = ["ReadWriteOncePod".to_owned()];
+        let many = ["ReadWriteMany".to_owned(), "ReadOnlyMany".to_owned()];
+        let table: [(Option<&CSIDriver>, &str, bool, &[String], bool); 12] = [
+            (Some(&default), "", false, &once, false),
+            (Some(&default), "ext4", false, &once, true),
+            (Some(&default), "ext4", false, &pod, true),
+            (Some(&default), "ext4", false, &many, false),
+            (Some(&default), "ext4", true, &[], true),
+            (Some(&default), "", true, &[], false),
+            (None, "", false, &once, false),
+            (None, "ext4", false, &once, true),
+            (Some(&none), "ext4", false, &once, false),
+            (Some(&file), "", false, &many, true),
+            (Some(&file), "", true, &[], true),
+            (Some(&none), "", true, &[], false),
+        ];
+        for (driver, fs_type, is_inline, modes, expected) in table {
+            let volume = CsiVolume { fs_type: fs_type.to_owned(), is_inline, ..CsiVolume::default() };
+            let access = Access { modes, ..Access::default() };
+            assert_eq!(is_ours(driver, &volume, access), Ok(expected), "{driver:?} {fs_type:?} {modes:?}");
+            for access in [Access { read_only: true, ..access }, Access { driver_does: true, ..access }] {
+                assert_eq!(is_ours(driver, &volume, access), Ok(false));
+            }
+        }
+        for policy in [None, Some("")] {
+            let asked = is_ours(Some(&driver(policy)), &CsiVolume::default(), Access::default());
+            assert_eq!(asked, Err(NoPolicy));
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! File systems on devices: made where a device is blank, checked, mounted, grown. The programs of util-linux
+//! and e2fsprogs do it. Behaviour: spec 07 §14.
+
+use std::{
+    ffi::OsStr,
+    path::Path,
+    process::{ExitStatus, Output},
+};
+
+use tokio::process::Command;
+use tracing::{info, warn};
+
+use super::device::{OpError, Trouble};
+
+/// What is on a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Content {
+    Nothing,
+    Filesystem(String),
+    Unknown,
+}
+
+/// What `blkid -p -s TYPE -s PTTYPE -o export` says.
+fn content(status: ExitStatus, output: &str) -> Result<Content, OpError> {
+    if status.code() == Some(2) {
+        return Ok(Content::Nothing);
+    }
+    if !status.success() {
+        return Err(OpError::failed(format!("blkid failed: {status}")));
+    }
+    let value = |key: &str| output.lines().find_map(|line| line.strip_prefix(key)).filter(|value| !value.is_empty());
+    Ok(match (value("TYPE="), value("PTTYPE=")) {
+        (_, Some(_)) => Content::Unknown,
+        (Some(kind), None) => Content::Filesystem(kind.to_owned()),
+        (None, None) => Content::Nothing,
+    })
+}
+
+/// Options as they are given to `mount`: none twice, sorted.
+pub fn options(given: &[String], ours: &[&str]) -> Vec<String> {
+    let all = given.iter().cloned().chain(ours.iter().map(|option| (*option).to_owned()));
+    let all: std::collections::BTreeSet<String> = all.filter(|option| !option.is_empty()).collect();
+    all.into_iter().collect()
+}
+
+async fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> Result<Output, OpError> {
+    let done = Command::new(program).args(arguments).kill_on_drop(true).output().await;
+    done.map_err(|e| OpError::failed(format!("running {program}: {e}")))
+}
+
+fn text(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    let text = String::from_utf8_lossy(&both);
+    crate::pod::cut_at_char(text.trim(), 1024).to_owned()
+}
+
+async fn look(device: &Path) -> Result<Content, OpError> {
+    let base = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"].map(OsStr::new);
+    let output = run("blkid", base.into_iter().chain([device.as_os_str()])).await?;
+    content(output.status, &String::from_utf8_lossy(&output.stdout))
+}
+
+/// Mounts what is on the device, and makes a file system first where nothing is. Never formats what it does not know.
+///
+/// # Errors
+/// In the reference's words.
+pub async fn format_and_mount(
+    device: &Path,
+    target: &Path,
+    kind: &str,
+    given: &[String],
+    read_only: bool,
+) -> Result<(), OpError> {
+    let found = look(device).await?;
+    match &found {
+        Content::Nothing if read_only => {
+            let device = device.display();
+            let cause = format!("cannot mount unformatted disk {device} as we are manipulating it in read-only mode");
+            return Err(OpError::failed(cause));
+        }
+        Content::Nothing => make(device, kind).await?,
+        Content::Filesystem(_) if !read_only => check(device).await?,
+        Content::Filesystem(_) => {}
+        Content::Unknown => warn!(device = %device.display(), "Unknown data, probably partitions: not formatted"),
+    }
+    let options = options(given, if read_only { &["defaults", "ro"] } else { &["defaults"] }).join(",");
+    let arguments = ["-t", kind, "-o", &options].map(OsStr::new);
+    let output = run("mount", arguments.into_iter().chain([device.as_os_str(), target.as_os_str()])).await?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let shown = format!("-t {kind} -o {options} {} {}", device.display(), target.display());
+    let cause = format!(
+        "mount failed: {}\nMounting command: mount\nMounting arguments: {shown}\nOutput: {}",
+        output.status,
+        text(&output)
+    );
+    match found {
+        Content::Filesystem(other) if other != kind => {
+            let cause =
+                format!("failed to mount the volume as {kind:?}, it already contains {other}. Mount error: {cause}");
+            Err(OpError::failed(cause).because(Trouble::WrongFilesystem))
+        }
+        Content::Unknown => {
+            let cause = format!(
+                "failed to mount the volume as {kind:?}, it already contains unknown data, probably partitions. Mount error: {cause}"
+            );
+            Err(OpError::failed(cause).because(Trouble::WrongFilesystem))
+        }
+        _ => Err(OpError::failed(cause)),
+    }
+}
+
+async fn make(device: &Path, kind: &str) -> Result<(), OpError> {
+    info!(device = %device.display(), fstype = kind, "Disk appears to be unformatted, attempting to format");
+    let options: &[&str] = match kind {
+        "ext3" | "ext4" => &["-F", "-m0"],
+        "xfs" => &["-f"],
+        _ => &[],
+    };
+    let arguments = options.iter().map(OsStr::new).chain([device.as_os_str()]);
+    let output = run(&format!("mkfs.{kind}"), arguments).await?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let cause = format!("format of disk {} failed: {}: {}", device.display(), output.status, text(&output));
+    Err(OpError::failed(cause))
+}
+
+/// Errors that it fixed, or that are none, do not stand in the way.
+async fn check(device: &Path) -> Result<(), OpError> {
+    let Ok(output) = run("fsck", [OsStr::new("-a"), device.as_os_str()]).await else {
+        warn!("'fsck' not found on system; continuing mount without running 'fsck'");
+        return Ok(());
+    };
+    match output.status.code() {
+        Some(0) => Ok(()),
+        Some(1) => {
+            info!(device = %device.display(), "Device has errors which were corrected by fsck");
+            Ok(())
+        }
+        Some(4) => {
+            let cause = format!(
+                "'fsck' found errors on device {} but could not correct them: {}",
+                device.display(),
+                text(&output)
+            );
+            Err(OpError::failed(cause))
+        }
+        code => {
+            warn!(device = %device.display(), ?code, output = %text(&output), "`fsck` error");
+            Ok(())
+        }
+    }
+}
+
+/// Lets the file system fill its device; a blank device has none.
+///
+/// # Errors
+/// It cannot be grown.
+pub async fn grow(device: &Path, mounted: &Path) -> Result<(), OpError> {
+    let kind = match look(device).await? {
+        Content::Nothing => return Ok(()),
+        Content::Filesystem(kind) => kind,
+        Content::Unknown => "unknown data".to_owned(),
+    };
+    let (program, arguments): (&str, Vec<&OsStr>) = match kind.as_str() {
+        "ext3" | "ext4" => ("resize2fs", vec![device.as_os_str()]),
+        "xfs" => ("xfs_growfs", vec![OsStr::new("-d"), mounted.as_os_str()]),
+        "btrfs" => {
+            ("btrfs", vec![OsStr::new("filesystem"), OsStr::new("resize"), OsStr::new("max"), mounted.as_os_str()])
+        }
+        other => {
+            let cause = format!(
+                "resize of format {other} is not supported for device {} mounted at {}",
+                device.display(),
+                mounted.display()
+            );
+            return Err(OpError::failed(cause));
+        }
+    };
+    let output = run(program, arguments).await?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(OpError::failed(format!("resize of device {} failed: {}: {}", device.display(), output.status, text(&output))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_is_never_called_blank() {
+        for (code, output, expected) in [
+            (2, "", Ok(Content::Nothing)),
+            (0, "DEVNAME=/dev/x\nTYPE=ext4\n", Ok(Content::Filesystem("ext4".to_owned()))),
+            (0, "PTTYPE=gpt\n", Ok(Content::Unknown)),
+            (0, "TYPE=ext4\nPTTYPE=dos\n", Ok(Content::Unknown)),
+            (4, "", Err(())),
+        ] {
+            assert_eq!(content(ExitStatus::from_raw(code << 8), output).map_err(drop), expected, "{code} {output}");
+        }
+    }
+
+    #[test]
+    fn options_are_told_once() {
+        let given = ["noatime".to_owned(), "ro".to_owned(), "bind".to_owned()];
+        assert_eq!(options(&given, &["bind", "ro"]), ["bind", "noatime", "ro"]);
+    }
+}

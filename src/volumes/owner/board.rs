@@ -1,0 +1,271 @@
+//! All volumes that have an owner, by name: what pods want of them goes in, what is there comes out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{sync::watch, time::Instant};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{state::Presence, task::Owner};
+use crate::{
+    engine::ports::{Attached, EventSink, NodeFacts, StorageObjects},
+    metrics::VolumeMetrics,
+    pod::PodUid,
+    volumes::{
+        device::{DevicePlugin, Published, Rebuilt, Traits, Usage},
+        spec::{Mode, UniqueName},
+    },
+};
+
+/// What owners need of others.
+pub struct BoardDeps {
+    /// The root directory.
+    pub root: PathBuf,
+    /// The node's labels and name.
+    pub facts: watch::Receiver<Arc<NodeFacts>>,
+    /// The API server.
+    pub storage: Arc<dyn StorageObjects>,
+    /// Which volumes the API server knows to be in use here.
+    pub reported: watch::Receiver<Arc<BTreeSet<String>>>,
+    /// Where failures are told.
+    pub events: Arc<dyn EventSink>,
+    /// What is counted.
+    pub metrics: VolumeMetrics,
+    /// Where tasks are counted.
+    pub tasks: TaskTracker,
+    /// Ends them.
+    pub stop: CancellationToken,
+}
+
+/// What a pod wants of a volume.
+#[derive(Clone, Debug)]
+pub struct Desire {
+    /// All that staging and publishing need.
+    pub usage: Usage,
+    /// What the volume is like.
+    pub traits: Traits,
+    /// Moves with every turn of the pod.
+    pub turn: u64,
+    /// Bytes from and to, where the claim says that it has grown.
+    pub growth: Option<(u64, u64)>,
+    /// Since when the pod has wanted it.
+    pub since: Instant,
+}
+
+/// By pod; `None` for one that wants it no more.
+pub(super) type Desires = BTreeMap<PodUid, Option<Arc<Desire>>>;
+
+/// What a pod has of a volume.
+#[derive(Clone, Debug)]
+pub struct ShownPod {
+    /// Whether it is there.
+    pub presence: Presence,
+    /// What was published.
+    pub published: Option<Published>,
+    /// The mode of the volume's root.
+    pub root_mode: u32,
+}
+
+/// A volume, as others see it.
+#[derive(Clone, Debug, Default)]
+pub struct Shown {
+    /// Somebody attaches it first.
+    pub attachable: bool,
+    /// It is attached.
+    pub is_attached: bool,
+    /// Its pods.
+    pub pods: BTreeMap<PodUid, ShownPod>,
+}
+
+/// The two sides of an owner.
+pub(super) struct Slot {
+    pub(super) desires: watch::Sender<Desires>,
+    pub(super) shown: watch::Sender<Arc<Shown>>,
+}
+
+/// What an earlier agent left of one volume in one pod.
+pub struct Leftover {
+    /// Whose it is.
+    pub plugin: Arc<dyn DevicePlugin>,
+    /// The pod.
+    pub pod: PodUid,
+    /// The volume's place in it.
+    pub path: PathBuf,
+    /// As what.
+    pub mode: Mode,
+    /// What it is.
+    pub rebuilt: Rebuilt,
+}
+
+/// What an earlier agent staged.
+pub struct Staged {
+    /// Whose it is.
+    pub plugin: Arc<dyn DevicePlugin>,
+    /// As what.
+    pub mode: Mode,
+    /// What it is.
+    pub rebuilt: Rebuilt,
+}
+
+/// The volumes.
+pub struct Board {
+    pub(super) deps: BoardDeps,
+    slots: Mutex<BTreeMap<UniqueName, Arc<Slot>>>,
+    in_use: watch::Sender<Option<Vec<String>>>,
+    /// Whether what was left was looked for.
+    is_synced: watch::Sender<bool>,
+}
+
+impl Board {
+    /// No volumes yet.
+    pub fn new(deps: BoardDeps, in_use: watch::Sender<Option<Vec<String>>>) -> Arc<Self> {
+        Arc::new(Self { deps, slots: Mutex::default(), in_use, is_synced: watch::Sender::new(false) })
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<UniqueName, Arc<Slot>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was left is known: from now on it is told which volumes are in use, once the node was read where
+    /// something was left.
+    pub fn synced(self: &Arc<Self>) {
+        let has_left = !self.slots().is_empty();
+        let (board, mut attached) = (self.clone(), self.deps.storage.attached());
+        let wait = async move {
+            if has_left && attached.wait_for(Option::is_some).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            board.is_synced.send_replace(true);
+            board.tell_in_use();
+        };
+        let stop = self.deps.stop.clone();
+        self.deps.tasks.spawn(async move {
+            stop.run_until_cancelled(wait).await;
+        });
+    }
+
+    /// A pod wants the volume.
+    pub fn want(self: &Arc<Self>, plugin: &Arc<dyn DevicePlugin>, desire: Desire) -> watch::Receiver<Arc<Shown>> {
+        let pod = desire.usage.pod.uid().clone();
+        let mut slots = self.slots();
+        let unique = desire.usage.unique.clone();
+        let slot = slots.entry(unique.clone()).or_insert_with(|| {
+            let owner = Owner::new(unique, plugin.clone(), desire.traits.clone(), desire.usage.mode);
+            self.start(owner)
+        });
+        slot.desires.send_modify(|all| {
+            all.insert(pod, Some(Arc::new(desire)));
+        });
+        let shown = slot.shown.subscribe();
+        drop(slots);
+        self.tell_in_use();
+        shown
+    }
+
+    /// Whether something of the pod is there, or wanted.
+    pub fn has(&self, pod: &PodUid) -> bool {
+        let slots = self.slots();
+        let is_known =
+            |slot: &Arc<Slot>| slot.desires.borrow().contains_key(pod) || slot.shown.borrow().pods.contains_key(pod);
+        slots.values().any(is_known)
+    }
+
+    /// The pod wants none of its volumes any more; where each is shown.
+    pub fn unwant(&self, pod: &PodUid) -> Vec<(UniqueName, watch::Receiver<Arc<Shown>>)> {
+        let slots = self.slots();
+        let mut found = Vec::new();
+        for (name, slot) in slots.iter() {
+            let is_known = slot.desires.borrow().contains_key(pod) || slot.shown.borrow().pods.contains_key(pod);
+            if is_known {
+                slot.desires.send_modify(|all| {
+                    all.insert(pod.clone(), None);
+                });
+                found.push((name.clone(), slot.shown.subscribe()));
+            }
+        }
+        found
+    }
+
+    /// The volume as it is shown.
+    pub fn shown(&self, name: &UniqueName) -> Option<Arc<Shown>> {
+        self.slots().get(name).map(|slot| slot.shown.borrow().clone())
+    }
+
+    /// What an earlier agent left: all pods of one volume have one owner.
+    pub fn adopt(self: &Arc<Self>, left: Vec<Leftover>, staged: Vec<Staged>) {
+        let mut owners: BTreeMap<UniqueName, Owner> = BTreeMap::new();
+        for one in left {
+            let traits = &one.rebuilt.traits;
+            let unique = traits.unique(one.plugin.name(), &one.pod, &one.rebuilt.spec);
+            let owner = owners
+                .entry(unique.clone())
+                .or_insert_with(|| Owner::new(unique, one.plugin.clone(), traits.clone(), one.mode));
+            owner.adopt(one);
+        }
+        for one in staged {
+            let unique = UniqueName::shared(one.plugin.name(), &one.rebuilt.traits.volume);
+            // What a pod has of it says the same.
+            owners.entry(unique.clone()).or_insert_with(|| {
+                let mut owner = Owner::new(unique, one.plugin.clone(), one.rebuilt.traits.clone(), one.mode);
+                owner.adopt_stage(one.rebuilt.spec);
+                owner
+            });
+        }
+        for (unique, owner) in owners {
+            let mut slots = self.slots();
+            let slot = self.start(owner);
+            slots.insert(unique, slot);
+        }
+    }
+
+    fn start(self: &Arc<Self>, owner: Owner) -> Arc<Slot> {
+        let slot =
+            Arc::new(Slot { desires: watch::Sender::default(), shown: watch::Sender::new(Arc::new(owner.shown())) });
+        let stop = self.deps.stop.clone();
+        let run = owner.run(self.clone(), slot.clone());
+        self.deps.tasks.spawn(async move {
+            stop.run_until_cancelled(run).await;
+        });
+        slot
+    }
+
+    /// The owner of a volume that is gone goes, unless somebody came to want it.
+    pub(super) fn retire(&self, name: &UniqueName, desires: &watch::Receiver<Desires>) -> bool {
+        let mut slots = self.slots();
+        // Whoever wants it holds the slots while saying so.
+        if desires.has_changed().unwrap_or(false) {
+            return false;
+        }
+        slots.remove(name);
+        drop(slots);
+        self.tell_in_use();
+        true
+    }
+
+    fn tell_in_use(&self) {
+        if !*self.is_synced.borrow() {
+            return;
+        }
+        let slots = self.slots();
+        let names: Vec<String> = slots
+            .iter()
+            .filter(|(_, slot)| slot.shown.borrow().attachable)
+            .map(|(name, _)| name.as_str().to_owned())
+            .collect();
+        // Sent while nobody else can come to know better.
+        self.in_use.send_if_modified(|known| {
+            let is_news = known.as_ref() != Some(&names);
+            *known = Some(names);
+            is_news
+        });
+        drop(slots);
+    }
+
+    /// What the node's status says is attached.
+    pub(super) fn attached(&self) -> watch::Receiver<Attached> {
+        self.deps.storage.attached()
+    }
+}

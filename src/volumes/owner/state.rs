@@ -1,0 +1,297 @@
+//! What is known of one volume on this node, what is due, and what an operation's end makes of it. Pure.
+//! Behaviour: spec 07 §2.2-2.4, §3.4, §4, §6.
+//!
+//! *Uncertain* is what may or may not be there: it is undone like what is there, and used like what is not.
+//! A volume that was found on disk at start is uncertain until it was set up again, and nothing of it is
+//! undone before somebody says that its pod needs it no more.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use super::backoff::{Backoffs, OpName};
+use crate::{
+    pod::PodUid,
+    volumes::{device::Class, spec::Mode},
+};
+
+/// Whether something is there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Presence {
+    /// No.
+    #[default]
+    Absent,
+    /// It may be.
+    Uncertain,
+    /// Yes.
+    Present,
+}
+
+impl Presence {
+    /// After an attempt to make it failed.
+    fn after(self, class: Class, was_rebuilt: bool) -> Self {
+        match (self, class) {
+            (Self::Absent, Class::Uncertain) => Self::Uncertain,
+            // What an earlier agent made is undone in its time, whatever an attempt to make it anew says.
+            (Self::Uncertain, Class::Final) if !was_rebuilt => Self::Absent,
+            (same, _) => same,
+        }
+    }
+}
+
+/// What a pod wants of the volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Wish {
+    /// Found on disk; its pod has not been heard of yet.
+    #[default]
+    Unknown,
+    /// It is to be there.
+    Wanted,
+    /// It is to go.
+    Unwanted,
+}
+
+/// The volume in one pod.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct InPod {
+    /// What the pod wants.
+    pub wish: Wish,
+    /// Whether it is there.
+    pub presence: Presence,
+    /// It is there and has to be published again.
+    pub is_stale: bool,
+    /// The node's part of an expansion is due.
+    pub is_small: bool,
+    /// It was found on disk.
+    pub was_rebuilt: bool,
+}
+
+/// Where it is attached.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Attachment {
+    /// The node was not read yet.
+    Unread,
+    /// The node says: nowhere.
+    Absent,
+    /// At this device; empty where the node does not say at which.
+    At(String),
+}
+
+/// What others say about the volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Around {
+    /// The API server knows that this node uses it.
+    pub is_reported: bool,
+    /// Where it is attached.
+    pub attachment: Attachment,
+}
+
+/// One volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct State {
+    /// It has to be attached by somebody first.
+    pub attachable: bool,
+    /// As what pods get it.
+    pub mode: Mode,
+    /// Pods share it: operations hold the whole volume.
+    pub is_shared: bool,
+    /// Whether it is staged.
+    pub stage: Presence,
+    /// It was found on disk.
+    pub was_rebuilt: bool,
+    /// Its pods.
+    pub pods: BTreeMap<PodUid, InPod>,
+}
+
+/// What may be done with a volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Stage it where that is due, and give it to the pod.
+    Mount(PodUid),
+    /// Take it from the pod.
+    Unmount(PodUid),
+    /// Undo the stage.
+    UnmountDevice,
+    /// Expand it, as the pod has it.
+    Resize(PodUid),
+}
+
+/// What is due.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Due {
+    /// This, now.
+    Do(Op),
+    /// Nothing before that moment, or before something changes.
+    Wait(Option<Instant>),
+    /// Nothing is left of it.
+    Gone,
+}
+
+/// How a step of an operation ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Happened {
+    /// It is staged.
+    Staged,
+    /// It could not be staged.
+    NotStaged(Class),
+    /// The pod has it.
+    Published(PodUid),
+    /// The pod could not be given it.
+    NotPublished(PodUid, Class),
+    /// The pod has it, in its full size.
+    Resized(PodUid),
+    /// The pod does not have it any more.
+    Unpublished(PodUid),
+    /// It could not be taken from the pod.
+    NotUnpublished(PodUid),
+    /// It is not staged any more.
+    Unstaged,
+    /// That could not be undone.
+    NotUnstaged,
+}
+
+impl State {
+    /// Nothing of it is there.
+    pub fn new(attachable: bool, mode: Mode, is_shared: bool) -> Self {
+        Self { attachable, mode, is_shared, stage: Presence::Absent, was_rebuilt: false, pods: BTreeMap::new() }
+    }
+
+    /// Found on disk, in that pod.
+    pub fn rebuilt(&mut self, pod: PodUid, stages: bool) {
+        let own = self.pods.entry(pod).or_default();
+        (own.presence, own.was_rebuilt) = (Presence::Uncertain, true);
+        self.was_rebuilt = true;
+        if stages {
+            self.stage = Presence::Uncertain;
+        }
+    }
+
+    /// Found staged on disk, in no pod.
+    pub fn rebuilt_stage(&mut self) {
+        (self.stage, self.was_rebuilt) = (Presence::Uncertain, true);
+    }
+
+    /// A pod wants it; says whether that is news.
+    pub fn want(&mut self, pod: &PodUid) -> bool {
+        let own = self.pods.entry(pod.clone()).or_default();
+        std::mem::replace(&mut own.wish, Wish::Wanted) != Wish::Wanted
+    }
+
+    /// A pod does not want it any more.
+    pub fn unwant(&mut self, pod: &PodUid) {
+        if let Some(own) = self.pods.get_mut(pod) {
+            own.wish = Wish::Unwanted;
+            if own.presence == Presence::Absent {
+                self.pods.remove(pod);
+            }
+        }
+    }
+
+    /// The pod that has it, or may have it, besides this one.
+    pub fn other_user(&self, pod: &PodUid) -> Option<&PodUid> {
+        self.pods.iter().find(|(other, own)| *other != pod && own.presence != Presence::Absent).map(|(other, _)| other)
+    }
+
+    /// Whether the pod has it.
+    pub fn is_mounted(&self, pod: &PodUid) -> bool {
+        self.pods.get(pod).is_some_and(|own| own.presence == Presence::Present)
+    }
+
+    /// What is due. What goes comes before what comes, so that a volume moves from one pod to the next.
+    pub fn due(&self, around: &Around, backoffs: &Backoffs, now: Instant) -> Due {
+        let mut earliest: Option<Instant> = None;
+        for op in self.candidates(around) {
+            match backoffs.until(self.name_of(&op), self.holds(&op)) {
+                Some(until) if until > now => earliest = Some(earliest.map_or(until, |first| first.min(until))),
+                _ => return Due::Do(op),
+            }
+        }
+        let is_gone = self.pods.is_empty() && self.stage == Presence::Absent;
+        if is_gone { Due::Gone } else { Due::Wait(earliest) }
+    }
+
+    fn candidates(&self, around: &Around) -> Vec<Op> {
+        let mut found = Vec::new();
+        // After a restart only the node says where it was attached.
+        let may_undo = !(self.was_rebuilt && self.attachable && around.attachment == Attachment::Unread);
+        let may_use = !self.attachable || (around.is_reported && matches!(around.attachment, Attachment::At(_)));
+        let all = |is_due: &dyn Fn(&InPod) -> bool, op: fn(PodUid) -> Op| -> Vec<Op> {
+            self.pods.iter().filter(|(_, own)| is_due(own)).map(|(pod, _)| op(pod.clone())).collect()
+        };
+        if may_undo {
+            found.extend(all(&|own| own.wish == Wish::Unwanted && own.presence != Presence::Absent, Op::Unmount));
+        }
+        if may_use {
+            let is_due = |own: &InPod| own.wish == Wish::Wanted && (own.presence != Presence::Present || own.is_stale);
+            found.extend(all(&is_due, Op::Mount));
+            let is_due = |own: &InPod| own.wish == Wish::Wanted && own.presence == Presence::Present && own.is_small;
+            found.extend(all(&is_due, Op::Resize));
+        }
+        if may_undo && self.pods.is_empty() && self.stage != Presence::Absent {
+            found.push(Op::UnmountDevice);
+        }
+        found
+    }
+
+    /// The name of an operation on this volume.
+    pub fn name_of(&self, op: &Op) -> OpName {
+        match (op, self.mode) {
+            (Op::Mount(_), Mode::Filesystem) => OpName::Mount,
+            (Op::Mount(_), Mode::Block) => OpName::Map,
+            (Op::Unmount(_), Mode::Filesystem) => OpName::Unmount,
+            (Op::Unmount(_), Mode::Block) => OpName::Unmap,
+            (Op::UnmountDevice, Mode::Filesystem) => OpName::UnmountDevice,
+            (Op::UnmountDevice, Mode::Block) => OpName::UnmapDevice,
+            (Op::Resize(_), _) => OpName::Resize,
+        }
+    }
+
+    /// The pod that an operation holds; `None` where it holds the whole volume.
+    pub fn holds<'a>(&self, op: &'a Op) -> Option<&'a PodUid> {
+        match op {
+            Op::Unmount(pod) => Some(pod),
+            Op::Mount(pod) if !self.is_shared => Some(pod),
+            Op::Mount(_) | Op::UnmountDevice | Op::Resize(_) => None,
+        }
+    }
+
+    /// Takes note of how a step ended.
+    pub fn happened(&mut self, what: &Happened) {
+        match what {
+            Happened::Staged => self.stage = Presence::Present,
+            Happened::NotStaged(class) => self.stage = self.stage.after(*class, self.was_rebuilt),
+            Happened::Published(pod) => {
+                let own = self.pods.entry(pod.clone()).or_default();
+                (own.presence, own.is_stale, own.was_rebuilt) = (Presence::Present, false, false);
+            }
+            Happened::NotPublished(pod, class) => {
+                if let Some(own) = self.pods.get_mut(pod) {
+                    own.presence = own.presence.after(*class, own.was_rebuilt);
+                }
+            }
+            Happened::Resized(pod) => {
+                if let Some(own) = self.pods.get_mut(pod) {
+                    own.is_small = false;
+                }
+            }
+            Happened::Unpublished(pod) => match self.pods.get_mut(pod) {
+                Some(own) if own.wish != Wish::Unwanted => {
+                    own.presence = Presence::Absent;
+                }
+                _ => {
+                    self.pods.remove(pod);
+                }
+            },
+            Happened::NotUnpublished(pod) => {
+                if let Some(own) = self.pods.get_mut(pod) {
+                    own.presence = Presence::Uncertain;
+                }
+            }
+            Happened::Unstaged => (self.stage, self.was_rebuilt) = (Presence::Absent, false),
+            Happened::NotUnstaged => self.stage = Presence::Uncertain,
+        }
+        // What never came and is not wanted is gone.
+        self.pods.retain(|_, own| own.wish != Wish::Unwanted || own.presence != Presence::Absent);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,297 @@
+//! What is due, and that whatever fails nothing leaks.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn around(is_reported: bool, attachment: Attachment) -> Around {
+    Around { is_reported, attachment }
+}
+
+fn here() -> Around {
+    around(true, Attachment::At(String::new()))
+}
+
+fn pod(number: u8) -> PodUid {
+    PodUid::from(format!("p{number}").as_str())
+}
+
+fn due(state: &State, around: &Around) -> Due {
+    state.due(around, &Backoffs::default(), Instant::now())
+}
+
+#[test]
+fn a_volume_waits_until_it_is_attached_and_known_to_be_in_use() {
+    let mut state = State::new(true, Mode::Filesystem, true);
+    assert!(state.want(&pod(1)) && !state.want(&pod(1)));
+    let at = || Attachment::At("/dev/x".to_owned());
+    for (is_reported, attachment, expected) in [
+        (false, at(), Due::Wait(None)),
+        (true, Attachment::Unread, Due::Wait(None)),
+        (true, Attachment::Absent, Due::Wait(None)),
+        (true, at(), Due::Do(Op::Mount(pod(1)))),
+    ] {
+        assert_eq!(due(&state, &around(is_reported, attachment)), expected);
+    }
+    state.unwant(&pod(1));
+    assert_eq!(due(&state, &here()), Due::Gone, "nothing of it was ever there");
+}
+
+/// AC-07-17, AC-07-18: the class of a failed stage, and whether it is undone.
+#[test]
+fn only_what_may_be_there_is_undone() {
+    for (class, expected) in
+        [(Class::Uncertain, Due::Do(Op::UnmountDevice)), (Class::Final, Due::Gone), (Class::Transient, Due::Gone)]
+    {
+        let mut state = State::new(true, Mode::Filesystem, true);
+        state.want(&pod(1));
+        state.happened(&Happened::NotStaged(class));
+        state.unwant(&pod(1));
+        assert_eq!(due(&state, &here()), expected, "{class:?}");
+    }
+    let mut state = State::new(true, Mode::Filesystem, true);
+    state.want(&pod(1));
+    state.happened(&Happened::NotStaged(Class::Uncertain));
+    state.happened(&Happened::NotStaged(Class::Final));
+    state.unwant(&pod(1));
+    assert_eq!(due(&state, &here()), Due::Gone, "the driver says that it is not there");
+}
+
+#[test]
+fn what_goes_comes_before_what_comes() {
+    let mut state = State::new(false, Mode::Filesystem, true);
+    state.want(&pod(2));
+    state.happened(&Happened::Staged);
+    state.happened(&Happened::Published(pod(2)));
+    state.unwant(&pod(2));
+    state.want(&pod(1));
+    assert_eq!(due(&state, &here()), Due::Do(Op::Unmount(pod(2))));
+    assert_eq!(state.other_user(&pod(1)), Some(&pod(2)));
+    state.happened(&Happened::Unpublished(pod(2)));
+    assert_eq!(due(&state, &here()), Due::Do(Op::Mount(pod(1))));
+    assert_eq!(state.other_user(&pod(1)), None);
+}
+
+/// AC-07-20, AC-07-21: what an earlier agent left.
+#[test]
+fn what_was_found_on_disk_stays_until_somebody_says_so() {
+    let mut state = State::new(true, Mode::Filesystem, true);
+    state.rebuilt(pod(1), true);
+    let unread = around(false, Attachment::Unread);
+    assert_eq!(due(&state, &unread), Due::Wait(None));
+    let mut wanted = state.clone();
+    wanted.want(&pod(1));
+    assert_eq!(due(&wanted, &here()), Due::Do(Op::Mount(pod(1))));
+    wanted.happened(&Happened::NotPublished(pod(1), Class::Final));
+    assert_eq!(wanted.pods[&pod(1)].presence, Presence::Uncertain, "a final error does not unmake it");
+    state.unwant(&pod(1));
+    assert_eq!(due(&state, &unread), Due::Wait(None), "the node was not read");
+    let detached = around(false, Attachment::Absent);
+    assert_eq!(due(&state, &detached), Due::Do(Op::Unmount(pod(1))));
+    state.happened(&Happened::Unpublished(pod(1)));
+    assert_eq!(due(&state, &detached), Due::Do(Op::UnmountDevice));
+    state.happened(&Happened::Unstaged);
+    assert_eq!(due(&state, &detached), Due::Gone);
+}
+
+#[test]
+fn a_failed_republish_leaves_what_is_there() {
+    // AC-07-19
+    let mut state = State::new(false, Mode::Filesystem, false);
+    state.want(&pod(1));
+    state.happened(&Happened::Published(pod(1)));
+    assert_eq!(due(&state, &here()), Due::Wait(None));
+    if let Some(own) = state.pods.get_mut(&pod(1)) {
+        own.is_stale = true;
+    }
+    assert_eq!(due(&state, &here()), Due::Do(Op::Mount(pod(1))));
+    for class in [Class::Final, Class::Uncertain, Class::Transient] {
+        state.happened(&Happened::NotPublished(pod(1), class));
+        assert!(state.is_mounted(&pod(1)), "{class:?}");
+    }
+}
+
+#[test]
+fn a_failed_operation_pauses_and_others_do_not() {
+    let (now, mut backoffs) = (Instant::now(), Backoffs::default());
+    let mut state = State::new(false, Mode::Filesystem, true);
+    state.want(&pod(1));
+    backoffs.failed(OpName::Mount, None, now);
+    let again = now + Duration::from_millis(500);
+    assert_eq!(state.due(&here(), &backoffs, now), Due::Wait(Some(again)));
+    assert_eq!(state.due(&here(), &backoffs, again), Due::Do(Op::Mount(pod(1))));
+    state.happened(&Happened::NotStaged(Class::Uncertain));
+    state.unwant(&pod(1));
+    // AC-07-34
+    assert_eq!(state.due(&here(), &backoffs, now), Due::Do(Op::UnmountDevice));
+}
+
+/// What really is on the machine, as a driver knows it.
+#[derive(Default)]
+struct Machine {
+    staged: bool,
+    published: BTreeSet<PodUid>,
+}
+
+/// How a call ends: it did its work or not, and says so, or not.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Done,
+    DoneButLost,
+    LostBefore,
+    Refused,
+    NotTried,
+}
+
+fn ends() -> impl Strategy<Value = End> {
+    prop_oneof![
+        4 => Just(End::Done), 1 => Just(End::DoneButLost), 1 => Just(End::LostBefore),
+        1 => Just(End::Refused), 1 => Just(End::NotTried)
+    ]
+}
+
+impl End {
+    fn is_done(self) -> bool {
+        matches!(self, Self::Done | Self::DoneButLost)
+    }
+
+    fn class(self) -> Option<Class> {
+        match self {
+            Self::Done => None,
+            Self::DoneButLost | Self::LostBefore => Some(Class::Uncertain),
+            Self::Refused => Some(Class::Final),
+            Self::NotTried => Some(Class::Transient),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Want(u8),
+    Unwant(u8),
+    Stale(u8),
+    Operate(End, End),
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (0..3_u8).prop_map(Step::Want),
+        2 => (0..3_u8).prop_map(Step::Unwant),
+        1 => (0..3_u8).prop_map(Step::Stale),
+        6 => (ends(), ends()).prop_map(|(one, other)| Step::Operate(one, other)),
+    ]
+}
+
+/// Does what is due as the owner does, with calls that end like this.
+fn operate(state: &mut State, machine: &mut Machine, ends: (End, End)) -> Due {
+    let due = due(state, &here());
+    match &due {
+        Due::Do(Op::Mount(pod)) => {
+            if state.stage != Presence::Present {
+                // A driver that refuses says that there is nothing.
+                machine.staged =
+                    if ends.0.is_done() { true } else { machine.staged && !matches!(ends.0, End::Refused) };
+                match ends.0.class() {
+                    None => state.happened(&Happened::Staged),
+                    Some(class) => {
+                        state.happened(&Happened::NotStaged(class));
+                        return due;
+                    }
+                }
+            }
+            let had = state.is_mounted(pod);
+            if ends.1.is_done() {
+                machine.published.insert(pod.clone());
+            } else if matches!(ends.1, End::Refused) && !had {
+                machine.published.remove(pod);
+            }
+            match ends.1.class() {
+                None => state.happened(&Happened::Published(pod.clone())),
+                Some(class) => state.happened(&Happened::NotPublished(pod.clone(), class)),
+            }
+        }
+        Due::Do(Op::Unmount(pod)) => {
+            if ends.0.is_done() {
+                machine.published.remove(pod);
+            }
+            let pod = pod.clone();
+            state.happened(&if ends.0.class().is_none() {
+                Happened::Unpublished(pod)
+            } else {
+                Happened::NotUnpublished(pod)
+            });
+        }
+        Due::Do(Op::UnmountDevice) => {
+            assert!(machine.published.is_empty(), "unstaged while {:?} have it", machine.published);
+            if ends.0.is_done() {
+                machine.staged = false;
+            }
+            state.happened(if ends.0.class().is_none() { &Happened::Unstaged } else { &Happened::NotUnstaged });
+        }
+        Due::Do(Op::Resize(_)) | Due::Wait(_) | Due::Gone => {}
+    }
+    due
+}
+
+proptest! {
+    /// Whatever fails and whenever pods come and go: nothing is forgotten while it is there, nothing is undone
+    /// under a pod, and in the end nothing is left.
+    #[test]
+    fn nothing_leaks(steps in proptest::collection::vec(steps(), 1..60)) {
+        let (mut state, mut machine) = (State::new(true, Mode::Filesystem, true), Machine::default());
+        for step in steps {
+            match step {
+                Step::Want(number) => {
+                    state.want(&pod(number));
+                }
+                Step::Unwant(number) => state.unwant(&pod(number)),
+                Step::Stale(number) => if let Some(own) = state.pods.get_mut(&pod(number)) {
+                    own.is_stale = own.presence == Presence::Present;
+                },
+                Step::Operate(one, other) => {
+                    operate(&mut state, &mut machine, (one, other));
+                }
+            }
+            for published in &machine.published {
+                prop_assert!(state.pods.get(published).is_some_and(|own| own.presence != Presence::Absent));
+            }
+            prop_assert!(!machine.staged || state.stage != Presence::Absent);
+            for (uid, own) in &state.pods {
+                prop_assert!(own.presence != Presence::Present || machine.published.contains(uid));
+            }
+        }
+        for number in 0..3 {
+            state.unwant(&pod(number));
+        }
+        let settled = (0..20).any(|_| operate(&mut state, &mut machine, (End::Done, End::Done)) == Due::Gone);
+        prop_assert!(settled, "{state:?}");
+        prop_assert!(!machine.staged && machine.published.is_empty());
+    }
+
+    /// What is wanted by all comes to all once calls succeed.
+    #[test]
+    fn what_is_wanted_comes(steps in proptest::collection::vec(steps(), 0..40)) {
+        let (mut state, mut machine) = (State::new(true, Mode::Filesystem, true), Machine::default());
+        for step in steps {
+            match step {
+                Step::Want(number) => {
+                    state.want(&pod(number));
+                }
+                Step::Unwant(number) => state.unwant(&pod(number)),
+                Step::Stale(_) => {}
+                Step::Operate(one, other) => {
+                    operate(&mut state, &mut machine, (one, other));
+                }
+            }
+        }
+        for number in 0..3 {
+            state.want(&pod(number));
+        }
+        for _ in 0..20 {
+            operate(&mut state, &mut machine, (End::Done, End::Done));
+        }
+        prop_assert!((0..3).all(|number| state.is_mounted(&pod(number)) && machine.published.contains(&pod(number))));
+    }
+}

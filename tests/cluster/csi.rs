@@ -1,0 +1,257 @@
+//! Volumes of a CSI driver, from claim to container and back, with an agent that ends in the middle. Spec 07 §12,
+//! §6; spec 10a §9.
+
+use std::{fs, path::PathBuf, sync::Arc};
+
+use berth::sys::step;
+use serde_json::{Value, json};
+
+use crate::{
+    NAMESPACE, World, a_moment,
+    kit::{
+        csi::{CsiDriver, Nature, Plugin, mounts_below},
+        process::{Agent, NODE, skips},
+    },
+    pod_of,
+};
+
+const DRIVER: &str = "disk.example.com";
+const VOLUME: &str = "kubernetes.io/csi/disk.example.com^h";
+const DATA: &str = "precious";
+
+/// A cluster with a driver, and one volume with data in it.
+struct Storage {
+    world: World,
+    driver: CsiDriver,
+    plugin: Plugin,
+}
+
+impl Storage {
+    async fn new(attached: bool) -> Self {
+        let mut world = World::new().await;
+        let steps = world.home.path().join("steps");
+        world.home = world.home.environment(step::VARIABLE, steps.display().to_string());
+        let root = world.home.root();
+        let driver = CsiDriver::start(Nature::of(DRIVER), &root, &world.home.path().join("disks")).await;
+        fs::write(driver.volume("h").join("file"), DATA).expect("written");
+        let plugin = Plugin::csi(&root.join("plugins_registry/disk-reg.sock"), DRIVER, &driver.endpoint, &["1.9.0"]);
+        let object = |kind: &str, version: &str, name: &str, rest: Value| {
+            let mut object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": name}});
+            for (key, value) in rest.as_object().expect("an object") {
+                object[key] = value.clone();
+            }
+            object
+        };
+        world.api.create(object(
+            "CSIDriver",
+            "storage.k8s.io/v1",
+            DRIVER,
+            json!({"spec": {
+            "attachRequired": attached, "podInfoOnMount": true, "fsGroupPolicy": "File",
+            "volumeLifecycleModes": ["Persistent"]}}),
+        ));
+        let volume = world.api.create(object(
+            "PersistentVolume",
+            "v1",
+            "pv",
+            json!({"spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
+            "persistentVolumeReclaimPolicy": "Retain", "csi": {"driver": DRIVER, "volumeHandle": "h"}}}),
+        ));
+        let mut claim = object(
+            "PersistentVolumeClaim",
+            "v1",
+            "claim",
+            json!({"spec": {
+            "accessModes": ["ReadWriteOnce"], "volumeName": "pv", "volumeMode": "Filesystem",
+            "resources": {"requests": {"storage": "1Gi"}}}}),
+        );
+        claim["metadata"]["namespace"] = json!(NAMESPACE);
+        let mut claim = (*world.api.create(claim)).clone();
+        claim["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"]});
+        world.api.patch_sub("persistentvolumeclaims", NAMESPACE, "claim", "status", json!({"status": claim["status"]}));
+        let bound = json!({"spec": {"claimRef": {"kind": "PersistentVolumeClaim", "namespace": NAMESPACE,
+            "name": "claim", "uid": claim["metadata"]["uid"]}}});
+        world.api.patch("persistentvolumes", "", "pv", bound);
+        drop(volume);
+        Self { world, driver, plugin }
+    }
+
+    /// A pod that uses the claim.
+    fn pod(&self, name: &str) -> Value {
+        pod_of(
+            name,
+            json!({"containers": [{"name": "main", "volumeMounts": [{"name": "disk", "mountPath": "/disk"}]}],
+                "volumes": [{"name": "disk", "persistentVolumeClaim": {"claimName": "claim"}}]}),
+        )
+    }
+
+    fn run(&self, name: &str) -> Arc<Value> {
+        self.world.run(self.pod(name))
+    }
+
+    fn target(&self, pod: &Value) -> PathBuf {
+        let uid = pod["metadata"]["uid"].as_str().expect("a UID");
+        self.world.home.root().join("pods").join(uid).join("volumes/kubernetes.io~csi/pv/mount")
+    }
+
+    /// The agent ends at that step.
+    fn ends_at(&self, step: &str) {
+        fs::write(self.world.home.path().join("steps"), format!("{step} kill")).expect("written");
+    }
+
+    /// Mounts and records of volumes.
+    fn left(&self) -> Vec<PathBuf> {
+        let root = self.world.home.root();
+        let staged = root.join("plugins/kubernetes.io/csi").join(DRIVER);
+        let mut left = mounts_below(&staged);
+        left.extend(mounts_below(&root.join("pods")).into_iter().filter(|path| path.ends_with("mount")));
+        let records = fs::read_dir(&staged).into_iter().flatten().flatten().map(|entry| entry.path());
+        left.extend(records);
+        left
+    }
+
+    async fn until_clean(&self, agent: &Agent, what: &str) {
+        agent.until(&format!("nothing is left after {what}: {:?}", self.left()), async || self.left().is_empty()).await;
+        let kept = fs::read_to_string(self.driver.volume("h").join("file")).expect("kept");
+        assert_eq!(kept, DATA, "{what}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
+    // AC-07-20, AC-07-21, AC-07-23
+    if skips("a_claim_is_attached_staged_published_and_all_of_it_undone") {
+        return;
+    }
+    let storage = Storage::new(true).await;
+    let (world, driver) = (&storage.world, &storage.driver);
+    let agent = world.start().await;
+    storage.plugin.registered().await;
+    world
+        .until(&agent, "the driver stands in the CSINode", |seen| {
+            seen.object("csinodes", "", NODE).is_some_and(|node| node["spec"]["drivers"][0]["name"] == DRIVER)
+        })
+        .await;
+    let node = world.api.get("nodes", "", NODE).expect("there");
+    let ids = format!("{{\"{DRIVER}\":\"{DRIVER}-node\"}}");
+    assert_eq!(node["metadata"]["annotations"]["csi.volume.kubernetes.io/nodeid"], ids);
+
+    let pod = storage.run("holder");
+    // The controller attaches what the node says it uses.
+    world
+        .until(&agent, "the volume is told to be in use", |seen| {
+            seen.object("nodes", "", NODE).is_some_and(|node| node["status"]["volumesInUse"] == json!([VOLUME]))
+        })
+        .await;
+    assert!(driver.acts().is_empty(), "{:?}", driver.acts());
+    let name = attachment();
+    world.api.create(json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": name},
+        "spec": {"attacher": DRIVER, "nodeName": NODE, "source": {"persistentVolumeName": "pv"}}}));
+    let attached = json!({"status": {"attached": true, "attachmentMetadata": {"device": "sda"}}});
+    world.api.patch_sub("volumeattachments", "", &name, "status", attached);
+    let told = json!({"status": {"volumesAttached": [{"name": VOLUME, "devicePath": ""}]}});
+    world.api.patch_sub("nodes", "", NODE, "status", told);
+    world.until_ready(&agent, "holder").await;
+    let file = storage.target(&pod).join("file");
+    assert_eq!(fs::read_to_string(&file).expect("readable"), DATA);
+    assert_eq!(driver.acts(), ["NodeStageVolume", "NodePublishVolume"]);
+    let publish = &driver.of("NodePublishVolume")[0];
+    assert_eq!(publish.rest["publishContext"], json!({"device": "sda"}));
+    assert_eq!(publish.rest["volumeContext"]["csi.storage.k8s.io/pod.name"], "holder");
+
+    // Another agent finds what this one left.
+    agent.kill().await;
+    let started = world.ground.cri.count("start_container");
+    let agent = world.home.start().await;
+    driver.until("published again", |driver| driver.of("NodePublishVolume").len() == 2).await;
+    world.until_ready(&agent, "holder").await;
+    assert!(driver.of("NodeUnpublishVolume").is_empty());
+    assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
+    assert_eq!(fs::read_to_string(&file).expect("readable"), DATA);
+
+    // And what nobody wants any more.
+    agent.kill().await;
+    world.api.delete("pods", NAMESPACE, "holder", Some(0));
+    let agent = world.home.start().await;
+    driver.until("unstaged", |driver| driver.acts().ends_with(&["NodeUnpublishVolume", "NodeUnstageVolume"])).await;
+    storage.until_clean(&agent, "a pod that went while nobody looked").await;
+    world
+        .until(&agent, "no volume is in use", |seen| {
+            seen.object("nodes", "", NODE)
+                .is_some_and(|node| node["status"]["volumesInUse"].as_array().is_none_or(Vec::is_empty))
+        })
+        .await;
+    drop(agent);
+}
+
+/// As the controller names it.
+fn attachment() -> String {
+    use sha2::{Digest, Sha256};
+    let digest = Sha256::digest(format!("h{DRIVER}{NODE}").as_bytes());
+    format!("csi-{}", digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+}
+
+/// Steps on the way to a pod that has its volume.
+const THERE: [&str; 5] =
+    ["csi.stage.recorded", "csi.stage.called", "csi.publish.recorded", "csi.publish.called", "csi.publish.settled"];
+/// Steps on the way back.
+const BACK: [&str; 10] = [
+    "csi.unpublish.begun",
+    "csi.unpublish.called",
+    "csi.unpublish.unlinked",
+    "csi.unpublish.forgotten",
+    "csi.unpublish.removed",
+    "csi.unstage.begun",
+    "csi.unstage.called",
+    "csi.unstage.unlinked",
+    "csi.unstage.forgotten",
+    "csi.unstage.removed",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_ends_between_two_steps_loses_and_leaks_nothing() {
+    if skips("an_agent_that_ends_between_two_steps_loses_and_leaks_nothing") {
+        return;
+    }
+    let storage = Storage::new(false).await;
+    let world = &storage.world;
+    let mut agent = world.start().await;
+    storage.plugin.registered().await;
+    for step in THERE {
+        // It goes on where it was.
+        storage.ends_at(step);
+        let pod = storage.run("goes-on");
+        agent.end().await;
+        drop(agent);
+        agent = world.home.start().await;
+        world.until_ready(&agent, "goes-on").await;
+        assert_eq!(fs::read_to_string(storage.target(&pod).join("file")).expect("readable"), DATA, "{step}");
+        world.api.delete("pods", NAMESPACE, "goes-on", Some(1));
+        world.until_gone(&agent, "goes-on").await;
+        storage.until_clean(&agent, step).await;
+
+        // The pod went meanwhile.
+        storage.ends_at(step);
+        storage.run("goes");
+        agent.end().await;
+        drop(agent);
+        world.api.delete("pods", NAMESPACE, "goes", Some(0));
+        agent = world.home.start().await;
+        storage.until_clean(&agent, &format!("{step}, and its pod is gone")).await;
+    }
+    for step in BACK {
+        storage.run("ends");
+        world.until_ready(&agent, "ends").await;
+        storage.ends_at(step);
+        world.api.delete("pods", NAMESPACE, "ends", Some(1));
+        agent.end().await;
+        drop(agent);
+        agent = world.home.start().await;
+        world.until_gone(&agent, "ends").await;
+        storage.until_clean(&agent, step).await;
+    }
+    a_moment().await;
+    assert!(storage.left().is_empty());
+    drop(agent);
+}

@@ -1,0 +1,170 @@
+//! A registration socket, well-mannered or not.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{io::AsyncWriteExt, net::UnixListener, sync::watch, task::JoinHandle};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, transport::Server};
+
+use berth::proto::plugin_registration::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+    registration_server::{Registration, RegistrationServer},
+};
+
+use super::lock;
+
+/// What it was told or asked.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Asked {
+    /// What it is.
+    Info,
+    /// That it is registered.
+    Registered,
+    /// That it is not, and why.
+    Refused(String),
+}
+
+/// How it behaves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Manners {
+    /// As it should.
+    Good,
+    /// It accepts and says nothing.
+    Silent,
+    /// It speaks something else.
+    Garbage,
+    /// It says what it is, and does not want to know what became of it.
+    Deaf,
+}
+
+#[derive(Clone)]
+struct Service {
+    info: PluginInfo,
+    manners: Manners,
+    asked: Arc<Mutex<Vec<Asked>>>,
+    moved: watch::Sender<u64>,
+}
+
+impl Service {
+    fn note(&self, asked: Asked) {
+        lock(&self.asked).push(asked);
+        self.moved.send_modify(|times| *times += 1);
+    }
+}
+
+#[tonic::async_trait]
+impl Registration for Service {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        self.note(Asked::Info);
+        if self.manners == Manners::Silent {
+            std::future::pending::<()>().await;
+        }
+        Ok(Response::new(self.info.clone()))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let told = request.into_inner();
+        self.note(if told.plugin_registered { Asked::Registered } else { Asked::Refused(told.error) });
+        if self.manners == Manners::Deaf {
+            return Err(Status::internal("deaf"));
+        }
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+/// A plugin that wants to register. Its socket goes with it.
+pub struct Plugin {
+    socket: PathBuf,
+    service: Service,
+    task: JoinHandle<()>,
+}
+
+impl Plugin {
+    /// A driver that serves at `endpoint`.
+    pub fn csi(socket: &Path, name: &str, endpoint: &Path, versions: &[&str]) -> Self {
+        Self::start(socket, "CSIPlugin", name, endpoint.display().to_string(), versions, Manners::Good)
+    }
+
+    /// Any.
+    pub fn start(socket: &Path, kind: &str, name: &str, endpoint: String, versions: &[&str], manners: Manners) -> Self {
+        let info = PluginInfo {
+            r#type: kind.to_owned(),
+            name: name.to_owned(),
+            endpoint,
+            supported_versions: versions.iter().map(|version| (*version).to_owned()).collect(),
+        };
+        let service = Service { info, manners, asked: Arc::default(), moved: watch::Sender::new(0) };
+        if let Some(directory) = socket.parent() {
+            fs::create_dir_all(directory).expect("a directory");
+        }
+        let _ = fs::remove_file(socket); // there is none at first
+        let listener = UnixListener::bind(socket).expect("a socket");
+        let serving = service.clone();
+        let task = tokio::spawn(async move {
+            if manners == Manners::Garbage {
+                loop {
+                    let (mut stream, _) = listener.accept().await.expect("accepted");
+                    serving.note(Asked::Info);
+                    let _ = stream.write_all(&[0xAA; 4096]).await; // it may have gone already
+                }
+            }
+            let incoming = UnixListenerStream::new(listener);
+            Server::builder()
+                .add_service(RegistrationServer::new(serving))
+                .serve_with_incoming(incoming)
+                .await
+                .expect("served");
+        });
+        Self { socket: socket.to_owned(), service, task }
+    }
+
+    /// All it was told and asked.
+    pub fn asked(&self) -> Vec<Asked> {
+        lock(&self.service.asked).clone()
+    }
+
+    /// Waits until something holds of that.
+    pub async fn until(&self, what: &str, holds: impl Fn(&[Asked]) -> bool) {
+        let mut moved = self.service.moved.subscribe();
+        let waiting = async {
+            while !holds(&self.asked()) {
+                moved.changed().await.expect("it lives");
+            }
+        };
+        let limit = Duration::from_secs(60);
+        if tokio::time::timeout(limit, waiting).await.is_err() {
+            panic!("not within {limit:?}: {what}; {:?}", self.asked());
+        }
+    }
+
+    /// Waits until it is told that it is registered.
+    pub async fn registered(&self) {
+        self.until("registered", |asked| asked.contains(&Asked::Registered)).await;
+    }
+
+    /// Waits until it is refused, and returns why.
+    pub async fn refused(&self) -> String {
+        let is_refusal = |asked: &Asked| matches!(asked, Asked::Refused(_));
+        self.until("refused", |asked| asked.iter().any(is_refusal)).await;
+        let found = self.asked().into_iter().find_map(|asked| match asked {
+            Asked::Refused(text) => Some(text),
+            _ => None,
+        });
+        found.unwrap_or_default()
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        self.task.abort();
+        let _ = fs::remove_file(&self.socket); // its directory may be gone
+    }
+}
