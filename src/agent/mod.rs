@@ -31,6 +31,7 @@ mod standalone;
 pub mod state_file;
 mod try_this;
 mod watchdog;
+pub mod why;
 
 pub use life::run;
 pub use server_streams::{RuntimeStreams, runtime_tls};
