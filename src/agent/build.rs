@@ -314,7 +314,7 @@ async fn assemble(
     eviction::act(base, eviction, acting);
     let cri = connection.runtime.clone();
     let runtime = info.name.clone();
-    let parts = server::Parts { engine, status, observer, cri, statistics, runtime, targets };
+    let parts = server::Parts { engine, status, observer, cri, statistics, runtime, targets, probes: probes.manager };
     server::start(loaded, base, parts, auth).await
 }
 

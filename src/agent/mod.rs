@@ -33,6 +33,7 @@ pub mod state_file;
 mod try_this;
 mod volumes;
 mod watchdog;
+pub mod why;
 
 pub use life::run;
 pub use server_streams::{RuntimeStreams, runtime_tls};

@@ -17,7 +17,7 @@ use crate::{
     cri::RuntimeService,
     engine::{
         Command,
-        ports::{Clock, ProbeManager, ProbedPods, ProbedStatus},
+        ports::{Clock, ProbedPods, ProbedStatus},
     },
     metrics::{ProbeMetrics, Registry},
     pod::{ContainerId, Pod, PodUid},
@@ -28,7 +28,7 @@ use crate::{
 /// What probes are to the rest of the agent.
 pub(super) struct Probes {
     /// Their player.
-    pub(super) manager: Arc<dyn ProbeManager>,
+    pub(super) manager: Arc<probes::Manager>,
     /// Where they are counted.
     pub(super) registry: Registry,
     woken: Arc<Woken>,

@@ -20,14 +20,19 @@ use super::{
     server_streams::{RuntimeStreams, runtime_tls},
     server_tools::{self, ToolParts},
     settings,
+    why::{self, PodStories},
 };
 use crate::{
     config::{Loaded, configz, fields::KubeletConfiguration},
     cri::RuntimeService,
     embedded::streams::IN_PROCESS,
-    engine::{EngineHandle, ports::PodObserver},
+    engine::{
+        EngineHandle,
+        ports::{Clock, PodObserver},
+    },
     logs::LogReader,
     metrics::{self, ServerMetrics, SliMetrics, StreamingMetrics},
+    probes,
     server::{
         self, Caps, Door, Endpoints, FOLLOWS, Guard, Serves, Site, TlsSource,
         ports::{Health, Statistics, targets::Targets},
@@ -48,12 +53,19 @@ pub(super) struct Parts {
     pub(super) runtime: Arc<str>,
     /// Streams of our own runtime.
     pub(super) targets: Option<Arc<dyn Targets>>,
+    /// What probes came to.
+    pub(super) probes: Arc<probes::Manager>,
 }
 
 impl Parts {
     fn pods(&self) -> EnginePods {
         let (engine, status) = (&self.engine, self.status.clone());
         EnginePods { pods: engine.pods.clone(), fates: engine.fates.clone(), status }
+    }
+
+    fn stories(&self, clock: Arc<dyn Clock>) -> PodStories {
+        let (pods, standings) = (self.engine.pods.clone(), self.engine.standings.clone());
+        PodStories { pods, standings, status: self.status.clone(), probes: self.probes.clone(), clock }
     }
 }
 
@@ -187,6 +199,7 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
     let (pods, status) = (parts.engine.pods.clone(), parts.status.clone());
     let pages = Arc::new(AgentPages::new(pods.clone(), status.clone(), base.registry.clone(), started));
     base.tasks.spawn(pages.clone().forget_gone(base.stop.child_token()));
+    why::count_waits(&base.registry, &parts.engine);
     let slis = SliMetrics::new(metrics::start_time_seconds().unwrap_or_default());
     let health = Arc::new(AgentHealth {
         heartbeat: parts.engine.heartbeat.clone(),
@@ -219,6 +232,7 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
                 started: i64::try_from(started).unwrap_or_default(),
                 pods: Arc::new(parts.pods()),
                 checkpoints: Arc::new(checkpoints(loaded, base, parts)),
+                why: Arc::new(parts.stories(base.clock.clone())),
             },
         ),
         streams: streams(loaded, base, parts),

@@ -10,7 +10,7 @@ use crate::{
     metrics::SliMetrics,
     server::{
         Tools,
-        ports::{Checkpoints, PodDirectory, Verbosity},
+        ports::{Checkpoints, Explains, PodDirectory, Verbosity},
         routes::statusz::Statusz,
     },
 };
@@ -27,16 +27,19 @@ pub(super) struct ToolParts {
     pub(super) pods: Arc<dyn PodDirectory>,
     /// The runtime's.
     pub(super) checkpoints: Arc<dyn Checkpoints>,
+    /// Why pods are as they are.
+    pub(super) why: Arc<dyn Explains>,
 }
 
 /// What stands behind the endpoints for people with a problem.
 pub(super) fn tools(loaded: &Loaded, parts: ToolParts) -> Tools {
-    let ToolParts { log, slis, started, pods, checkpoints } = parts;
+    let ToolParts { log, slis, started, pods, checkpoints, why } = parts;
     let flags = loaded.flag_values.iter();
     Tools {
         slis,
         pods,
         checkpoints,
+        why,
         statusz: Arc::new(Statusz {
             started: Timestamp::from_second(started).unwrap_or_default(),
             compiler: "rustc".to_owned(),

@@ -7,12 +7,15 @@ mod certs;
 mod config;
 mod cri;
 mod images;
+mod node;
 mod run;
+mod table;
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
+use self::node::{exec, logs, pods, top, why};
 use crate::{
     config::{Personality, version},
     embedded::images::apply::{apart::VERB as UNPACK, child as unpacker},
@@ -52,6 +55,16 @@ enum Command {
         #[command(subcommand)]
         command: images::Command,
     },
+    /// List the pods of this node
+    Pods(node::pods::Pods),
+    /// Tell what a pod waits for, and why it is as it is
+    Why(node::why::Wanted),
+    /// Print the log of a container
+    Logs(node::logs::Logs),
+    /// Run a command in a container
+    Exec(node::exec::Exec),
+    /// Tell what the pods of this node use
+    Top(node::top::Top),
     /// Print the version
     Version,
     /// What the runtime starts for each layer
@@ -87,6 +100,11 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Command::Certs { command } => certs::run(&command),
         Command::Cri(arguments) => cri::run(arguments),
         Command::Images { command } => images::run(command),
+        Command::Pods(wanted) => node::run(pods::list(wanted)),
+        Command::Why(wanted) => node::run(why::tell(wanted)),
+        Command::Logs(wanted) => node::run(logs::print_log(wanted)),
+        Command::Exec(wanted) => node::run(exec::run(wanted)),
+        Command::Top(wanted) => node::run(top::list(wanted)),
         Command::Unpack { job } => unpacker::main(&job),
         Command::Version => {
             println!("berth {}", version_line());

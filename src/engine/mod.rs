@@ -13,13 +13,16 @@ pub mod lifecycle;
 mod pod_manager;
 pub mod ports;
 mod ready;
+mod standings;
 mod static_order;
 mod sync_loop;
+pub mod waits;
 mod work_queue;
 mod worker;
 
 pub use fates::FatesView;
 pub use heartbeat::Heartbeat;
 pub use ready::SourcesReady;
+pub use standings::{Standing, Standings};
 pub use sync_loop::{Command, EngineHandle, Found, Inputs, WorkerView, kill_and_wait, start};
 pub use worker::{EngineConfig, Report, WorkerContext, reports};

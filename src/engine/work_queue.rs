@@ -20,6 +20,19 @@ pub enum TurnEnd {
     Failed,
 }
 
+impl TurnEnd {
+    /// What the next turn waits for; `blocked` says that the runtime, or its network, is in the way.
+    pub fn waits_for(&self, blocked: bool) -> &'static str {
+        match self {
+            Self::NetworkNotReady => "network",
+            Self::HeldBack(_) => "back-off",
+            Self::Failed if blocked => "runtime",
+            Self::Failed => "next try",
+            Self::Again | Self::Settled => "idle",
+        }
+    }
+}
+
 /// Back-off after an error that carries none.
 pub const ERROR_BACKOFF: Duration = Duration::from_secs(10);
 /// Back-off while the network is not ready.

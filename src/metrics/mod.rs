@@ -39,6 +39,7 @@ mod stats;
 mod status;
 mod streaming;
 mod volumes;
+mod waits;
 
 pub use admission::AdmissionMetrics;
 pub use allocation::AllocationMetrics;
@@ -76,3 +77,4 @@ pub use stats::{ClaimUsage, DiskUsages, LogUsage, StatsMetrics, StatsSource, reg
 pub use status::StatusMetrics;
 pub use streaming::StreamingMetrics;
 pub use volumes::{StorageOperation, VolumeMetrics, World};
+pub use waits::PodWaits;

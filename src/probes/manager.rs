@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use super::{
+    history::History,
     kind::declared,
     owner::{Deps, Order, Owner},
     results::Results,
@@ -138,6 +139,11 @@ impl ProbeManager for Manager {
 }
 
 impl Manager {
+    /// What the probes of an instance came to lately.
+    pub fn history(&self, container: &ContainerId) -> Vec<History> {
+        self.results.histories.of(container)
+    }
+
     fn order(&self, order: Order) {
         let _ = self.orders.send(order); // the task is gone at shutdown only
     }

@@ -20,6 +20,7 @@ pub mod attempt;
 mod dial;
 mod exec;
 mod grpc;
+mod history;
 mod http;
 pub mod kind;
 mod manager;
@@ -35,5 +36,6 @@ mod turn;
 mod url;
 
 pub use attempt::Handlers;
+pub use history::{History, Run};
 pub use manager::{Manager, open};
 pub use owner::Deps;

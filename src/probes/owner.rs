@@ -282,6 +282,9 @@ impl Owner {
     fn take_in(&mut self, id: ProbeId, outcome: &Outcome, begun: Instant) {
         let Some(probe) = self.probes.get_mut(&id) else { return };
         let kind = probe.kind();
+        if let Some(instance) = probe.turn.instance() {
+            self.results.histories.add(instance, kind, outcome, self.deps.clock.now());
+        }
         if let Some((reason, text)) = outcome.event(kind) {
             let event = Event::warning(probe.pod.id(), reason, text).at(probe.place.field_path(&probe.container));
             self.deps.events.record(event);

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{kind::Kind, saved::Saved};
+use super::{history::Histories, kind::Kind, saved::Saved};
 use crate::{
     engine::ports::{ProbeResult, ProbeResults},
     pod::ContainerId,
@@ -25,6 +25,8 @@ struct State {
 /// The results.
 #[derive(Default)]
 pub struct Results {
+    /// What attempts came to lately.
+    pub histories: Histories,
     state: Mutex<State>,
     changed: Notify,
 }
@@ -42,7 +44,8 @@ impl Results {
     /// With what an earlier agent saved.
     pub fn new(saved: Saved) -> Self {
         let restored = saved.into_results();
-        Self { state: Mutex::new(State { current: HashMap::new(), restored }), changed: Notify::new() }
+        let state = State { current: HashMap::new(), restored };
+        Self { histories: Histories::default(), state: Mutex::new(state), changed: Notify::new() }
     }
 
     /// What is known of an instance.
@@ -80,6 +83,7 @@ impl Results {
 
     /// Forgets the result of one probe.
     pub fn forget(&self, container: &ContainerId, kind: Kind) {
+        self.histories.forget(container, kind);
         let mut state = self.lock();
         if let Some(results) = state.current.get_mut(container) {
             *place(results, kind) = None;

@@ -14,13 +14,14 @@ use jiff::Timestamp;
 use super::{
     auth::Identity,
     ports::{
-        Checkpoints, ContainerLogs, Health, NodeLogs, Pages, PodDirectory, Profiles, RunningPods, Statistics, Verbosity,
+        Checkpoints, ContainerLogs, Explains, Health, NodeLogs, Pages, PodDirectory, Profiles, RunningPods, Statistics,
+        Verbosity,
     },
     routes::{
         attach, checkpoint, container_logs, exec, flags_v, flagz, healthz, metrics, metrics_page, node_logs,
         port_forward, pprof, run, slis, stats_summary,
         statusz::{self, Statusz},
-        text,
+        text, why,
     },
     routing::{Endpoint, Plain},
     streaming::{Caps, Streaming},
@@ -73,6 +74,8 @@ pub struct Tools {
     pub pods: Arc<dyn PodDirectory>,
     /// `/checkpoint/`
     pub checkpoints: Arc<dyn Checkpoints>,
+    /// `/debug/why/`
+    pub why: Arc<dyn Explains>,
 }
 
 impl Endpoints {
@@ -136,6 +139,7 @@ impl Endpoints {
                 let head = request.map(drop);
                 node_logs::read(&self.tools.node_logs, self.tools.log_queries, &head, &path).await
             }
+            Endpoint::Why(path) => why::tell(&*self.tools.why, &path),
             Endpoint::Pprof(name) => pprof::serve(&*self.tools.profiles, &request.map(drop), &name).await,
         }
     }

@@ -24,7 +24,7 @@ pub use exclusive::{Allocatable, Claim, ClaimDevice, Device, ExclusiveResources,
 pub use node_logs::{NodeDirectory, NodeEntry, NodeFile, NodeLogError, NodeLogs};
 pub use pod_directory::{PodDirectory, PodFeed};
 pub use reviews::{AccessRequest, AccessReviewer, AccessVerdict, ReviewError, TokenReviewer, TokenVerdict};
-pub use tools::{CheckpointError, Checkpoints, MemoryView, ProfileError, Profiles, Verbosity};
+pub use tools::{CheckpointError, Checkpoints, Explains, MemoryView, ProfileError, Profiles, Verbosity};
 
 /// Pages made from snapshots.
 pub trait Pages: Send + Sync + 'static {

@@ -130,6 +130,8 @@ pub enum Endpoint {
     Logs(String),
     /// `/debug/pprof/` and below.
     Pprof(String),
+    /// `/debug/why/{namespace}/{pod}`; no endpoint of the reference.
+    Why(PodPath),
 }
 
 /// What the service router says.
@@ -158,11 +160,21 @@ const SERVICES: &[(&str, &str, bool)] = &[
     ("/checkpoint/", JSON, false),
     ("/logs/", "", false),
     ("/debug/pprof/", "", false),
+    ("/debug/why/", JSON, false),
 ];
 const JSON: &str = "application/json";
 /// Services that exist only for debugging; switched off, they are stubs.
-const DEBUG_ROOTS: &[&str] =
-    &["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/runningpods/", "/debug/pprof/", "/logs/"];
+const DEBUG_ROOTS: &[&str] = &[
+    "/run/",
+    "/exec/",
+    "/attach/",
+    "/portForward/",
+    "/containerLogs/",
+    "/runningpods/",
+    "/debug/pprof/",
+    "/debug/why/",
+    "/logs/",
+];
 const DEBUG_OFF: &str = "Debug endpoints are disabled.";
 const LOGS_OFF: &str = "logs endpoint is disabled.";
 const PROFILING_OFF: &str = "profiling endpoint is disabled.";
@@ -262,6 +274,7 @@ fn endpoint(root: &str, rest: &str) -> Option<(Endpoint, &'static str)> {
         ("/checkpoint/", parts) => (Endpoint::Checkpoint(container(parts, false)?), "POST"),
         ("/logs/", _) => (Endpoint::Logs(rest.to_owned()), "GET"),
         ("/debug/pprof/", _) => (Endpoint::Pprof(rest.to_owned()), "GET"),
+        ("/debug/why/", [namespace, pod]) => (Endpoint::Why(pod_path(namespace, pod, None)), "GET"),
         _ => return None,
     };
     Some(found)
@@ -396,6 +409,7 @@ mod tests {
             ("/logs", None, to("/logs/")),
             ("/checkpoint", None, to("/checkpoint/")),
             ("/debug/pprof", None, to("/debug/pprof/")),
+            ("/debug/why", None, to("/debug/why/")),
             ("/run", None, on("/run")),
             ("/pods/", None, on("/pods/")),
             ("/pods/x", None, on("/pods/x")),
@@ -417,9 +431,16 @@ mod tests {
     fn what_is_switched_off_is_a_stub_or_unknown() {
         // AC-04-10, AC-04-11, AC-04-12
         let stub = |text| Outer::Plain(Plain::Disabled(text));
-        for path in
-            ["/run/x", "/exec/xxx", "/attach/", "/portForward/a", "/containerLogs/a", "/runningpods/", "/logs/x"]
-        {
+        for path in [
+            "/debug/why/a/b",
+            "/run/x",
+            "/exec/xxx",
+            "/attach/",
+            "/portForward/a",
+            "/containerLogs/a",
+            "/runningpods/",
+            "/logs/x",
+        ] {
             assert_eq!(
                 outer(path, None, &Switches::READ_ONLY, CHECKS),
                 stub("Debug endpoints are disabled."),
@@ -475,6 +496,9 @@ mod tests {
             ("GET", "/logs/x/y/", None, Service::Found(Endpoint::Logs("x/y/".to_owned()))),
             ("GET", "/logs/", None, Service::Found(Endpoint::Logs(String::new()))),
             ("GET", "/debug/pprof/heap", None, Service::Found(Endpoint::Pprof("heap".to_owned()))),
+            ("GET", "/debug/why/a/b", None, Service::Found(Endpoint::Why(pod(None)))),
+            ("GET", "/debug/why/a", None, Service::NotFound),
+            ("POST", "/debug/why/a/b", None, Service::MethodNotAllowed("GET")),
         ] {
             assert_eq!(service(method, path, accept), wanted, "{method} {path}");
         }

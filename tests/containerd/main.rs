@@ -5,6 +5,7 @@
 mod kit;
 
 mod adversity;
+mod commands;
 mod endings;
 mod environment;
 mod failures;

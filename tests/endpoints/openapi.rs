@@ -61,6 +61,7 @@ fn template(endpoint: &Endpoint) -> String {
         Endpoint::Logs(rest) if rest.is_empty() => "/logs/".to_owned(),
         Endpoint::Logs(_) => "/logs/{path}".to_owned(),
         Endpoint::Pprof(rest) if rest.is_empty() => "/debug/pprof/".to_owned(),
+        Endpoint::Why(_) => "/debug/why/{namespace}/{pod}".to_owned(),
         Endpoint::Pprof(_) => "/debug/pprof/{name}".to_owned(),
     }
 }
@@ -110,6 +111,7 @@ const PROBES: &[&str] = &[
     "/logs/x/y",
     "/debug/pprof/",
     "/debug/pprof/profile",
+    "/debug/why/n/p",
     "/debug/flags/v",
     "/flagz",
     "/statusz",

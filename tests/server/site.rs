@@ -24,7 +24,7 @@ use berth::{
         auth::{Identity, Via},
         ports::streams::{Sandbox, StreamError, StreamSet, Streams},
         ports::{
-            CheckpointError, Checkpoints, ContainerLogs, Health, LogPieces, LogQuery, LogRefusal, LogSource,
+            CheckpointError, Checkpoints, ContainerLogs, Explains, Health, LogPieces, LogQuery, LogRefusal, LogSource,
             MemoryView, MetricsPage, NodeEntry, NodeLogError, NodeLogs, Pages, PodDirectory, ProfileError, Profiles,
             RunningPods, Statistics, SummaryForm, Verbosity,
         },
@@ -123,6 +123,12 @@ impl Health for Players {
 impl RunningPods for Players {
     async fn list(&self) -> Result<Bytes, String> {
         Err("the runtime says no".to_owned())
+    }
+}
+
+impl Explains for Players {
+    fn why(&self, _: &str, pod: &str) -> Option<Bytes> {
+        (pod == "p").then(|| Bytes::from_static(b"{}\n"))
     }
 }
 
@@ -349,6 +355,7 @@ impl Served {
                     profiles: players.clone(),
                     pods: players.clone(),
                     checkpoints: players.clone(),
+                    why: players.clone(),
                 },
                 streams: Streaming::new(
                     StreamingConfig::default(),

@@ -2,7 +2,10 @@
 
 use jiff::Timestamp;
 
-use crate::embedded::images::orders::Image;
+use crate::{
+    cli::table::{self, columns},
+    embedded::images::orders::Image,
+};
 
 /// Digits of an id that are shown.
 const SHORT: usize = 12;
@@ -79,31 +82,8 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
-/// As kubectl tells it: the largest unit that fits.
 fn age(created: &str, now: Timestamp) -> String {
-    let Ok(created) = created.parse::<Timestamp>() else { return "<unknown>".to_owned() };
-    let seconds = now.as_second().saturating_sub(created.as_second()).max(0);
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7200 => format!("{}m", seconds / 60),
-        7200..172_800 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
-/// Columns three spaces apart.
-fn columns(rows: &[Vec<String>]) -> String {
-    let count = rows.first().map_or(0, Vec::len);
-    let width =
-        |at: usize| rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..count).map(width).collect();
-    let mut out = String::new();
-    for row in rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        out.push_str(cells.collect::<Vec<_>>().join("   ").trim_end());
-        out.push('\n');
-    }
-    out
+    created.parse().map_or_else(|_| "<unknown>".to_owned(), |created| table::age(created, now))
 }
 
 #[cfg(test)]

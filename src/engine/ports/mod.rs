@@ -35,7 +35,7 @@ pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, 
 pub use runtime::{
     ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodFates, PodRuntime, StartFailure, SyncOutcome, SyncPod,
 };
-pub use stage::{Stage, StageView};
+pub use stage::{PassedStage, Stage, StageError, StageView};
 pub use state_file::StateFile;
 pub use storage::{Attached, StorageError, StorageObjects};
 pub use user_namespaces::{IdRange, UserNamespaces};

@@ -13,6 +13,7 @@ use crate::{
         grace::kill_wait,
         lifecycle::{Lifecycle, StatusOverride, StopCause, StopOrder},
         ports::StageView,
+        standings::Standing,
         worker::Cause,
     },
     pod::{Pod, PodRef, PodUid},
@@ -100,13 +101,9 @@ impl SyncLoop {
     }
 
     fn describe(&self) -> Vec<WorkerView> {
-        let view = |record: &Record| WorkerView {
-            id: record.id.clone(),
-            life: record.life.clone(),
-            stage: match &record.state {
-                State::Working(handle) => Some(handle.stage.view()),
-                State::Waiting | State::Finished => None,
-            },
+        let view = |record: &Record| {
+            let Standing { id, life, stage } = record.standing();
+            WorkerView { id, life, stage: stage.map(|stage| stage.view()) }
         };
         self.records.values().map(view).collect()
     }

@@ -39,6 +39,7 @@ use super::{
     lifecycle::Lifecycle,
     pod_manager::PodManager,
     ready::SourcesReady,
+    standings::{Standing, Standings},
     static_order::StaticOrder,
     worker::{Report, WorkerContext},
 };
@@ -53,6 +54,8 @@ pub struct EngineHandle {
     pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
     /// What becomes of each pod.
     pub fates: FatesView,
+    /// Where each pod stands.
+    pub standings: Standings,
     /// When the loop last turned.
     pub heartbeat: Heartbeat,
 }
@@ -85,6 +88,7 @@ pub struct SyncLoop {
     sweep_due: bool,
     published: watch::Sender<Arc<Vec<Arc<Pod>>>>,
     fates: watch::Sender<Arc<Fates>>,
+    standings: watch::Sender<Arc<Vec<Standing>>>,
     changed: bool,
     heartbeat: Heartbeat,
 }
@@ -97,6 +101,7 @@ pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
     let (commands, received) = mpsc::channel(256);
     let (published, pods) = watch::channel(Arc::new(Vec::new()));
     let (fates, fates_seen) = watch::channel(Arc::default());
+    let (standings, standings_seen) = watch::channel(Arc::default());
     let heartbeat = Heartbeat::new();
     if let Some(writer) = inputs.allocator.take_writer() {
         context.tasks.spawn(writer.run(context.shutdown.clone()));
@@ -116,11 +121,12 @@ pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
         sweep_due: true,
         published,
         fates,
+        standings,
         changed: true,
         heartbeat: heartbeat.clone(),
     };
     context.tasks.spawn(sync_loop.run(inputs.changes, inputs.reports, received));
-    EngineHandle { commands, pods, fates: FatesView(fates_seen), heartbeat }
+    EngineHandle { commands, pods, fates: FatesView(fates_seen), standings: standings_seen, heartbeat }
 }
 
 impl SyncLoop {
@@ -169,5 +175,6 @@ impl SyncLoop {
         let mut pods: HashMap<PodUid, Option<Lifecycle>> = desired.collect();
         pods.extend(self.records.iter().map(|(uid, record)| (uid.clone(), Some(record.life.clone()))));
         self.fates.send_replace(Arc::new(Fates { sources_ready: self.ready.all(), pods }));
+        self.standings.send_replace(Arc::new(self.records.values().map(Record::standing).collect()));
     }
 }

@@ -10,6 +10,7 @@ use super::SyncLoop;
 use crate::{
     engine::{
         lifecycle::{self, Lifecycle, StopCause, StopOrder, Wish},
+        standings::Standing,
         worker::{self, Cause, Desired, Report, WorkerHandle},
     },
     pod::{Pod, PodFullName, PodRef, PodUid},
@@ -39,6 +40,15 @@ impl Record {
     /// Whether it is on its way out: its worker says so, or was told to stop and has not said yet.
     pub(super) fn is_stopping(&self) -> bool {
         self.life.is_stopping() || self.wish.stop.is_some()
+    }
+
+    /// Where it stands.
+    pub(super) fn standing(&self) -> Standing {
+        let stage = match &self.state {
+            State::Working(handle) => Some(handle.stage.clone()),
+            State::Waiting | State::Finished => None,
+        };
+        Standing { id: self.id.clone(), life: self.life.clone(), stage }
     }
 }
 
@@ -94,6 +104,7 @@ impl SyncLoop {
         let desired = Desired { pod: record.pod.clone(), wish: record.wish.clone(), cause, handed_at: Instant::now() };
         let handle = worker::spawn(self.context.clone(), record.id.clone(), record.life.clone(), desired);
         record.state = State::Working(handle);
+        self.changed = true;
     }
 
     /// A static pod that was changed while the agent was away still runs under its old UID: that

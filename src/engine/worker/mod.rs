@@ -16,7 +16,7 @@ mod resize;
 mod stop;
 mod sync;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use rand::Rng;
 use tokio::{
@@ -149,7 +149,7 @@ impl Worker {
             if let Some(left) = sync::Turn::until_deadline(&context, &self.memory) {
                 wait = wait.min(left);
             }
-            self.memory.stage.set("idle");
+            self.rest(&end, wait);
             fresh_word = false;
             tokio::select! {
                 biased;
@@ -163,7 +163,13 @@ impl Worker {
                 () = tokio::time::sleep(wait) => {}
             }
         }
-        self.memory.stage.set("finished");
+        self.memory.stage.rest("finished", None);
+    }
+
+    /// Says what the next turn waits for.
+    fn rest(&self, end: &TurnEnd, wait: Duration) {
+        let name = end.waits_for(self.memory.blocked_on_runtime);
+        self.memory.stage.rest(name, (*end != TurnEnd::Settled).then(|| Instant::now() + wait));
     }
 
     /// Takes notice of the latest word; tells the sync loop where the pod's life moved on.
@@ -209,6 +215,7 @@ impl Worker {
             }
             Ok(sync::Outcome::Stays(end)) => (end, overheard),
             Err(text) => {
+                self.memory.stage.failed(&text);
                 error!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
                 (TurnEnd::Failed, overheard)
             }

@@ -456,6 +456,7 @@ impl Turn<'_> {
             self.memory.last_failure = None;
             return;
         };
+        self.memory.stage.failed(text);
         let known = self.memory.last_failure.as_ref();
         if known.is_some_and(|(old, at)| old == text && at.elapsed() < Duration::from_secs(60)) {
             return;

@@ -6,11 +6,12 @@ use http::Method;
 type Row = (&'static str, &'static [&'static str]);
 
 /// The first row whose segments begin the path counts; `proxy` covers the rest.
-const ROWS: [Row; 10] = [
+const ROWS: [Row; 11] = [
     ("/pods", &["pods", "proxy"]),
     ("/healthz", &["healthz", "proxy"]),
     ("/configz", &["configz", "proxy"]),
     ("/runningpods", &["pods", "proxy"]),
+    ("/debug/why", &["pods", "proxy"]), // what it shows is what `/pods` shows, and why
     ("/stats", &["stats"]),
     ("/metrics", &["metrics"]),
     ("/logs", &["log"]),
@@ -84,6 +85,8 @@ mod tests {
             ("/flagz", "configz"), // AC-04-8
             ("/exec/a/b/c", "proxy"),
             ("/containerLogs/a/b/c", "proxy"),
+            ("/debug/why/a/b", "pods proxy"),
+            ("/debug/whyx", "proxy"),
             ("/debug/pprof/", "proxy"),
             ("/spec/", "proxy"),
             ("/", "proxy"),

@@ -53,6 +53,13 @@ pub trait Profiles: Send + Sync + 'static {
     fn command_line(&self) -> Bytes;
 }
 
+/// Tells why pods are as they are.
+pub trait Explains: Send + Sync + 'static {
+    /// The document of `/debug/why/{namespace}/{pod}`, newline included; `None` where there is no such pod. Waits for
+    /// nobody.
+    fn why(&self, namespace: &str, pod: &str) -> Option<Bytes>;
+}
+
 /// Why a container was not checkpointed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CheckpointError {

@@ -20,6 +20,7 @@ pub(super) mod stats_summary;
 pub mod statusz;
 mod streams;
 pub(super) mod text;
+pub(super) mod why;
 mod zpages;
 
 pub use attach::attach;

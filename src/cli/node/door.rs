@@ -1,0 +1,255 @@
+//! The way to the node's API: TLS with the local administrator's certificate, a connection for each question.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use clap::Args;
+use http::{Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::{
+    body::Incoming,
+    client::conn::http1::{self, SendRequest},
+};
+use hyper_util::rt::TokioIo;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+};
+use serde::de::DeserializeOwned;
+use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::TlsConnector;
+
+/// Where the node's API is where nothing is said.
+const HERE: &str = "127.0.0.1:10250";
+const PORT: u16 = 10250;
+/// Where certificates are where nothing is said.
+const CERTIFICATES: &str = "/var/lib/kubelet/pki";
+/// How long a connection may take to come about, and an answer to begin.
+const CONNECT: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(60);
+/// Longest document that is read.
+const DOCUMENT: usize = 256 << 20;
+/// As much of an error's text is shown.
+const REFUSAL: usize = 4 << 10;
+
+/// Where the node is, and who asks.
+#[derive(Args, Clone, Debug, Default)]
+pub(in crate::cli) struct Arguments {
+    /// The node's API [default: $BERTH_SERVER, or 127.0.0.1:10250]
+    #[arg(long, value_name = "HOST[:PORT]", help_heading = "Connection")]
+    server: Option<String>,
+    /// The agent's --cert-dir [default: $BERTH_CERT_DIR, or /var/lib/kubelet/pki]
+    #[arg(long, value_name = "DIR", help_heading = "Connection")]
+    cert_dir: Option<PathBuf>,
+    /// Who is believed to be the node [default: kubelet.crt of the certificates]
+    #[arg(long, value_name = "FILE", help_heading = "Connection")]
+    cacert: Option<PathBuf>,
+    /// The certificate of who asks [default: berth-admin.crt of the certificates]
+    #[arg(long, value_name = "FILE", requires = "key", help_heading = "Connection")]
+    cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE", requires = "cert", help_heading = "Connection")]
+    key: Option<PathBuf>,
+}
+
+/// The way to a node's API.
+pub(super) struct Door {
+    address: String,
+    name: ServerName<'static>,
+    tls: TlsConnector,
+}
+
+impl Door {
+    /// Reads certificates.
+    pub(super) fn open(arguments: &Arguments) -> Result<Self> {
+        let server = arguments.server.clone().or_else(|| std::env::var("BERTH_SERVER").ok());
+        let (host, address) = address(server.as_deref().unwrap_or(HERE))?;
+        let from_environment = || std::env::var_os("BERTH_CERT_DIR").map(PathBuf::from);
+        let directory = arguments.cert_dir.clone().or_else(from_environment);
+        let directory = directory.unwrap_or_else(|| PathBuf::from(CERTIFICATES));
+        let of = |given: &Option<PathBuf>, name| given.clone().unwrap_or_else(|| directory.join(name));
+        let believed = certificates(&of(&arguments.cacert, "kubelet.crt"))?;
+        let client = certificates(&of(&arguments.cert, "berth-admin.crt"))
+            .context("a node of a cluster has no local administrator: use --cert and --key there")?;
+        let key_file = of(&arguments.key, "berth-admin.key");
+        let key = PrivateKeyDer::from_pem_file(&key_file).with_context(|| key_file.display().to_string())?;
+        let provider = Arc::new(ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Believed::new(believed, provider)))
+            .with_client_auth_cert(client, key)?;
+        let name = ServerName::try_from(host.clone()).with_context(|| format!("--server: {host:?} is no host"))?;
+        Ok(Self { address, name, tls: Arc::new(config).into() })
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Empty<Bytes>>> {
+        let connecting = async {
+            let stream = TcpStream::connect(&self.address).await?;
+            stream.set_nodelay(true)?;
+            let stream = self.tls.connect(self.name.clone(), stream).await?;
+            anyhow::Ok(http1::handshake(TokioIo::new(stream)).await?)
+        };
+        let connected = timeout(CONNECT, connecting).await.unwrap_or_else(|_| bail!("no answer within {CONNECT:?}"));
+        let (sender, connection) = connected.with_context(|| format!("cannot reach the node at {}", self.address))?;
+        // What it ends with whoever waits for the answer hears, too.
+        tokio::spawn(connection.with_upgrades());
+        Ok(sender)
+    }
+
+    /// Asks; an answer that is no success is an error. Its body may go on for as long as it likes.
+    pub(super) async fn ask(&self, path: &str, headers: &[(header::HeaderName, &str)]) -> Result<Response<Incoming>> {
+        let mut sender = self.connect().await?;
+        let mut request = Request::get(path).header(header::HOST, &self.address);
+        for (name, value) in headers {
+            request = request.header(name, *value);
+        }
+        let answer = timeout(ANSWER, sender.send_request(request.body(Empty::new())?)).await;
+        let answer = answer.map_err(|_| anyhow::anyhow!("the node does not answer within {ANSWER:?}"))??;
+        let status = answer.status();
+        if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(answer);
+        }
+        let body = timeout(ANSWER, Limited::new(answer.into_body(), REFUSAL).collect()).await;
+        let text = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
+        let text = super::super::table::tame(String::from_utf8_lossy(&text).trim());
+        match status {
+            StatusCode::UNAUTHORIZED => bail!("the node does not believe this certificate ({text})"),
+            _ if text.is_empty() => bail!("the node says {status}"),
+            _ => bail!("{text}"),
+        }
+    }
+
+    /// A document's bytes.
+    pub(super) async fn bytes(&self, path: &str) -> Result<Bytes> {
+        let answer = self.ask(path, &[]).await?;
+        let body = timeout(ANSWER, Limited::new(answer.into_body(), DOCUMENT).collect()).await;
+        let body = body.with_context(|| format!("{path}: not all of it came within {ANSWER:?}"))?;
+        Ok(body.map_err(|error| anyhow::anyhow!("{path}: {error}"))?.to_bytes())
+    }
+
+    /// A document.
+    pub(super) async fn document<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        let bytes = self.bytes(path).await?;
+        serde_json::from_slice(&bytes).with_context(|| format!("{path}: what the node answers cannot be read"))
+    }
+}
+
+/// Host, and where it is dialled.
+fn address(server: &str) -> Result<(String, String)> {
+    let server = server.trim_start_matches("https://").trim_end_matches('/');
+    let (host, port) = match server.rsplit_once(':') {
+        _ if server.parse::<std::net::Ipv6Addr>().is_ok() => (server, PORT),
+        Some((host, port)) if !host.ends_with(':') && !port.ends_with(']') => {
+            (host, port.parse().with_context(|| format!("--server: {port:?} is no port"))?)
+        }
+        _ => (server, PORT),
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    if host.is_empty() {
+        bail!("--server: {server:?} names no host");
+    }
+    let shown = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    Ok((host.to_owned(), format!("{shown}:{port}")))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let read = read.with_context(|| format!("cannot read {}", path.display()))?;
+    if read.is_empty() {
+        bail!("{}: there is no certificate in it", path.display());
+    }
+    Ok(read)
+}
+
+/// Believes who shows a certificate that lies in our file, whatever names it has; and whom one of those signed.
+#[derive(Debug)]
+struct Believed {
+    known: Vec<CertificateDer<'static>>,
+    signed: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Believed {
+    fn new(known: Vec<CertificateDer<'static>>, provider: Arc<CryptoProvider>) -> Self {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(known.iter().cloned());
+        let signed = WebPkiServerVerifier::builder_with_provider(roots.into(), provider.clone()).build().ok();
+        Self { known, signed, provider }
+    }
+}
+
+impl ServerCertVerifier for Believed {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        if self.known.iter().any(|known| known == end_entity) {
+            return Ok(ServerCertVerified::assertion());
+        }
+        let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        let signed = self.signed.as_ref().ok_or(unknown)?;
+        signed.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, cert, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_have_names_and_ports() {
+        for (server, expected) in [
+            ("node", Some(("node", "node:10250"))),
+            ("node:7", Some(("node", "node:7"))),
+            ("https://10.0.0.1:7/", Some(("10.0.0.1", "10.0.0.1:7"))),
+            ("::1", Some(("::1", "[::1]:10250"))),
+            ("[::1]", Some(("::1", "[::1]:10250"))),
+            ("[::1]:7", Some(("::1", "[::1]:7"))),
+            ("node:x", None),
+            (":7", None),
+            ("", None),
+        ] {
+            let expected = expected.map(|(host, address)| (host.to_owned(), address.to_owned()));
+            assert_eq!(address(server).ok(), expected, "{server}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! `berth exec`: a command in a container.
+
+use std::{
+    io::{self, IsTerminal},
+    process::ExitCode,
+};
+
+use anyhow::Result;
+use clap::Args;
+
+use super::{
+    door::{self, Door},
+    names::{self, PodArguments},
+    session::{self, Streams},
+    terminal::Raw,
+};
+
+/// Where, and what.
+#[derive(Args, Debug)]
+pub(in crate::cli) struct Exec {
+    #[command(flatten)]
+    pod: PodArguments,
+    /// The container [default: the pod's first]
+    #[arg(short, long)]
+    container: Option<String>,
+    /// Pass standard input on
+    #[arg(short = 'i', long)]
+    stdin: bool,
+    /// Give the command a terminal
+    #[arg(short = 't', long)]
+    tty: bool,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+    #[command(flatten)]
+    door: door::Arguments,
+}
+
+/// Runs it; its exit code is ours.
+pub(in crate::cli) async fn run(wanted: Exec) -> Result<ExitCode> {
+    let door = Door::open(&wanted.door)?;
+    let pod = wanted.pod.find(&door).await?;
+    let container = names::container(&pod, wanted.container.as_deref())?;
+    let terminal = wanted.tty && io::stdin().is_terminal();
+    if wanted.tty && !terminal {
+        eprintln!("standard input is no terminal: the command gets none");
+    }
+    let streams = Streams { input: wanted.stdin, terminal };
+    let (namespace, name) = (names::namespace(&pod), names::name(&pod));
+    let path = format!("/exec/{namespace}/{name}/{container}?{}", query(&wanted.command, streams));
+    let raw = if terminal && wanted.stdin { Some(Raw::enter()?) } else { None };
+    let code = session::run(&door, &path, streams).await;
+    drop(raw);
+    Ok(ExitCode::from(code?))
+}
+
+fn query(command: &[String], streams: Streams) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    for word in command {
+        query.append_pair("command", word);
+    }
+    query.append_pair("output", "1");
+    // A terminal has one stream for both.
+    query.append_pair(if streams.terminal { "tty" } else { "error" }, "1");
+    if streams.input {
+        query.append_pair("input", "1");
+    }
+    query.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_name_words_and_streams() {
+        let command = ["sh", "-c", "echo a&b"].map(str::to_owned);
+        let words = "command=sh&command=-c&command=echo+a%26b&output=1";
+        for (input, terminal, rest) in
+            [(false, false, "&error=1"), (true, false, "&error=1&input=1"), (true, true, "&tty=1&input=1")]
+        {
+            assert_eq!(query(&command, Streams { input, terminal }), format!("{words}{rest}"));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! `berth pods`, `why`, `logs`, `exec` and `top`: clients of the node's own API, with the local administrator's
+//! certificate.
+
+mod door;
+pub(super) mod exec;
+pub(super) mod logs;
+mod names;
+pub(super) mod pods;
+mod rows;
+mod session;
+mod terminal;
+pub(super) mod top;
+pub(super) mod why;
+
+use std::{
+    io::{self, IsTerminal, Write},
+    process::ExitCode,
+};
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+/// What a shell tells of a program that was interrupted.
+const INTERRUPTED: u8 = 130;
+
+/// How something is shown.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Output {
+    /// For people
+    #[default]
+    Table,
+    /// With more columns
+    Wide,
+    /// Everything, for programs
+    Json,
+}
+
+/// Carries a command out.
+pub(super) fn run(command: impl Future<Output = Result<ExitCode>>) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = runtime.block_on(async {
+        tokio::select! {
+            outcome = command => outcome.unwrap_or_else(|error| {
+                eprintln!("error: {error:#}");
+                ExitCode::FAILURE
+            }),
+            _ = tokio::signal::ctrl_c() => ExitCode::from(INTERRUPTED),
+        }
+    });
+    // Whatever still reads standard input ends with us.
+    runtime.shutdown_background();
+    code
+}
+
+/// A reader that has seen enough is no failure.
+fn print(text: impl AsRef<[u8]>) -> Result<Reader> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(Reader::Listens),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Left),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whoever reads what we print.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reader {
+    Listens,
+    Left,
+}
+
+/// Whether what we print is shown in colours.
+fn in_colour() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}

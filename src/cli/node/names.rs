@@ -1,0 +1,151 @@
+//! Which pod and which container are meant. Pure, but for the list that is asked for.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use k8s_openapi::{List, api::core::v1::Pod};
+
+use super::door::Door;
+
+/// What kubectl reads, too.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+/// Names that are listed where several are meant.
+const LISTED: usize = 10;
+
+/// Which pod.
+#[derive(Args, Clone, Debug, Default)]
+pub(in crate::cli) struct PodArguments {
+    /// The pod: its name, also without the node's that static pods carry, or NAMESPACE/NAME
+    pod: String,
+    /// Its namespace [default: wherever there is one of that name]
+    #[arg(short, long)]
+    namespace: Option<String>,
+}
+
+/// A pod by its full name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Named {
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+/// All pods.
+pub(super) async fn pods(door: &Door) -> Result<Vec<Pod>> {
+    Ok(door.document::<List<Pod>>("/pods").await?.items)
+}
+
+impl PodArguments {
+    /// The pod that is meant.
+    pub(super) async fn find(&self, door: &Door) -> Result<Pod> {
+        let pods = pods(door).await?;
+        let named = self.named(&pods)?;
+        let is_it = |pod: &Pod| name(pod) == named.name && namespace(pod) == named.namespace;
+        pods.into_iter()
+            .find(is_it)
+            .with_context(|| format!("pod {}/{} is not on this node", named.namespace, named.name))
+    }
+
+    /// Whom it names; of a pod that nobody wants any more only the full name tells.
+    pub(super) fn named(&self, pods: &[Pod]) -> Result<Named> {
+        let (wanted_namespace, wanted) = match self.pod.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), name),
+            None => (self.namespace.as_deref(), self.pod.as_str()),
+        };
+        let is_there = |pod: &&Pod| wanted_namespace.is_none_or(|wanted| namespace(pod) == wanted);
+        let with = |is_it: &dyn Fn(&str) -> bool| {
+            let found = pods.iter().filter(is_there).filter(|pod| is_it(name(pod)));
+            found.map(|pod| Named { namespace: namespace(pod).to_owned(), name: name(pod).to_owned() }).collect()
+        };
+        let mut found: Vec<Named> = with(&|name| name == wanted);
+        if found.is_empty() {
+            found = with(&|name| name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('-')));
+        }
+        found.dedup();
+        match (found.as_slice(), wanted_namespace) {
+            ([one], _) => Ok(one.clone()),
+            ([], Some(namespace)) => Ok(Named { namespace: namespace.to_owned(), name: wanted.to_owned() }),
+            ([], None) => bail!("no pod on this node is called {wanted:?}"),
+            (several, _) => {
+                let names = several.iter().take(LISTED).map(|named| format!("{}/{}", named.namespace, named.name));
+                let names: Vec<String> = names.collect();
+                bail!("{wanted:?} could be any of {}: {}", several.len(), names.join(", "))
+            }
+        }
+    }
+}
+
+/// The container that is meant: the one that is named, the default one, the first.
+pub(super) fn container(pod: &Pod, wanted: Option<&str>) -> Result<String> {
+    let spec = pod.spec.as_ref().context("the pod has no spec")?;
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| container.name.as_str());
+    let init = spec.init_containers.iter().flatten().map(|container| container.name.as_str());
+    let all: Vec<&str> =
+        spec.containers.iter().map(|container| container.name.as_str()).chain(init).chain(ephemeral).collect();
+    let default = pod.metadata.annotations.as_ref().and_then(|all| all.get(DEFAULT_CONTAINER)).map(String::as_str);
+    let chosen = match wanted {
+        Some(wanted) => all.iter().copied().find(|name| *name == wanted).with_context(|| {
+            format!("pod {}/{} has no container {wanted:?}, but {}", namespace(pod), name(pod), all.join(", "))
+        })?,
+        None => {
+            let default = default.and_then(|default| all.iter().copied().find(|name| *name == default));
+            default.or(all.first().copied()).context("the pod has no container")?
+        }
+    };
+    Ok(chosen.to_owned())
+}
+
+/// The pod's name.
+pub(super) fn name(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// The pod's namespace.
+pub(super) fn namespace(pod: &Pod) -> &str {
+    pod.metadata.namespace.as_deref().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(namespace: &str, name: &str) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]},
+        }))
+        .expect("a pod")
+    }
+
+    #[test]
+    fn names_may_be_short_where_they_are_clear() {
+        let pods =
+            [pod("default", "web-node"), pod("default", "web2-node"), pod("x", "db"), pod("y", "db"), pod("x", "db-1")];
+        for (wanted, namespace, expected) in [
+            ("web-node", None, Ok("default/web-node")),
+            ("web", None, Ok("default/web-node")),
+            ("web2", None, Ok("default/web2-node")),
+            ("db", Some("x"), Ok("x/db")),
+            ("y/db", None, Ok("y/db")),
+            ("db", None, Err("\"db\" could be any of 2: x/db, y/db")),
+            ("gone", Some("x"), Ok("x/gone")),
+            ("x/gone", None, Ok("x/gone")),
+            ("gone", None, Err("no pod on this node is called \"gone\"")),
+        ] {
+            let arguments = PodArguments { pod: wanted.to_owned(), namespace: namespace.map(str::to_owned) };
+            let found = arguments.named(&pods).map(|named| format!("{}/{}", named.namespace, named.name));
+            assert_eq!(found.map_err(|error| error.to_string()), expected.map(str::to_owned).map_err(str::to_owned));
+        }
+    }
+
+    #[test]
+    fn the_default_container_is_the_first_unless_somebody_says_otherwise() {
+        let mut pod = pod("n", "p");
+        assert_eq!(container(&pod, None).ok().as_deref(), Some("a"));
+        assert_eq!(container(&pod, Some("i")).ok().as_deref(), Some("i"));
+        let error = container(&pod, Some("z")).expect_err("none").to_string();
+        assert_eq!(error, "pod n/p has no container \"z\", but a, b, i");
+        pod.metadata.annotations = Some([(DEFAULT_CONTAINER.to_owned(), "b".to_owned())].into());
+        assert_eq!(container(&pod, None).ok().as_deref(), Some("b"));
+    }
+}

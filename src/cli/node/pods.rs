@@ -1,0 +1,51 @@
+//! `berth pods`: the pods of this node.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::{
+    Output,
+    door::{self, Door},
+    in_colour,
+    names::{self, namespace},
+    print, rows,
+};
+
+/// Which pods.
+#[derive(Args, Debug)]
+pub(in crate::cli) struct Pods {
+    /// Only those of this namespace
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// How to show them
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    #[command(flatten)]
+    door: door::Arguments,
+}
+
+/// Lists them.
+pub(in crate::cli) async fn list(wanted: Pods) -> Result<ExitCode> {
+    let door = Door::open(&wanted.door)?;
+    let text = if wanted.output == Output::Json {
+        let mut page: Value = door.document("/pods").await?;
+        if let (Some(wanted), Some(items)) = (&wanted.namespace, page.get_mut("items").and_then(Value::as_array_mut)) {
+            items.retain(|pod| pod.pointer("/metadata/namespace") == Some(&json!(wanted)));
+        }
+        format!("{}\n", serde_json::to_string_pretty(&page)?)
+    } else {
+        let mut pods = names::pods(&door).await?;
+        pods.retain(|pod| wanted.namespace.as_deref().is_none_or(|wanted| namespace(pod) == wanted));
+        if pods.is_empty() {
+            eprintln!("There are no pods.");
+            return Ok(ExitCode::SUCCESS);
+        }
+        rows::table(&pods, wanted.output == Output::Wide, Timestamp::now(), in_colour())
+    };
+    print(text)?;
+    Ok(ExitCode::SUCCESS)
+}

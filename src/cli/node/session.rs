@@ -1,0 +1,225 @@
+//! A command's streams over a WebSocket, client side (spec 04b §4.1).
+
+use std::{
+    future::pending,
+    io::{self, Read, Write},
+    thread,
+};
+
+use anyhow::{Context, Result, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::{SinkExt, StreamExt};
+use http::{StatusCode, header};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{Message, handshake::derive_accept_key, protocol::Role},
+};
+
+use super::{door::Door, terminal};
+
+/// The version that can end standard input, and the one before it.
+const ENDS_INPUT: &str = "v5.channel.k8s.io";
+const VERSIONS: &str = "v5.channel.k8s.io, v4.channel.k8s.io";
+/// Channels.
+const INPUT: u8 = 0;
+const OUTPUT: u8 = 1;
+const COMPLAINTS: u8 = 2;
+const END: u8 = 3;
+const SIZE: u8 = 4;
+const CLOSE: u8 = 255;
+/// Bytes of standard input that are sent at once.
+const PIECE: usize = 32 << 10;
+
+/// What is connected to the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Streams {
+    /// Our standard input.
+    pub(super) input: bool,
+    /// Our terminal.
+    pub(super) terminal: bool,
+}
+
+/// How a command ended.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Ended {
+    status: String,
+    message: String,
+    reason: String,
+    details: Details,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Details {
+    causes: Vec<Cause>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Cause {
+    reason: String,
+    message: String,
+}
+
+/// Runs a session to its end; the command's exit code.
+pub(super) async fn run(door: &Door, path: &str, streams: Streams) -> Result<u8> {
+    let key = BASE64_STANDARD.encode(rand::random::<[u8; 16]>());
+    let asked = [
+        (header::CONNECTION, "Upgrade"),
+        (header::UPGRADE, "websocket"),
+        (header::SEC_WEBSOCKET_VERSION, "13"),
+        (header::SEC_WEBSOCKET_KEY, key.as_str()),
+        (header::SEC_WEBSOCKET_PROTOCOL, VERSIONS),
+    ];
+    let answer = door.ask(path, &asked).await?;
+    let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let is_accepted = header(header::SEC_WEBSOCKET_ACCEPT) == derive_accept_key(key.as_bytes());
+    if answer.status() != StatusCode::SWITCHING_PROTOCOLS || !is_accepted {
+        bail!("the node does not speak WebSocket here: {}", answer.status());
+    }
+    let ends_input = header(header::SEC_WEBSOCKET_PROTOCOL) == ENDS_INPUT;
+    let upgraded = hyper::upgrade::on(answer).await.context("the node ended the connection")?;
+    let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await;
+    let (mut to, mut from) = socket.split();
+    let mut resized = signal(SignalKind::window_change())?;
+    if let Some(size) = terminal::size().filter(|_| streams.terminal) {
+        to.send(message(SIZE, size.as_bytes())).await.context("the node ended the connection")?;
+    }
+    let mut input = streams.input.then(standard_input);
+    loop {
+        tokio::select! {
+            heard = from.next() => {
+                let Some(Ok(heard)) = heard else { bail!("the node ended the connection before the command did") };
+                if let Some(code) = hear(heard)? {
+                    let _ = to.close().await; // the node has said all it had to say
+                    return Ok(code);
+                }
+            }
+            read = next(&mut input) => {
+                let said = match read {
+                    Some(bytes) => Some(message(INPUT, &bytes)),
+                    None => {
+                        input = None;
+                        ends_input.then(|| message(CLOSE, &[INPUT]))
+                    }
+                };
+                if let Some(said) = said {
+                    // What is wrong then is heard from the other side.
+                    let _ = to.send(said).await;
+                }
+            }
+            Some(()) = resized.recv(), if streams.terminal => {
+                if let Some(size) = terminal::size() {
+                    let _ = to.send(message(SIZE, size.as_bytes())).await; // as above
+                }
+            }
+        }
+    }
+}
+
+/// What comes on standard input, read by a thread that nobody waits for: it may never see an end.
+fn standard_input() -> mpsc::Receiver<Vec<u8>> {
+    let (sender, read) = mpsc::channel(1);
+    thread::spawn(move || {
+        let mut piece = vec![0; PIECE];
+        loop {
+            match io::stdin().read(&mut piece) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => return,
+                Ok(read) => {
+                    let bytes = piece.get(..read).unwrap_or_default().to_vec();
+                    if sender.blocking_send(bytes).is_err() {
+                        return; // the session is over
+                    }
+                }
+            }
+        }
+    });
+    read
+}
+
+/// What comes next on standard input, `None` at its end; for ever where nobody wants it.
+async fn next(input: &mut Option<mpsc::Receiver<Vec<u8>>>) -> Option<Vec<u8>> {
+    match input {
+        Some(input) => input.recv().await,
+        None => pending().await,
+    }
+}
+
+fn message(channel: u8, bytes: &[u8]) -> Message {
+    let mut message = BytesMut::with_capacity(bytes.len() + 1);
+    message.put_u8(channel);
+    message.put_slice(bytes);
+    Message::Binary(message.freeze())
+}
+
+/// Shows what the command says; its exit code once it has one.
+fn hear(message: Message) -> Result<Option<u8>> {
+    let bytes = match message {
+        Message::Binary(bytes) => bytes,
+        Message::Text(text) => Bytes::from(text),
+        Message::Close(_) => bail!("the node ended the connection before the command did"),
+        Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => return Ok(None),
+    };
+    let Some((&channel, said)) = bytes.split_first() else { return Ok(None) };
+    match channel {
+        OUTPUT => show(io::stdout().lock(), said)?,
+        COMPLAINTS => show(io::stderr().lock(), said)?,
+        END if !said.is_empty() => return ended(said).map(Some),
+        _ => {}
+    }
+    Ok(None)
+}
+
+fn show(mut out: impl Write, said: &[u8]) -> Result<()> {
+    out.write_all(said).and_then(|()| out.flush()).context("cannot print")
+}
+
+/// The exit code; why there is none is an error. Pure.
+fn ended(said: &[u8]) -> Result<u8> {
+    let ended: Ended = serde_json::from_slice(said).context("how the command ended cannot be read")?;
+    if ended.status == "Success" {
+        return Ok(0);
+    }
+    let code = ended.details.causes.iter().find(|cause| cause.reason == "ExitCode");
+    match code.and_then(|cause| cause.message.parse::<i32>().ok()) {
+        Some(code) if ended.reason == "NonZeroExitCode" => Ok(u8::try_from(code & 0xff).unwrap_or(1)),
+        _ => bail!("{}", crate::cli::table::tame(&ended.message)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_commands_end() {
+        let code = |code: &str| {
+            format!(
+                r#"{{"status":"Failure","reason":"NonZeroExitCode","details":{{"causes":[{{"reason":"ExitCode","message":"{code}"}}]}}}}"#
+            )
+        };
+        for (said, expected) in [
+            (r#"{"metadata":{},"status":"Success"}"#.to_owned(), Ok(0)),
+            (code("7"), Ok(7)),
+            (code("137"), Ok(137)),
+            (code("x"), Err("")),
+            (
+                r#"{"status":"Failure","message":"no\u001bsuch","reason":"InternalError"}"#.to_owned(),
+                Err("no\u{fffd}such"),
+            ),
+            ("garbage".to_owned(), Err("how the command ended cannot be read")),
+        ] {
+            let told = ended(said.as_bytes()).map_err(|error| error.to_string());
+            assert_eq!(told, expected.map_err(str::to_owned), "{said}");
+        }
+    }
+}

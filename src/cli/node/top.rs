@@ -1,0 +1,162 @@
+//! `berth top`: what the pods of this node use.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Output,
+    door::{self, Door},
+    print,
+};
+use crate::cli::table::columns;
+
+/// What is shown.
+#[derive(Args, Debug)]
+pub(in crate::cli) struct Top {
+    /// Only pods of this namespace
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// A line for each container
+    #[arg(long)]
+    containers: bool,
+    /// How to show it
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    #[command(flatten)]
+    door: door::Arguments,
+}
+
+/// As much of the summary as is shown.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Summary {
+    node: Node,
+    pods: Vec<Pod>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Node {
+    node_name: String,
+    cpu: Processor,
+    memory: Memory,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Pod {
+    pod_ref: Named,
+    cpu: Processor,
+    memory: Memory,
+    containers: Vec<Container>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Named {
+    name: String,
+    namespace: String,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Container {
+    name: String,
+    cpu: Processor,
+    memory: Memory,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Processor {
+    usage_nano_cores: Option<u64>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Memory {
+    working_set_bytes: Option<u64>,
+}
+
+/// Lists it.
+pub(in crate::cli) async fn list(wanted: Top) -> Result<ExitCode> {
+    let door = Door::open(&wanted.door)?;
+    let mut summary: Summary = door.document("/stats/summary").await?;
+    summary.pods.retain(|pod| wanted.namespace.as_ref().is_none_or(|wanted| pod.pod_ref.namespace == *wanted));
+    summary.pods.sort_by_key(|pod| std::cmp::Reverse((pod.cpu.usage_nano_cores, pod.memory.working_set_bytes)));
+    let text = match wanted.output {
+        Output::Json => format!("{}\n", serde_json::to_string_pretty(&summary)?),
+        Output::Table | Output::Wide => table(&summary, wanted.containers),
+    };
+    print(text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(summary: &Summary, containers: bool) -> String {
+    let head = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let node = &summary.node;
+    let used = vec![node.node_name.clone(), cores(&node.cpu), bytes(&node.memory)];
+    let node = columns(&[head(&["NODE", "CPU", "MEMORY"]), used]);
+    let pods: Vec<Vec<String>> = if containers {
+        let of = |pod: &Pod| {
+            let Named { name, namespace } = &pod.pod_ref;
+            let row =
+                |c: &Container| vec![namespace.clone(), name.clone(), c.name.clone(), cores(&c.cpu), bytes(&c.memory)];
+            pod.containers.iter().map(row).collect::<Vec<_>>()
+        };
+        let rows = summary.pods.iter().flat_map(of);
+        std::iter::once(head(&["NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY"])).chain(rows).collect()
+    } else {
+        let row = |pod: &Pod| {
+            let Named { name, namespace } = &pod.pod_ref;
+            vec![namespace.clone(), name.clone(), cores(&pod.cpu), bytes(&pod.memory)]
+        };
+        std::iter::once(head(&["NAMESPACE", "POD", "CPU", "MEMORY"])).chain(summary.pods.iter().map(row)).collect()
+    };
+    format!("{node}\n{}", columns(&pods))
+}
+
+/// Thousandths of a core.
+fn cores(cpu: &Processor) -> String {
+    cpu.usage_nano_cores.map_or_else(|| "<unknown>".to_owned(), |nano| format!("{}m", nano.div_ceil(1_000_000)))
+}
+
+/// In units of the power of two, as limits are written.
+fn bytes(memory: &Memory) -> String {
+    const UNITS: [&str; 5] = ["", "Ki", "Mi", "Gi", "Ti"];
+    let Some(bytes) = memory.working_set_bytes else { return "<unknown>".to_owned() };
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 9999.5 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.0}{}", UNITS.get(unit).copied().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_used_is_told_in_few_digits() {
+        let summary: Summary = serde_json::from_value(json!({
+            "node": {"nodeName": "n1", "cpu": {"usageNanoCores": 1_500_000_000_u64},
+                     "memory": {"workingSetBytes": 17_179_869_184_u64}},
+            "pods": [{"podRef": {"name": "p", "namespace": "d"}, "cpu": {"usageNanoCores": 1},
+                      "memory": {"workingSetBytes": 9_999},
+                      "containers": [{"name": "c", "memory": {"workingSetBytes": 10_240_000}}]}],
+        }))
+        .expect("a summary");
+        let node = "NODE   CPU     MEMORY\nn1     1500m   16Gi\n";
+        let pods = "NAMESPACE   POD   CPU   MEMORY\nd           p     1m    9999\n";
+        assert_eq!(table(&summary, false), format!("{node}\n{pods}"));
+        let containers =
+            "NAMESPACE   POD   CONTAINER   CPU         MEMORY\nd           p     c           <unknown>   10Mi\n";
+        assert_eq!(table(&summary, true), format!("{node}\n{containers}"));
+    }
+}

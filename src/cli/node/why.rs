@@ -1,0 +1,241 @@
+//! `berth why`: what a pod waits for, and why it is as it is, on one screen.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::{
+    Output,
+    door::{self, Door},
+    in_colour,
+    names::{self, PodArguments},
+    print,
+};
+use crate::{
+    agent::why::{Container, Probe, Waits, Why},
+    cli::table::{Cell, Colour, age, paint, painted, seconds, tame},
+};
+
+/// Which pod, and how it is told.
+#[derive(Args, Debug)]
+pub(in crate::cli) struct Wanted {
+    #[command(flatten)]
+    pod: PodArguments,
+    /// How to tell it
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    #[command(flatten)]
+    door: door::Arguments,
+}
+
+/// Tells it.
+pub(in crate::cli) async fn tell(wanted: Wanted) -> Result<ExitCode> {
+    let door = Door::open(&wanted.door)?;
+    let named = wanted.pod.named(&names::pods(&door).await?)?;
+    let path = format!("/debug/why/{}/{}", named.namespace, named.name);
+    let text = if wanted.output == Output::Json {
+        format!("{}\n", serde_json::to_string_pretty(&door.document::<Value>(&path).await?)?)
+    } else {
+        screen(&door.document(&path).await?, Timestamp::now(), in_colour())
+    };
+    print(text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The document on one screen. Pure.
+fn screen(why: &Why, now: Timestamp, in_colour: bool) -> String {
+    let colour = |colour| Some(colour).filter(|_| in_colour);
+    let phase = match why.phase.as_str() {
+        "" => "no status yet",
+        phase => phase,
+    };
+    let phase_colour = match phase {
+        "Running" | "Succeeded" => Colour::Green,
+        "Failed" => Colour::Red,
+        _ => Colour::Yellow,
+    };
+    let source = if why.source.is_empty() { "nobody wants it any more" } else { &why.source };
+    let mut out = format!(
+        "{}/{}   {}   {}   {}\n",
+        why.namespace,
+        why.name,
+        paint(&tame(phase), colour(phase_colour)),
+        why.life,
+        paint(&format!("{} from {source}", why.uid), colour(Colour::Dim)),
+    );
+    let reason: Vec<&str> =
+        [&why.reason, &why.message].into_iter().map(String::as_str).filter(|t| !t.is_empty()).collect();
+    if !reason.is_empty() {
+        out.push_str(&format!("Because    {}\n", tame(&reason.join(": "))));
+    }
+    out.push_str(&format!(
+        "Waits for  {}\n",
+        why.waits.as_ref().map_or("nothing".to_owned(), |waits| waiting(waits, now))
+    ));
+    for error in why.errors.iter().rev() {
+        let last = error.last.map_or_else(String::new, |last| format!(", {} ago", age(last, now)));
+        let told = format!("Error      {} ({}x{last})\n", tame(&error.text), error.times);
+        out.push_str(&paint(told.trim_end(), colour(Colour::Red)));
+        out.push('\n');
+    }
+    let sections =
+        [containers(&why.containers, now, in_colour), unmet(why), probes(&why.probes, now, in_colour), stages(why)];
+    for section in sections.into_iter().filter(|section| !section.is_empty()) {
+        out.push('\n');
+        out.push_str(&section);
+    }
+    out
+}
+
+fn waiting(waits: &Waits, now: Timestamp) -> String {
+    let mut text = tame(&waits.stage);
+    if waits.since.is_some() {
+        text.push_str(&format!(", for {}", seconds(waits.seconds)));
+    }
+    if let Some(until) = waits.until {
+        let left = until.duration_since(now).as_secs_f64().max(0.0);
+        text.push_str(&format!(", until {} (in {})", until.strftime("%H:%M:%SZ"), seconds(left)));
+    }
+    text
+}
+
+fn heads(names: &[&str]) -> Vec<Cell> {
+    names.iter().map(|name| Cell::from(*name)).collect()
+}
+
+fn containers(all: &[Container], now: Timestamp, in_colour: bool) -> String {
+    if all.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![heads(&["CONTAINER", "STATE", "READY", "RESTARTS", "LAST EXIT", "REASON"])];
+    for container in all {
+        let colour = match container.state.as_str() {
+            "running" if container.ready => Colour::Green,
+            "terminated" if container.reason == "Completed" => Colour::Dim,
+            "running" | "waiting" if container.reason != "CrashLoopBackOff" => Colour::Yellow,
+            _ => Colour::Red,
+        };
+        let exit = container.last_exit.as_ref().map_or_else(String::new, |exit| {
+            let at = exit.at.map_or_else(String::new, |at| format!(", {} ago", age(at, now)));
+            format!("{} {}{at}", exit.code, exit.reason)
+        });
+        let reason = [&container.reason, &container.message].map(String::as_str);
+        let reason: Vec<&str> = reason.into_iter().filter(|text| !text.is_empty()).collect();
+        rows.push(vec![
+            container.name.clone().into(),
+            Cell::painted(container.state.clone(), Some(colour)),
+            if container.ready { "yes" } else { "no" }.into(),
+            container.restarts.to_string().into(),
+            tame(&exit).into(),
+            tame(&reason.join(": ")).into(),
+        ]);
+    }
+    painted(&rows, in_colour)
+}
+
+fn unmet(why: &Why) -> String {
+    if why.unmet.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![heads(&["NOT TRUE", "REASON", "MESSAGE"])];
+    let of = |condition: &crate::agent::why::Condition| {
+        [&condition.kind, &condition.reason, &condition.message].map(|text| Cell::from(tame(text))).to_vec()
+    };
+    rows.extend(why.unmet.iter().map(of));
+    painted(&rows, false)
+}
+
+fn probes(all: &[Probe], now: Timestamp, in_colour: bool) -> String {
+    if all.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![heads(&["PROBE", "CONTAINER", "OUTCOME", "TIMES", "LAST", "TEXT"])];
+    for probe in all {
+        // The latest first: it is why things are as they are.
+        for (at, run) in probe.runs.iter().rev().enumerate() {
+            let colour = match run.outcome.as_str() {
+                "success" => Colour::Green,
+                "failure" => Colour::Red,
+                _ => Colour::Yellow,
+            };
+            let name = |text: &String| if at == 0 { text.clone() } else { String::new() };
+            rows.push(vec![
+                name(&probe.kind).into(),
+                name(&probe.container).into(),
+                Cell::painted(run.outcome.clone(), Some(colour)),
+                run.times.to_string().into(),
+                run.last.map_or_else(String::new, |last| format!("{} ago", age(last, now))).into(),
+                tame(&run.text).into(),
+            ]);
+        }
+    }
+    painted(&rows, in_colour)
+}
+
+fn stages(why: &Why) -> String {
+    if why.stages.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![heads(&["STAGE", "FIRST TOOK", "LAST", "LONGEST", "TIMES"])];
+    let of = |stage: &crate::agent::why::Passed| -> Vec<Cell> {
+        vec![
+            tame(&stage.stage).into(),
+            seconds(stage.first_seconds).into(),
+            seconds(stage.last_seconds).into(),
+            seconds(stage.longest_seconds).into(),
+            stage.times.to_string().into(),
+        ]
+    };
+    rows.extend(why.stages.iter().map(of));
+    painted(&rows, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn all_that_is_known_on_one_screen() {
+        let why: Why = serde_json::from_value(json!({
+            "namespace": "n", "name": "web", "uid": "u", "source": "file", "phase": "Pending", "life": "sync",
+            "waits": {"stage": "back-off", "reason": "back_off", "since": "2026-01-01T00:00:00Z", "seconds": 30.0,
+                      "until": "2026-01-01T00:00:40Z"},
+            "errors": [{"text": "no\nimage", "times": 2, "last": "2026-01-01T00:00:20Z"}],
+            "containers": [{"name": "main", "state": "waiting", "reason": "CrashLoopBackOff", "message": "back-off 40s",
+                "restarts": 3, "lastExit": {"code": 137, "reason": "OOMKilled", "at": "2026-01-01T00:00:00Z"}}],
+            "probes": [{"container": "main", "kind": "Readiness", "runs": [
+                {"outcome": "success", "times": 9, "last": "2026-01-01T00:00:01Z"},
+                {"outcome": "failure", "text": "404", "times": 7, "last": "2026-01-01T00:00:29Z"}]}],
+            "unmet": [{"type": "Ready", "reason": "ContainersNotReady", "message": "m"}],
+            "stages": [{"stage": "volumes", "times": 2, "firstSeconds": 1.235, "longestSeconds": 2.0}],
+        }))
+        .expect("a document");
+        let text = screen(&why, "2026-01-01T00:00:30Z".parse().expect("a time"), false);
+        let expected = "\
+n/web   Pending   sync   u from file
+Waits for  back-off, for 30s, until 00:00:40Z (in 10s)
+Error      no\u{fffd}image (2x, 10s ago)
+
+CONTAINER   STATE     READY   RESTARTS   LAST EXIT                REASON
+main        waiting   no      3          137 OOMKilled, 30s ago   CrashLoopBackOff: back-off 40s
+
+NOT TRUE   REASON               MESSAGE
+Ready      ContainersNotReady   m
+
+PROBE       CONTAINER   OUTCOME   TIMES   LAST      TEXT
+Readiness   main        failure   7       1s ago    404
+                        success   9       29s ago
+
+STAGE     FIRST TOOK   LAST   LONGEST   TIMES
+volumes   1.2s         0      2.0s      2
+";
+        assert_eq!(text, expected);
+        let quiet = screen(&Why::default(), Timestamp::UNIX_EPOCH, true);
+        assert!(quiet.contains("no status yet") && quiet.ends_with("Waits for  nothing\n"), "{quiet}");
+    }
+}

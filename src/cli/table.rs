@@ -1,0 +1,131 @@
+//! Tables as people read them: columns three spaces apart, ages, colours on terminals only. Pure.
+
+use jiff::Timestamp;
+
+/// A colour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Colour {
+    /// All is well.
+    Green,
+    /// Not yet.
+    Yellow,
+    /// Something is wrong.
+    Red,
+    /// Of no importance.
+    Dim,
+}
+
+/// A piece of a row.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cell {
+    text: String,
+    colour: Option<Colour>,
+}
+
+impl Cell {
+    /// In a colour.
+    pub fn painted(text: impl Into<String>, colour: Option<Colour>) -> Self {
+        Self { text: text.into(), colour }
+    }
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self { text: text.into(), colour: None }
+    }
+}
+
+/// Columns three spaces apart.
+pub fn columns(rows: &[Vec<String>]) -> String {
+    let cells: Vec<Vec<Cell>> = rows.iter().map(|row| row.iter().map(Cell::from).collect()).collect();
+    painted(&cells, false)
+}
+
+/// Columns three spaces apart, in colours where the reader can show them.
+pub fn painted(rows: &[Vec<Cell>], in_colour: bool) -> String {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |at: usize| rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.text.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let last = row.len().saturating_sub(1);
+        for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            // Nothing is behind the last one that it would have to be kept apart from.
+            let width = if at == last { 0 } else { *width };
+            let padding = width.saturating_sub(cell.text.chars().count());
+            out.push_str(&paint(&cell.text, cell.colour.filter(|_| in_colour)));
+            if at != last {
+                out.extend(std::iter::repeat_n(' ', padding + 3));
+            }
+        }
+        out.truncate(out.trim_end_matches(' ').len());
+        out.push('\n');
+    }
+    out
+}
+
+/// A text in a colour.
+pub fn paint(text: &str, colour: Option<Colour>) -> String {
+    let Some(colour) = colour else { return text.to_owned() };
+    let code = match colour {
+        Colour::Green => 32,
+        Colour::Yellow => 33,
+        Colour::Red => 31,
+        Colour::Dim => 2,
+    };
+    format!("\u{1b}[{code}m{text}\u{1b}[0m")
+}
+
+/// As kubectl tells it: the largest unit that fits.
+pub fn age(since: Timestamp, now: Timestamp) -> String {
+    let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// Seconds in three digits or so.
+pub fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s < 0.001 => "0".to_owned(),
+        s if s < 1.0 => format!("{:.0}ms", s * 1000.0),
+        s if s < 10.0 => format!("{s:.1}s"),
+        s if s < 120.0 => format!("{s:.0}s"),
+        s if s < 7200.0 => format!("{:.0}m", s / 60.0),
+        s if s < 172_800.0 => format!("{:.0}h", s / 3600.0),
+        s => format!("{:.0}d", s / 86_400.0),
+    }
+}
+
+/// What foreign bytes do to a terminal they must not do here: control characters are shown, not sent.
+pub fn tame(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_change_no_width() {
+        let row = |a: &str, b: &str| vec![Cell::painted(a, Some(Colour::Red)), Cell::from(b)];
+        let rows = [row("A", "B"), row("longer", "x"), row("y", "")];
+        assert_eq!(painted(&rows, false), "A        B\nlonger   x\ny\n");
+        let lines = painted(&rows, true);
+        assert!(lines.starts_with("\u{1b}[31mA\u{1b}[0m        B\n\u{1b}[31mlonger\u{1b}[0m   x\n"), "{lines:?}");
+    }
+
+    #[test]
+    fn times_have_few_digits() {
+        for (value, expected) in
+            [(0.0, "0"), (0.0123, "12ms"), (1.26, "1.3s"), (12.6, "13s"), (150.0, "2m"), (9000.0, "2h"), (2e5, "2d")]
+        {
+            assert_eq!(seconds(value), expected);
+        }
+        assert_eq!(tame("a\u{1b}[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
+    }
+}
