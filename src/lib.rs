@@ -57,6 +57,7 @@ pub mod proto;
 pub mod resources;
 pub mod runtime;
 pub mod server;
+pub mod shutdown;
 pub mod sources;
 pub mod stats;
 pub mod status;

@@ -1,12 +1,13 @@
 //! Makes the rooms fit each other's ports.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    engine::ports::{Event, EventSink, NodeFacts, PodRuntime, RuntimeState},
+    engine::ports::{Event, EventSink, NodeFacts, PodObserver, PodRuntime, RuntimeState},
+    logs::{RunningLog, RunningLogs},
     pleg::ContainerDied,
     pod::{Pod, PodRef},
     runtime::RuntimeManager,
@@ -80,4 +81,14 @@ mod tests {
         drop(runtime);
         following.await.expect("it ends with the runtime check");
     }
+}
+
+/// The logs of what PLEG knows to run.
+pub fn running_logs(observer: Arc<dyn PodObserver>) -> RunningLogs {
+    Box::new(move || {
+        let known = observer.known().unwrap_or_default();
+        let running = known.pods.values().flat_map(|pod| pod.running());
+        let with_log = running.filter(|container| !container.log_path.is_empty());
+        with_log.map(|c| RunningLog { container: c.id.clone(), path: PathBuf::from(&c.log_path) }).collect()
+    })
 }

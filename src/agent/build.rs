@@ -6,7 +6,7 @@
 use std::{
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -16,17 +16,17 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::info;
 
 use super::{
-    adapters::{SourceWarnings, follow_runtime_features, forward_deaths},
+    adapters::{SourceWarnings, follow_runtime_features, forward_deaths, running_logs},
     cluster::{self, Cluster, NodeParts},
     embedded,
     events::EventLog,
-    eviction,
+    eviction, kernel,
     life::Life,
     logging::LogHandle,
-    memory, probes, server,
+    memory, oom, probes, server,
     server_auth::{self, AuthDeps, ServerAuth},
     server_stats::{self, StatsParts},
-    settings,
+    settings, shutdown,
     standalone::NoMirrors,
     standalone_objects,
     state_file::DiskStateFile,
@@ -42,7 +42,7 @@ use crate::{
         ports::{Clock, Event, EventSink, MirrorPods, NodeFacts, PodObserver, ResourceManager, SystemClock},
     },
     images::{self, ImagesDeps},
-    logs::{self, LogsDeps, RunningLog, RunningLogs},
+    logs::{self, LogsDeps},
     metrics::{
         self, AdmissionMetrics, AllocationMetrics, BuildInfo, CgroupMetrics, EngineMetrics, PlegMetrics, Registry,
         RuntimeMetrics, SourceMetrics, StatusMetrics,
@@ -55,6 +55,7 @@ use crate::{
         preparer::{Preparer, PreparerDeps},
     },
     server::ports::{Health, targets::Targets},
+    shutdown::Drain,
     sources::{self, SourcesDeps},
     status::StatusManager,
     sys::{
@@ -91,6 +92,8 @@ pub(super) struct Base {
     pub(super) stop: CancellationToken,
     pub(super) tasks: TaskTracker,
     pub(super) log: LogHandle,
+    /// Lets pods go where a signal shall.
+    pub(super) drain: Arc<OnceLock<Arc<Drain>>>,
 }
 
 /// Builds and starts everything; returns the checks that tell whether it lives.
@@ -114,6 +117,7 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
         stop: life.stop.clone(),
         tasks,
         log: life.log.clone(),
+        drain: life.drain.clone(),
     };
     // Before the runtime is waited for: whoever mistyped a path shall not wait to hear of it.
     let cluster = cluster::join(loaded, &mut base, facts.name.as_str()).await?;
@@ -200,13 +204,13 @@ async fn assemble(
     let volume_seam = VolumeSeam::default();
     if let Some(cluster) = &cluster {
         let volumes = volume_seam.told();
-        let parts = NodeParts { facts: node, runtime: runtime_state.clone(), images: images.clone(), volumes };
+        let parts = NodeParts { facts: node.clone(), runtime: runtime_state.clone(), images: images.clone(), volumes };
         let ranges = cluster.keep_node(loaded, base, machine, info, parts)?;
         cluster.tell_ranges(base, ranges, connection.runtime.clone());
     }
     let volumes = volume_seam.open(base, &root, (facts.clone(), objects.clone()), cluster.as_ref()).await;
     let preparer = Preparer::new(
-        settings::preparer(loaded, machine, &node_name, read_kernel()),
+        settings::preparer(loaded, machine, &node_name, kernel::read()),
         PreparerDeps {
             objects: objects.clone(),
             resources: resources.clone(),
@@ -285,6 +289,9 @@ async fn assemble(
     let ready = SourcesReady::new(sources.registered);
     let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
     probes.wake_through(base, engine.commands.clone());
+    oom::watch(base, &root, engine.pods.clone(), observer.clone());
+    let parts = shutdown::ShutdownParts { engine: &engine, status: status.clone(), node, is_told: cluster.is_some() };
+    shutdown::open(loaded, base, parts).await?;
     base.tasks.spawn(runtime.clone().run_gc(Arc::new(engine.fates.clone()), base.stop.child_token()));
     if let Some(beside) = beside {
         base.tasks.spawn(beside.follow(engine.commands.clone(), base.stop.child_token()));
@@ -350,27 +357,6 @@ fn register_identity(loaded: &Loaded, registry: &Registry, tasks: &TaskTracker) 
     metrics::register_features(registry, gates);
     let tasks = tasks.clone();
     metrics::register_process(registry, move || tasks.len());
-}
-
-fn read_kernel() -> settings::Kernel {
-    let cgroup_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-    settings::Kernel {
-        selinux: sys::machine::selinux_enabled(),
-        masked: sys::machine::thermal_throttle_paths(),
-        hugepage_sizes: sys::machine::hugepage_sizes(),
-        cgroup_v2,
-        swap_controllable: !cgroup_v2 && Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists(),
-    }
-}
-
-/// The logs of what PLEG knows to run.
-fn running_logs(observer: Arc<dyn PodObserver>) -> RunningLogs {
-    Box::new(move || {
-        let known = observer.known().unwrap_or_default();
-        let running = known.pods.values().flat_map(|pod| pod.running());
-        let with_log = running.filter(|container| !container.log_path.is_empty());
-        with_log.map(|c| RunningLog { container: c.id.clone(), path: PathBuf::from(&c.log_path) }).collect()
-    })
 }
 
 fn start_pleg(

@@ -2,7 +2,12 @@
 //!
 //! Pods keep running when the agent stops.
 
-use std::{fs::File, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    fs::File,
+    process::ExitCode,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use nix::fcntl::Flock;
 use tokio::{
@@ -21,6 +26,7 @@ use super::{
 use crate::{
     config::{Loaded, StartupError},
     server::ports::Health,
+    shutdown::{Cause, Drain},
     sys::heap,
 };
 
@@ -80,11 +86,14 @@ pub struct Life {
     pub tasks: TaskTracker,
     /// The log.
     pub log: LogHandle,
+    /// Lets pods go where a signal shall, too; set once there are some.
+    pub drain: Arc<OnceLock<Arc<Drain>>>,
 }
 
 async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
     let mut signals = Signals::new().map_err(|error| format!("cannot listen for signals: {error}"))?;
-    let life = Life { stop: CancellationToken::new(), tasks: TaskTracker::new(), log: log.clone() };
+    let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+    let life = Life { stop, tasks, log: log.clone(), drain: Arc::default() };
     let (manager, checks) = (service_manager(loaded), Checks::default());
     if let (Some(manager), Some(timeout)) = (&manager, loaded.watchdog) {
         life.tasks.spawn(watchdog::beat(manager.clone(), timeout, checks.clone(), life.stop.child_token()));
@@ -101,7 +110,10 @@ async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
         watchdog::tell_twice(&**manager, "READY=1").await;
     }
     signals.next().await;
-    info!("Stopping; pods keep running");
+    match life.drain.get() {
+        Some(drain) => let_pods_go(drain, manager.as_deref(), &mut signals).await,
+        None => info!("Stopping; pods keep running"),
+    }
     life.stop.cancel();
     life.tasks.close();
     let ended = tokio::select! {
@@ -112,6 +124,19 @@ async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
         warn!(tasks = life.tasks.len(), "Some tasks did not end in time");
     }
     Ok(())
+}
+
+/// Where that is asked for pods end with us; another signal ends us without them.
+async fn let_pods_go(drain: &Drain, manager: Option<&ServiceManager>, signals: &mut Signals) {
+    info!(limit = ?drain.total(), "Stopping; pods are let go first");
+    if let Some(manager) = manager {
+        let patience = (drain.total() + STOP_LIMIT).as_micros();
+        watchdog::tell_twice(manager, &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={patience}")).await;
+    }
+    tokio::select! {
+        () = drain.begin(Cause::Terminated) => {}
+        () = signals.next() => warn!("Another signal came: pods that still run keep running"),
+    }
 }
 
 /// The parts, and the lock they run under.

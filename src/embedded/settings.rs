@@ -14,7 +14,7 @@ const FILE: &str = "/etc/berth/config.yaml";
 const SECTION: &str = "embeddedRuntime";
 
 /// Sections of others.
-const OTHERS: [&str; 3] = ["node", "offlinePods", "standaloneObjects"];
+const OTHERS: [&str; 4] = ["node", "offlinePods", "shutdown", "standaloneObjects"];
 
 /// The runtime's settings.
 ///

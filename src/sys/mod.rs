@@ -14,8 +14,10 @@ pub mod heap;
 pub mod in_root;
 #[allow(unsafe_code, reason = "interface requests have no safe interface")]
 pub mod interface;
+pub mod kernel_log;
 #[allow(unsafe_code, reason = "Landlock has no safe interface")]
 pub mod landlock;
+pub mod logind;
 pub mod machine;
 pub mod memory_events;
 pub mod mount;

@@ -19,6 +19,7 @@ mod prometheus;
 mod restarts;
 mod runtime;
 mod service_manager;
+mod shutdown;
 mod sockets;
 mod tools;
 mod urls;

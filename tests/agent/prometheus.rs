@@ -75,7 +75,8 @@ async fn every_panel_of_the_dashboard_has_data() {
         return;
     }
     let ground = Ground::new().await;
-    let home = ground.home();
+    // A threshold that is there and never met.
+    let home = ground.home().with(json!({"evictionHard": {"memory.available": "1Mi"}}));
     let agent = lively(&ground, &home).await;
     agent.until_ready("one").await;
     let scrapes = scrapes(home.read_only_port(), &["/metrics", "/metrics/slis"]);

@@ -94,6 +94,7 @@ async fn a_watchdog_that_cannot_be_kept_is_fatal() {
     let ground = Ground::new().await;
     let rows = [
         ("1000000", "configure watchdog timeout too small: 1s"), // AC-01-28
+        ("500000", "configure watchdog timeout too small: 500ms"), // AC-05-33
         ("0", "error WATCHDOG_USEC must be a positive number"),
         ("soon", "error converting WATCHDOG_USEC"),
     ];

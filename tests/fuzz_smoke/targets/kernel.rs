@@ -2,7 +2,10 @@
 
 use berth::{
     config,
-    node::CpuSet,
+    node::{
+        CpuSet,
+        oom_kills::{Hearing, Record},
+    },
     stats::{cgroup_files as control, filesystems, host, network},
     sys::mount_table,
 };
@@ -31,6 +34,18 @@ pub fn cgroup_files(data: &[u8]) {
 pub fn mounts(data: &[u8]) {
     let found = mount_table::parse(data);
     assert!(found.len() <= data.split(|b| *b == b'\n').count());
+}
+
+/// Records of `/dev/kmsg`, one a line.
+pub fn kernel_log(data: &[u8]) {
+    let mut hearing = Hearing::default();
+    for record in data.split(|byte| *byte == b'\n').filter_map(Record::parse) {
+        let Some(kill) = hearing.hear(&record.text) else { continue };
+        for name in [&kill.short, &kill.of, &kill.process] {
+            assert!(name.chars().count() <= 512 && !name.contains(char::is_control), "{name:?}");
+        }
+        let _ = (kill.message(), kill.is_of_pod(&kill.process), kill.is_of_container(&kill.process));
+    }
 }
 
 /// A set of CPUs.

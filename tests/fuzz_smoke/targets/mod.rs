@@ -23,7 +23,7 @@ use berth::pod::Pod;
 pub use config::{command_line, go_duration, kubelet_config, kubelet_dropin};
 pub use embedded::{filter_profile, image_users, layer_entries, shim_exit_record, shim_message, shim_output};
 pub use images::{docker_config, image_pattern, image_reference, plugin_response, plugins, pull_record};
-pub use kernel::{cgroup_files, cpu_set, mounts};
+pub use kernel::{cgroup_files, cpu_set, kernel_log, mounts};
 pub use logs::{log_cri, log_docker, log_filter};
 pub use pods::{env_file, expansion, field_path, host_names, quantity, resources_on_disk};
 pub use runtimes::{containerd_event, cri_endpoint, cri_status, resolv_conf};
@@ -51,6 +51,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("image_pattern", image_pattern),
     ("image_reference", image_reference),
     ("image_users", image_users),
+    ("kernel_log", kernel_log),
     ("kubelet_config", kubelet_config),
     ("kubelet_dropin", kubelet_dropin),
     ("layer_entries", layer_entries),

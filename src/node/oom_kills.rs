@@ -1,0 +1,240 @@
+//! What the kernel's log says of processes that were killed for want of memory. Pure. Behaviour: spec 05 §8.
+
+/// The group of everything.
+const ROOT: &str = "/";
+/// Records between the begin of a kill and its end; what takes longer has lost its end.
+const PATIENCE: u32 = 10_000;
+/// Longest name of a group or a process that is kept, characters.
+const NAME: usize = 512;
+
+/// A record of `/dev/kmsg`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its number, since the machine started.
+    pub sequence: u64,
+    /// What it says.
+    pub text: String,
+}
+
+impl Record {
+    /// Reads `priority,sequence,microseconds,flags;text`; `None` for what is no record. Lines below the text are for
+    /// programs and left out.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let whole = String::from_utf8_lossy(bytes);
+        let (head, text) = whole.split_once(';')?;
+        let sequence = head.split(',').nth(1)?.parse().ok()?;
+        Some(Self { sequence, text: text.lines().next().unwrap_or_default().to_owned() })
+    }
+}
+
+/// A process that was killed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kill {
+    /// The group that had no memory left; `/` for the whole machine.
+    pub short: String,
+    /// The group of the process; `/` where the kernel does not say.
+    pub of: String,
+    /// The process's name; empty where the kernel does not say.
+    pub process: String,
+    /// Its id; 0 where the kernel does not say.
+    pub pid: u32,
+}
+
+impl Kill {
+    /// Whether the whole machine had no memory left.
+    pub fn is_of_system(&self) -> bool {
+        self.short == ROOT
+    }
+
+    /// What is told of a machine without memory.
+    pub fn message(&self) -> String {
+        let told = "System OOM encountered";
+        if self.process.is_empty() || self.pid == 0 {
+            return told.to_owned();
+        }
+        format!("{told}, victim process: {}, pid: {}", self.process, self.pid)
+    }
+
+    /// Whether the process was one of that pod: a group of its path is the pod's, by either driver's name.
+    pub fn is_of_pod(&self, uid: &str) -> bool {
+        let plain = format!("pod{uid}");
+        let slice = format!("pod{}.slice", uid.replace('-', "_"));
+        let is_it = |name: &str| {
+            name == plain
+                || name.strip_suffix(slice.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('-'))
+        };
+        !uid.is_empty() && self.of.split('/').any(is_it)
+    }
+
+    /// Whether the process was one of that container.
+    pub fn is_of_container(&self, id: &str) -> bool {
+        let is_it = |name: &str| {
+            let name = name.strip_suffix(".scope").unwrap_or(name);
+            name.strip_suffix(id).is_some_and(|rest| rest.is_empty() || rest.ends_with('-'))
+        };
+        !id.is_empty() && self.of.split('/').any(is_it)
+    }
+}
+
+/// Puts together what the kernel says of a kill in several records.
+#[derive(Debug, Default)]
+pub struct Hearing(Option<Begun>);
+
+#[derive(Debug)]
+struct Begun {
+    kill: Kill,
+    records: u32,
+}
+
+impl Hearing {
+    /// Hears a record; the kill it ends.
+    pub fn hear(&mut self, text: &str) -> Option<Kill> {
+        if text.contains("invoked oom-killer:") {
+            let kill = Kill { short: ROOT.to_owned(), of: ROOT.to_owned(), process: String::new(), pid: 0 };
+            self.0 = Some(Begun { kill, records: 0 });
+            return None;
+        }
+        let begun = self.0.as_mut()?;
+        begun.records += 1;
+        if begun.records > PATIENCE {
+            self.0 = None;
+            return None;
+        }
+        if let Some(kill) = summary(text) {
+            self.0 = None;
+            return Some(kill);
+        }
+        if let Some((of, short)) = limit(text) {
+            (begun.kill.of, begun.kill.short) = (of, short);
+        } else if let Some((pid, process)) = killed(text) {
+            (begun.kill.pid, begun.kill.process) = (pid, process);
+            return self.0.take().map(|begun| begun.kill);
+        }
+        None
+    }
+}
+
+/// One line for all, of a group that has reached its limit; names may hold commas.
+fn summary(text: &str) -> Option<Kill> {
+    let rest = text.split_once("oom-kill:constraint=")?.1;
+    let (_, rest) = rest.split_once(",oom_memcg=")?;
+    let (short, rest) = rest.split_once(",task_memcg=")?;
+    let (of, rest) = rest.split_once(",task=")?;
+    let (rest, _) = rest.rsplit_once(",uid=")?;
+    let (process, pid) = rest.rsplit_once(",pid=")?;
+    Some(Kill { short: tame(short), of: tame(of), process: tame(process), pid: pid.parse().ok()? })
+}
+
+/// What kernels before 5.0 say: `Task in A killed as a result of limit of B`.
+fn limit(text: &str) -> Option<(String, String)> {
+    let (of, short) = text.split_once("Task in ")?.1.split_once(" killed as a result of limit of ")?;
+    Some((tame(of), tame(short)))
+}
+
+/// `Killed process 7 (name) total-vm:…`.
+fn killed(text: &str) -> Option<(u32, String)> {
+    let (pid, rest) = text.split_once("Killed process ")?.1.split_once(" (")?;
+    let (name, _) = rest.split_once(") total-vm").or_else(|| rest.rsplit_once(')'))?;
+    Some((pid.trim_end_matches(',').parse().ok()?, tame(name)))
+}
+
+fn tame(text: &str) -> String {
+    text.chars().take(NAME).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(lines: &[&str]) -> Vec<Kill> {
+        let mut hearing = Hearing::default();
+        lines.iter().filter_map(|line| hearing.hear(line)).collect()
+    }
+
+    const BEGINS: &str =
+        "stress invoked oom-killer: gfp_mask=0x1100cca(GFP_HIGHUSER_MOVABLE), order=0, oom_score_adj=985";
+
+    #[test]
+    fn a_machine_without_memory() {
+        // AC-05-31
+        let kills = heard(&[
+            BEGINS,
+            "CPU: 1 PID: 2001 Comm: stress Not tainted",
+            "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/user.slice,task=stress,pid=2003,uid=0",
+            "Out of memory: Killed process 2003 (stress) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:4kB oom_score_adj:0",
+            "oom_reaper: reaped process 2003 (stress), now anon-rss:0kB",
+        ]);
+        assert_eq!(kills.len(), 1);
+        assert!(kills[0].is_of_system());
+        assert_eq!(kills[0].message(), "System OOM encountered, victim process: stress, pid: 2003");
+        let nameless = Kill { process: String::new(), ..kills[0].clone() };
+        assert_eq!(nameless.message(), "System OOM encountered");
+    }
+
+    #[test]
+    fn a_group_at_its_limit() {
+        // AC-05-32
+        let kills = heard(&[
+            BEGINS,
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=c1,mems_allowed=0,oom_memcg=/kubepods/burstable/pod1-2/c1,task_memcg=/kubepods/burstable/pod1-2/c1,task=a,b,pid=7,uid=1000",
+            "Memory cgroup out of memory: Killed process 7 (a,b) total-vm:1kB",
+        ]);
+        let group = "/kubepods/burstable/pod1-2/c1".to_owned();
+        let expected = Kill { short: group.clone(), of: group, process: "a,b".to_owned(), pid: 7 };
+        assert_eq!(kills, [expected]);
+        assert!(!kills[0].is_of_system());
+        let old = heard(&[
+            BEGINS,
+            "Task in /kubepods/pod1/c killed as a result of limit of /kubepods/pod1",
+            "Memory cgroup out of memory: Kill process 9 (x) score 1 or sacrifice child",
+            "Killed process 9 (x) total-vm:1kB",
+        ]);
+        assert_eq!((old[0].short.as_str(), old[0].of.as_str(), old[0].pid), ("/kubepods/pod1", "/kubepods/pod1/c", 9));
+    }
+
+    #[test]
+    fn whose_process_it_was() {
+        let of = |of: &str| Kill { short: "/x".to_owned(), of: of.to_owned(), process: "p".to_owned(), pid: 1 };
+        let (uid, id) = ("aa-bb", "0123abcd");
+        for (group, pod, container) in [
+            ("/kubepods/burstable/podaa-bb/0123abcd", true, true),
+            (
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podaa_bb.slice/cri-containerd-0123abcd.scope",
+                true,
+                true,
+            ),
+            ("/kubepods/podaa-bb/0123abcd/inner", true, true),
+            ("/kubepods/podaa-bbb/x0123abcd", false, false),
+            ("/kubepods/aa-bb", false, false),
+            ("/", false, false),
+        ] {
+            let kill = of(group);
+            assert_eq!((kill.is_of_pod(uid), kill.is_of_container(id)), (pod, container), "{group}");
+        }
+        assert!(!of("/pod").is_of_pod("") && !of("/").is_of_container(""));
+    }
+
+    #[test]
+    fn what_has_no_begin_or_no_end_is_no_kill() {
+        assert!(heard(&["Killed process 7 (x) total-vm:1kB"]).is_empty());
+        assert!(heard(&[BEGINS, "Killed process x (x)", "Killed process 7", "oom-kill:constraint="]).is_empty());
+        let mut hearing = Hearing::default();
+        hearing.hear(BEGINS);
+        for _ in 0..=PATIENCE {
+            hearing.hear("noise");
+        }
+        assert_eq!(hearing.hear("Killed process 7 (x) total-vm:1kB"), None);
+        let twice = heard(&[BEGINS, BEGINS, "Killed process 7 (\u{1b}x) total-vm:1kB"]);
+        assert_eq!(twice[0].process, "\u{fffd}x");
+    }
+
+    #[test]
+    fn records_have_numbers() {
+        let record = |text: &str| Record::parse(text.as_bytes());
+        let expected = Record { sequence: 1234, text: "a; b".to_owned() };
+        assert_eq!(record("6,1234,5678,-;a; b\n SUBSYSTEM=x\n"), Some(expected));
+        for garbage in ["", ";", "6;x", "6,x,1,-;t", "no record"] {
+            assert_eq!(record(garbage), None, "{garbage}");
+        }
+    }
+}

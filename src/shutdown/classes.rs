@@ -1,0 +1,134 @@
+//! Which pods go together, and how long they get. Pure. Behaviour: spec 05 §7.1, §7.4.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{config::fields::KubeletConfiguration, pod::Pod};
+
+/// From here on pods are critical.
+const CRITICAL: i32 = 2_000_000_000;
+
+/// Pods of a priority and above, up to the next class.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Class {
+    /// The lowest priority.
+    pub priority: i32,
+    /// How long its pods get.
+    pub period: Duration,
+}
+
+impl Class {
+    /// The grace period of one of its pods, whole seconds.
+    pub fn grace(&self, pod: &Pod) -> i64 {
+        let period = i64::try_from(self.period.as_secs()).unwrap_or(i64::MAX);
+        let own = pod.spec().termination_grace_period_seconds;
+        own.map_or(period, |own| own.min(period)).max(0)
+    }
+}
+
+/// All classes, lowest priority first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan(Vec<Class>);
+
+impl Plan {
+    /// As configured; `None` where pods are not waited for.
+    pub fn of(config: &KubeletConfiguration) -> Option<Self> {
+        let mut classes: Vec<Class> = config
+            .shutdown_grace_period_by_pod_priority
+            .iter()
+            .map(|band| {
+                let seconds = u64::try_from(band.shutdown_grace_period_seconds).unwrap_or(0);
+                Class { priority: band.priority, period: Duration::from_secs(seconds) }
+            })
+            .collect();
+        if classes.is_empty() {
+            let total = config.shutdown_grace_period.std();
+            let critical = config.shutdown_grace_period_critical_pods.std().min(total);
+            classes.push(Class { priority: 0, period: total - critical });
+            classes.push(Class { priority: CRITICAL, period: critical });
+        }
+        classes.sort_by_key(|class| class.priority);
+        let plan = Self(classes);
+        (!plan.total().is_zero()).then_some(plan)
+    }
+
+    /// How long it may take as a whole.
+    pub fn total(&self) -> Duration {
+        self.0.iter().map(|class| class.period).sum()
+    }
+
+    /// The pods of each class that has some, in the order in which they go.
+    pub fn groups(&self, pods: &[Arc<Pod>]) -> Vec<(Class, Vec<Arc<Pod>>)> {
+        let class_of = |pod: &Pod| {
+            let priority = pod.spec().priority.unwrap_or(0);
+            self.0.iter().rposition(|class| class.priority <= priority).unwrap_or(0)
+        };
+        let of = |(at, class): (usize, &Class)| {
+            let members: Vec<_> = pods.iter().filter(|pod| class_of(pod) == at).cloned().collect();
+            (!members.is_empty()).then_some((*class, members))
+        };
+        self.0.iter().enumerate().filter_map(of).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn config(fields: &Value) -> KubeletConfiguration {
+        serde_json::from_value(fields.clone()).expect("fields")
+    }
+
+    fn pod(name: &str, priority: Option<i32>, grace: Option<i64>) -> Arc<Pod> {
+        let object = json!({
+            "metadata": {"name": name, "namespace": "n", "uid": name},
+            "spec": {"containers": [], "priority": priority, "terminationGracePeriodSeconds": grace},
+        });
+        Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
+    }
+
+    /// `period/grace: names` of each class that has pods.
+    fn groups(fields: &Value, pods: &[Arc<Pod>]) -> Vec<String> {
+        let plan = Plan::of(&config(fields)).expect("a plan");
+        let shown = |(class, pods): (Class, Vec<Arc<Pod>>)| {
+            let pods: Vec<_> = pods.iter().map(|pod| format!("{}={}", pod.name(), class.grace(pod))).collect();
+            format!("{}: {}", class.period.as_secs(), pods.join(" "))
+        };
+        plan.groups(pods).into_iter().map(shown).collect()
+    }
+
+    #[test]
+    fn two_periods_are_two_classes() {
+        // AC-05-29
+        let pods = [
+            pod("none", None, Some(30)),
+            pod("critical", Some(CRITICAL), Some(600)),
+            pod("below", Some(-5), Some(5)),
+            pod("node", Some(CRITICAL + 1000), None),
+        ];
+        let fields = json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"});
+        assert_eq!(groups(&fields, &pods), ["20: none=20 below=5", "10: critical=10 node=10"]);
+        let all_critical = json!({"shutdownGracePeriod": "10s", "shutdownGracePeriodCriticalPods": "10s"});
+        assert_eq!(groups(&all_critical, &pods), ["0: none=0 below=0", "10: critical=10 node=10"]);
+        assert_eq!(groups(&fields, &pods[1..2]), ["10: critical=10"], "an empty class is skipped");
+        assert_eq!(Plan::of(&config(&json!({}))), None);
+    }
+
+    #[test]
+    fn a_pod_is_of_the_highest_class_it_reaches() {
+        let fields = json!({"shutdownGracePeriodByPodPriority": [
+            {"priority": 1000, "shutdownGracePeriodSeconds": 180},
+            {"priority": 100_000, "shutdownGracePeriodSeconds": 10},
+            {"priority": 10, "shutdownGracePeriodSeconds": 60},
+        ]});
+        let pods = [
+            pod("high", Some(100_001), Some(1)),
+            pod("just", Some(1000), None),
+            pod("under", Some(999), None),
+            pod("lowest", Some(-1), None),
+        ];
+        assert_eq!(groups(&fields, &pods), ["60: under=60 lowest=60", "180: just=180", "10: high=1"]);
+        assert_eq!(Plan::of(&config(&fields)).expect("a plan").total(), Duration::from_secs(250));
+    }
+}

@@ -1,0 +1,288 @@
+//! Lets all pods go, one class after the other. Behaviour: spec 05 §7.3-7.6.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::join_all;
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout},
+};
+use tracing::{error, info, warn};
+
+use super::{classes::Plan, ports::Pods, record::Record};
+use crate::{
+    engine::ports::{Clock, Event, EventSink, StateFile},
+    metrics::ShutdownMetrics,
+    pod::Pod,
+};
+
+/// How long last words of a class may take, and how long they get where its period is over.
+const TOLD: Duration = Duration::from_secs(5);
+const TOLD_LATE: Duration = Duration::from_millis(400);
+
+/// Why pods have to go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cause {
+    /// The machine goes down.
+    Machine,
+    /// We were told to end, and to take the pods along.
+    Terminated,
+}
+
+/// What is needed for it.
+pub struct DrainDeps {
+    /// The pods.
+    pub pods: Arc<dyn Pods>,
+    /// Takes events.
+    pub events: Arc<dyn EventSink>,
+    /// Wall time.
+    pub clock: Arc<dyn Clock>,
+    /// Where it is written when it happened.
+    pub file: Arc<dyn StateFile>,
+    /// Where it is counted.
+    pub metrics: ShutdownMetrics,
+}
+
+/// Lets pods go; see the file's documentation.
+pub struct Drain {
+    plan: Plan,
+    deps: DrainDeps,
+    /// What the file says, and whether the node goes down now. Held while pods are let go: nobody does that twice.
+    now: Mutex<bool>,
+}
+
+impl Drain {
+    /// Reads when it last happened.
+    pub async fn open(plan: Plan, deps: DrainDeps) -> Self {
+        let record = match deps.file.read().await {
+            Ok(Some(content)) => Record::decode(&content),
+            Ok(None) => Ok(Record::default()),
+            Err(error) => Err(error.to_string()),
+        };
+        match record {
+            Ok(record) => deps.metrics.set(record.start, record.end),
+            Err(error) => {
+                warn!(err = %error, path = %deps.file.path().display(), "When the node was last shut down is not known any more");
+            }
+        }
+        Self { plan, deps, now: Mutex::new(false) }
+    }
+
+    /// How long it may take as a whole.
+    pub fn total(&self) -> Duration {
+        self.plan.total()
+    }
+
+    /// Whether pods are let go, or have been.
+    pub async fn has_begun(&self) -> bool {
+        *self.now.lock().await
+    }
+
+    /// Lets all pods go; admits none from now on. Who asks again while that goes on waits for it.
+    pub async fn begin(&self, cause: Cause) {
+        let mut now = self.now.lock().await;
+        if std::mem::replace(&mut *now, true) {
+            return;
+        }
+        info!(?cause, "Shutdown manager detected new shutdown event, isNodeShuttingDownNow");
+        self.deps.events.record(Event::node_normal("Shutdown", "Shutdown manager detected shutdown event"));
+        self.deps.pods.set_shutting_down(true);
+        let start = Some(self.deps.clock.now());
+        self.write(Record { start, end: None }).await;
+        for (class, pods) in self.plan.groups(&self.deps.pods.active()) {
+            self.let_go(class.period, pods, |pod| class.grace(pod)).await;
+        }
+        self.write(Record { start, end: Some(self.deps.clock.now()) }).await;
+        info!("Shutdown manager completed processing shutdown event, node will shutdown shortly");
+    }
+
+    /// The machine stays: pods are admitted again. Those that went are gone.
+    pub async fn cancel(&self) {
+        let mut now = self.now.lock().await;
+        if !std::mem::replace(&mut *now, false) {
+            return;
+        }
+        info!("Shutdown manager detected shutdown cancellation");
+        self.deps.events.record(Event::node_normal("Shutdown", "Shutdown manager detected shutdown cancellation"));
+        self.deps.pods.set_shutting_down(false);
+    }
+
+    /// Ends the pods of a class, at most for its period; then their last words, so that they are out before anybody
+    /// else is touched.
+    async fn let_go(&self, period: Duration, pods: Vec<Arc<Pod>>, grace: impl Fn(&Pod) -> i64) {
+        let begun = Instant::now();
+        let uids: Vec<_> = pods.iter().map(|pod| pod.uid().clone()).collect();
+        info!(pods = pods.len(), period = ?period, "Shutdown manager pod killing time out");
+        let (grace, ends) = (&grace, &self.deps.pods);
+        let ending = pods.iter().map(|pod| async move {
+            let grace = grace(pod);
+            info!(pod = %pod.object_name(), podUID = %pod.uid(), gracePeriod = grace, "Shutdown manager killing pod with gracePeriod");
+            if let Err(error) = ends.end(pod, grace).await {
+                error!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Shutdown manager failed killing pod");
+            }
+        });
+        if timeout(period, join_all(ending)).await.is_err() {
+            info!(period = ?period, "Shutdown manager pod killing time out");
+        }
+        let left = period.saturating_sub(begun.elapsed()).clamp(TOLD_LATE, TOLD);
+        if timeout(left, self.deps.pods.told(&uids)).await.is_err() {
+            warn!(pods = uids.len(), "Final statuses of some pods are still not with the API server, going on");
+        }
+    }
+
+    async fn write(&self, record: Record) {
+        self.deps.metrics.set(record.start, record.end);
+        if let Err(error) = self.deps.file.replace(record.encode()).await {
+            error!(err = %error, path = %self.deps.file.path().display(), "Failed to store graceful shutdown state");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        path::Path,
+        sync::{Mutex as Shared, PoisonError},
+    };
+
+    use async_trait::async_trait;
+    use jiff::Timestamp;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{metrics::Registry, pod::PodUid};
+
+    /// Pods that end when their grace period is over, and whose words take a while.
+    #[derive(Default)]
+    struct World {
+        pods: Vec<Arc<Pod>>,
+        words: Duration,
+        log: Shared<Vec<String>>,
+        begun: Option<Instant>,
+    }
+
+    impl World {
+        fn note(&self, text: String) {
+            let at = self.begun.map_or(0, |begun| begun.elapsed().as_millis());
+            self.log.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{at} {text}"));
+        }
+
+        fn log(&self) -> Vec<String> {
+            std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner))
+        }
+    }
+
+    #[async_trait]
+    impl Pods for World {
+        fn active(&self) -> Vec<Arc<Pod>> {
+            self.pods.clone()
+        }
+
+        async fn end(&self, pod: &Arc<Pod>, grace: i64) -> Result<(), String> {
+            self.note(format!("end {} {grace}", pod.name()));
+            let takes = pod.spec().active_deadline_seconds.unwrap_or(grace);
+            tokio::time::sleep(Duration::from_secs(takes.unsigned_abs())).await;
+            Ok(())
+        }
+
+        async fn told(&self, pods: &[PodUid]) {
+            tokio::time::sleep(self.words).await;
+            self.note(format!("told {}", pods.len()));
+        }
+
+        fn set_shutting_down(&self, is: bool) {
+            self.note(format!("down {is}"));
+        }
+    }
+
+    impl EventSink for World {
+        fn record(&self, event: Event) {
+            self.note(event.message);
+        }
+    }
+
+    #[async_trait]
+    impl StateFile for World {
+        fn path(&self) -> &Path {
+            Path::new("state")
+        }
+
+        async fn read(&self) -> io::Result<Option<Vec<u8>>> {
+            Ok(None)
+        }
+
+        async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
+            let record = Record::decode(&content).expect("ours");
+            self.note(format!("written {} {}", record.start.is_some(), record.end.is_some()));
+            Ok(())
+        }
+    }
+
+    struct Always;
+
+    impl Clock for Always {
+        fn now(&self) -> Timestamp {
+            Timestamp::UNIX_EPOCH
+        }
+    }
+
+    /// `takes` is how long it needs, whatever its grace period.
+    fn pod(name: &str, priority: i32, takes: i64) -> Arc<Pod> {
+        let object = json!({
+            "metadata": {"name": name, "namespace": "n", "uid": name},
+            "spec": {"containers": [], "priority": priority, "activeDeadlineSeconds": takes},
+        });
+        Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
+    }
+
+    async fn world(pods: Vec<Arc<Pod>>, words: u64) -> (Arc<World>, Drain) {
+        let words = Duration::from_millis(words);
+        let world = Arc::new(World { pods, words, begun: Some(Instant::now()), ..World::default() });
+        let fields = json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"});
+        let plan = Plan::of(&serde_json::from_value(fields).expect("fields")).expect("a plan");
+        let deps = DrainDeps {
+            pods: world.clone(),
+            events: world.clone(),
+            clock: Arc::new(Always),
+            file: world.clone(),
+            metrics: ShutdownMetrics::new(&Registry::new()),
+        };
+        (world, Drain::open(plan, deps).await)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn critical_pods_go_when_the_last_words_of_the_others_are_out() {
+        // AC-05-29
+        let (world, drain) = world(vec![pod("c", 2_000_000_000, 3), pod("a", 0, 5), pod("b", 0, 60)], 100).await;
+        drain.begin(Cause::Machine).await;
+        let expected = [
+            "0 Shutdown manager detected shutdown event",
+            "0 down true",
+            "0 written true false",
+            "0 end a 20",
+            "0 end b 20",
+            "20100 told 2",
+            "20100 end c 10",
+            "23200 told 1",
+            "23200 written true true",
+        ];
+        assert_eq!(world.log(), expected);
+        drain.begin(Cause::Terminated).await;
+        assert_eq!(world.log(), [""; 0], "nobody goes twice");
+        // AC-05-30
+        drain.cancel().await;
+        assert_eq!(world.log(), ["23200 Shutdown manager detected shutdown cancellation", "23200 down false"]);
+        drain.cancel().await;
+        assert!(world.log().is_empty() && !drain.has_begun().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn words_that_do_not_arrive_hold_nobody_up_for_long() {
+        let begun = Instant::now();
+        let (world, drain) = world(vec![pod("c", 2_000_000_000, 60), pod("a", 0, 60)], 600_000).await;
+        drain.begin(Cause::Machine).await;
+        assert!(begun.elapsed() <= Duration::from_secs(31), "configured and a second: {:?}", begun.elapsed());
+        assert!(world.log().contains(&"20400 end c 10".to_owned()));
+    }
+}

@@ -1,0 +1,20 @@
+//! Ends the pods of a node that goes down, least important first.
+//!
+//! ```text
+//!  logind ── the machine goes down ──► keeper ──► drain ──► pods of one class after the other
+//!  SIGTERM, where that is asked for ─────────────►  └──► facts of the node, state file, metrics
+//! ```
+//!
+//! `classes` (pure) says which pods go together and how long they get; `drain` lets them go and waits until their last
+//! words are with the API server; `keeper` holds the lock for which logind waits. Behaviour: spec 05 §7.
+
+mod classes;
+mod drain;
+mod keeper;
+mod ports;
+mod record;
+
+pub use classes::{Class, Plan};
+pub use drain::{Cause, Drain, DrainDeps};
+pub use keeper::{Keeper, Override};
+pub use ports::Pods;

@@ -1,0 +1,62 @@
+//! When the node was last shut down, as a file that outlives it. Pure. Behaviour: spec 05 §7.6.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// What Go writes for no time at all.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
+/// Begin and end of the last shutdown; `None` for what has not been.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Record {
+    /// When it began.
+    pub start: Option<Timestamp>,
+    /// When it was done.
+    pub end: Option<Timestamp>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Written {
+    start_time: String,
+    end_time: String,
+}
+
+impl Record {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// It is none of ours.
+    pub fn decode(content: &[u8]) -> Result<Self, String> {
+        let written: Written = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+        let time = |text: &str| match text {
+            NEVER => Ok(None),
+            text => text.parse().map(Some).map_err(|error: jiff::Error| error.to_string()),
+        };
+        Ok(Self { start: time(&written.start_time)?, end: time(&written.end_time)? })
+    }
+
+    /// The file's content.
+    pub fn encode(&self) -> Vec<u8> {
+        let time = |time: Option<Timestamp>| time.map_or_else(|| NEVER.to_owned(), |time| time.to_string());
+        let written = Written { start_time: time(self.start), end_time: time(self.end) };
+        serde_json::to_vec(&written).unwrap_or_default() // two strings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_s_file_is_read_and_written() {
+        let begun = Record { start: Some("2026-01-01T00:00:00.5Z".parse().expect("a time")), end: None };
+        let text = r#"{"startTime":"2026-01-01T00:00:00.5Z","endTime":"0001-01-01T00:00:00Z"}"#;
+        assert_eq!((begun.encode(), Record::decode(text.as_bytes())), (text.as_bytes().to_vec(), Ok(begun)));
+        let offset = r#"{"startTime":"2026-01-01T01:00:00.5+01:00","endTime":"0001-01-01T00:00:00Z"}"#;
+        assert_eq!(Record::decode(offset.as_bytes()), Ok(begun));
+        for garbage in ["", "{}", "[]", r#"{"startTime":"x","endTime":"y"}"#] {
+            assert!(Record::decode(garbage.as_bytes()).is_err(), "{garbage}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The kernel's log, record by record. Behaviour: spec 05 §8, `Documentation/ABI/testing/dev-kmsg`.
+
+use std::{
+    fs::OpenOptions,
+    io,
+    os::{fd::OwnedFd, unix::fs::OpenOptionsExt},
+    path::Path,
+};
+
+use rustix::{
+    fs::OFlags,
+    io::{Errno, read},
+};
+
+use super::watched::Watched;
+
+/// Where it is.
+const LOG: &str = "/dev/kmsg";
+/// Longest record.
+const RECORD: usize = 8192;
+/// How often a reader that was overrun tries to catch up at once.
+const OVERRUNS: u32 = 16;
+
+/// A reader, which begins with the oldest record there is.
+#[derive(Debug)]
+pub struct KernelLog {
+    log: Watched,
+    record: Vec<u8>,
+}
+
+impl KernelLog {
+    /// Opens it. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// There is none, or we may not read it.
+    pub fn open() -> io::Result<Self> {
+        Self::at(Path::new(LOG))
+    }
+
+    fn at(path: &Path) -> io::Result<Self> {
+        let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+        let file = OpenOptions::new().read(true).custom_flags(nonblock).open(path)?;
+        Ok(Self { log: Watched::new(OwnedFd::from(file))?, record: vec![0; RECORD] })
+    }
+
+    /// The next record; `None` where there is none yet. Records that were overwritten before they were read are passed
+    /// over.
+    ///
+    /// # Errors
+    /// It cannot be read any more.
+    pub fn take(&mut self) -> io::Result<Option<&[u8]>> {
+        for _ in 0..OVERRUNS {
+            match read(self.log.get_ref(), self.record.as_mut_slice()) {
+                Ok(0) | Err(Errno::AGAIN) => return Ok(None),
+                Ok(length) => return Ok(self.record.get(..length)),
+                Err(Errno::PIPE | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits until there may be a record. Safe to drop.
+    ///
+    /// # Errors
+    /// The kernel does not tell any more.
+    pub async fn wait(&self) -> io::Result<()> {
+        // Cleared before it is read: what comes meanwhile is told again.
+        self.log.readable().await?.clear_ready();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn records_come_one_by_one() {
+        let test = "records_come_one_by_one";
+        let (Ok(mut log), Ok(mut kernel)) = (KernelLog::open(), OpenOptions::new().write(true).open(LOG)) else {
+            println!("skipped: {test}: needs root and {LOG}");
+            return;
+        };
+        let mark = format!("berth test {} {test}", std::process::id());
+        if kernel.write_all(mark.as_bytes()).is_err() {
+            println!("skipped: {test}: {LOG} cannot be written");
+            return;
+        }
+        let found = async {
+            loop {
+                while let Some(record) = log.take().expect("readable") {
+                    if String::from_utf8_lossy(record).contains(&mark) {
+                        return;
+                    }
+                }
+                log.wait().await.expect("watched");
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(60), found).await.expect("it is told");
+    }
+}

@@ -1,0 +1,215 @@
+//! logind over D-Bus: how long it waits for whom, and that the machine goes down. Behaviour: spec 05 §7.2.
+
+use std::{
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::{net::UnixStream, time::timeout};
+use tokio_stream::StreamExt;
+use zbus::{
+    Connection, DynamicType, MatchRule, Message, MessageStream, OwnedVariant, connection::Builder, message::Type,
+};
+
+/// The system's bus, where the environment names no other.
+const BUS: &str = "/run/dbus/system_bus_socket";
+const BUS_ADDRESS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
+const LOGIND: Service = Service {
+    name: "org.freedesktop.login1",
+    object: "/org/freedesktop/login1",
+    interface: "org.freedesktop.login1.Manager",
+};
+const SYSTEMD: Service = Service {
+    name: "org.freedesktop.systemd1",
+    object: "/org/freedesktop/systemd1",
+    interface: "org.freedesktop.systemd1.Manager",
+};
+const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
+/// How long a connection may take, and an answer.
+const CONNECT: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(15);
+const HANGUP: i32 = 1;
+
+/// logind is not there, or does not do what it is asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum LogindError {
+    /// There is no connection.
+    #[error("no D-Bus at {at}: {cause}")]
+    Bus {
+        /// Where.
+        at: String,
+        /// Why.
+        cause: String,
+    },
+    /// It refused, or the connection was lost.
+    #[error("{what}: {cause}")]
+    Call {
+        /// What was asked.
+        what: &'static str,
+        /// Why.
+        cause: String,
+    },
+    /// Nothing more is heard.
+    #[error("the D-Bus connection is lost")]
+    Lost,
+}
+
+struct Service {
+    name: &'static str,
+    object: &'static str,
+    interface: &'static str,
+}
+
+/// Where logind is asked.
+#[derive(Clone, Debug)]
+pub struct Logind(PathBuf);
+
+/// A connection, with what logind says on it.
+pub struct Session {
+    connection: Connection,
+    signals: MessageStream,
+}
+
+impl Logind {
+    /// This machine's.
+    pub fn of_this_machine() -> Self {
+        let named = std::env::var(BUS_ADDRESS).ok();
+        let socket = named.as_deref().and_then(socket);
+        Self(socket.unwrap_or_else(|| PathBuf::from(BUS)))
+    }
+
+    /// On the bus of that socket.
+    pub fn on(socket: &Path) -> Self {
+        Self(socket.to_owned())
+    }
+
+    /// Connects, and hears what logind says from then on.
+    ///
+    /// # Errors
+    /// There is no bus.
+    pub async fn connect(&self) -> Result<Session, LogindError> {
+        let failed = |cause: String| LogindError::Bus { at: self.0.display().to_string(), cause };
+        let connecting = async {
+            let stream = UnixStream::connect(&self.0).await.and_then(UnixStream::into_std);
+            let stream = stream.map_err(|error| failed(error.to_string()))?;
+            let connection = Builder::unix_stream(stream).build().await.map_err(|error| failed(error.to_string()))?;
+            let rule = MatchRule::builder()
+                .msg_type(Type::Signal)
+                .sender(LOGIND.name) // others can shout on the bus, too
+                .interface(LOGIND.interface)
+                .member("PrepareForShutdown")
+                .path(LOGIND.object)
+                .build()
+                .map_err(|error| failed(error.to_string()))?;
+            let signals = MessageStream::for_match_rule(rule, &connection, None).await;
+            Ok(Session { signals: signals.map_err(|error| failed(error.to_string()))?, connection })
+        };
+        timeout(CONNECT, connecting).await.unwrap_or_else(|_| Err(failed(format!("no answer within {CONNECT:?}"))))
+    }
+}
+
+impl Session {
+    /// How long logind waits for those that delay a shutdown.
+    ///
+    /// # Errors
+    /// It does not say.
+    pub async fn longest_delay(&self) -> Result<Duration, LogindError> {
+        let value = self.property("InhibitDelayMaxUSec").await?;
+        let microseconds = u64::try_from(value);
+        microseconds
+            .map(Duration::from_micros)
+            .map_err(|error| LogindError::Call { what: "InhibitDelayMaxUSec", cause: error.to_string() })
+    }
+
+    /// Whether the machine goes down.
+    ///
+    /// # Errors
+    /// It does not say.
+    pub async fn is_preparing(&self) -> Result<bool, LogindError> {
+        let value = self.property("PreparingForShutdown").await?;
+        bool::try_from(value)
+            .map_err(|error| LogindError::Call { what: "PreparingForShutdown", cause: error.to_string() })
+    }
+
+    /// A lock that delays a shutdown until it is closed.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn inhibit(&self) -> Result<OwnedFd, LogindError> {
+        let asked = ("shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay");
+        let answer = self.call(&LOGIND, None, "Inhibit", &asked).await?;
+        let lock = answer.body().deserialize::<zbus::OwnedFd>();
+        lock.map(Into::into).map_err(|error| LogindError::Call { what: "Inhibit", cause: error.to_string() })
+    }
+
+    /// Has logind read its configuration again.
+    ///
+    /// # Errors
+    /// systemd refuses.
+    pub async fn reload(&self) -> Result<(), LogindError> {
+        self.call(&SYSTEMD, None, "KillUnit", &("systemd-logind.service", "all", HANGUP)).await.map(drop)
+    }
+
+    /// Waits until the machine begins to go down (true), or stays after all. Safe to drop.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub async fn next(&mut self) -> Result<bool, LogindError> {
+        loop {
+            let message = self.signals.next().await.ok_or(LogindError::Lost)?.map_err(|_| LogindError::Lost)?;
+            // Signals of another shape are nobody's: they are passed over.
+            if let Ok(begins) = message.body().deserialize::<bool>() {
+                return Ok(begins);
+            }
+        }
+    }
+
+    async fn property(&self, name: &'static str) -> Result<OwnedVariant, LogindError> {
+        let answer = self.call(&LOGIND, Some(PROPERTIES), "Get", &(LOGIND.interface, name)).await?;
+        answer.body().deserialize().map_err(|error| LogindError::Call { what: name, cause: error.to_string() })
+    }
+
+    async fn call<B>(
+        &self,
+        service: &Service,
+        interface: Option<&'static str>,
+        method: &'static str,
+        body: &B,
+    ) -> Result<Message, LogindError>
+    where
+        B: serde::Serialize + DynamicType,
+    {
+        let interface = interface.unwrap_or(service.interface);
+        let asked = self.connection.call_method(Some(service.name), service.object, Some(interface), method, body);
+        let failed = |cause: String| LogindError::Call { what: method, cause };
+        match timeout(ANSWER, asked).await {
+            Ok(answer) => answer.map_err(|error| failed(error.to_string())),
+            Err(_) => Err(failed(format!("no answer within {ANSWER:?}"))),
+        }
+    }
+}
+
+/// The socket of an address; `None` for what is none of a file.
+fn socket(address: &str) -> Option<PathBuf> {
+    let first = address.split(';').next()?.strip_prefix("unix:")?;
+    first.split(',').find_map(|part| part.strip_prefix("path=")).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_buses() {
+        for (address, expected) in [
+            ("unix:path=/run/bus", Some("/run/bus")),
+            ("unix:path=/run/bus,guid=abc;tcp:host=x", Some("/run/bus")),
+            ("unix:abstract=x", None),
+            ("tcp:host=x", None),
+            ("", None),
+        ] {
+            assert_eq!(socket(address), expected.map(PathBuf::from), "{address}");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The end of the machine, as logind tells of it: pods go least important first, the lock is held as long, and nobody
+//! new comes. logind is played on a bus of the test's own.
+
+use std::{
+    fs::File,
+    io::Read,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use berth::proto::cri::ContainerState;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tokio::{net::UnixStream, task::JoinHandle};
+use tokio_stream::StreamExt;
+use zbus::{Connection, Message, MessageStream, Variant, connection::Builder};
+
+use crate::{
+    Ground,
+    kit::process::{Home, PATIENCE, condition, manifest_of, skips},
+};
+
+const OBJECT: &str = "/org/freedesktop/login1";
+const MANAGER: &str = "org.freedesktop.login1.Manager";
+const CONFIG: &str = r#"<busconfig><type>system</type><listen>unix:path=SOCKET</listen><policy context="default">
+<allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/></policy></busconfig>"#;
+
+/// A bus of one's own; ends when dropped.
+struct Bus {
+    dir: tempfile::TempDir,
+    daemon: Child,
+}
+
+impl Bus {
+    /// `None` where this machine has no D-Bus; says so.
+    async fn start(test: &str) -> Option<Self> {
+        let dir = tempfile::tempdir().expect("a folder");
+        let config = CONFIG.replace("SOCKET", &dir.path().join("bus").display().to_string());
+        std::fs::write(dir.path().join("bus.conf"), config).expect("written");
+        let Some(daemon) = daemon(&dir).await else {
+            assert!(std::env::var_os("CI").is_none(), "{test} needs dbus-daemon");
+            println!("skipped: {test}: dbus-daemon is not installed");
+            return None;
+        };
+        Some(Self { dir, daemon })
+    }
+
+    /// Goes away and comes back.
+    async fn restart(&mut self) {
+        self.end();
+        std::fs::remove_file(self.socket()).expect("it was there");
+        self.daemon = daemon(&self.dir).await.expect("as before");
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("bus")
+    }
+
+    fn end(&mut self) {
+        let _ = self.daemon.kill(); // it may have ended
+        let _ = self.daemon.wait();
+    }
+}
+
+impl Drop for Bus {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A bus that listens; `None` where there is no such program.
+async fn daemon(dir: &tempfile::TempDir) -> Option<Child> {
+    let mut command = Command::new("dbus-daemon");
+    command.args(["--nofork", "--nopidfile", "--nosyslog", "--config-file"]).arg(dir.path().join("bus.conf"));
+    let daemon = command.stderr(Stdio::null()).spawn().ok()?;
+    let listens = async {
+        while UnixStream::connect(dir.path().join("bus")).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, listens).await.expect("the bus listens");
+    Some(daemon)
+}
+
+/// Whoever plays logind.
+struct Logind {
+    connection: Connection,
+    state: Arc<State>,
+    serving: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The other ends of the locks that were given out.
+    locks: Mutex<Vec<File>>,
+    is_preparing: Mutex<bool>,
+    asked: Mutex<Vec<String>>,
+}
+
+impl Logind {
+    async fn on(bus: &Bus) -> Self {
+        let socket = UnixStream::connect(bus.socket()).await.expect("a socket").into_std().expect("a socket");
+        let connection = Builder::unix_stream(socket).build().await.expect("a connection");
+        let state = Arc::<State>::default();
+        let messages = MessageStream::from(&connection);
+        connection.request_name("org.freedesktop.login1").await.expect("ours");
+        let serving = tokio::spawn(serve(messages, connection.clone(), state.clone()));
+        Self { connection, state, serving }
+    }
+
+    /// The machine begins to go down, or stays.
+    async fn prepare(&self, begins: bool) {
+        *self.state.is_preparing.lock().expect("whole") = begins;
+        let told = self.connection.emit_signal(None::<()>, OBJECT, MANAGER, "PrepareForShutdown", &begins).await;
+        told.expect("sent");
+    }
+
+    fn locks(&self) -> usize {
+        self.state.locks.lock().expect("whole").len()
+    }
+
+    /// Whether the latest lock is held.
+    fn is_held(&self) -> bool {
+        let locks = self.state.locks.lock().expect("whole");
+        let Some(mut lock) = locks.last() else { return false };
+        // Its end is there once nobody holds the other.
+        matches!(lock.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+    }
+}
+
+impl Drop for Logind {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+async fn serve(mut messages: MessageStream, connection: Connection, state: Arc<State>) {
+    while let Some(Ok(message)) = messages.next().await {
+        if message.header().message_type() == zbus::message::Type::MethodCall {
+            answer(&connection, &state, &message).await;
+        }
+    }
+}
+
+async fn answer(connection: &Connection, state: &State, message: &Message) {
+    let (header, body) = (message.header(), message.body());
+    let member = header.member().map(|member| member.to_string()).unwrap_or_default();
+    match member.as_str() {
+        "Get" => {
+            let (_, name): (String, String) = body.deserialize().expect("its arguments");
+            let preparing = *state.is_preparing.lock().expect("whole");
+            let value = match name.as_str() {
+                "InhibitDelayMaxUSec" => Variant::new(600_000_000_u64),
+                "PreparingForShutdown" => Variant::new(preparing),
+                other => panic!("{other} is asked of nobody"),
+            };
+            connection.reply(&header, &value).await.expect("sent");
+        }
+        "Inhibit" => {
+            let asked: (String, String, String, String) = body.deserialize().expect("its arguments");
+            let (kept, given) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).expect("a pipe");
+            state.asked.lock().expect("whole").push(format!("{} {} {}", asked.0, asked.1, asked.3));
+            connection.reply(&header, &zbus::Fd::from(&given)).await.expect("sent");
+            state.locks.lock().expect("whole").push(File::from(kept));
+        }
+        _ => {} // what the bus tells
+    }
+}
+
+fn home(ground: &Ground, bus: &Bus) -> Home {
+    let address = format!("unix:path={}", bus.socket().display());
+    ground.home().environment("DBUS_SYSTEM_BUS_ADDRESS", address).with(json!({
+        "shutdownGracePeriod": "30s",
+        "shutdownGracePeriodCriticalPods": "10s",
+    }))
+}
+
+fn pod(name: &str, priority: i32) -> Value {
+    manifest_of(
+        name,
+        json!({
+            "priority": priority,
+            "terminationGracePeriodSeconds": 15,
+            "containers": [{"name": "main", "image": "busybox:1"}],
+        }),
+    )
+}
+
+/// AC-05-29, AC-05-30
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_go_before_the_machine_does() {
+    let test = "pods_go_before_the_machine_does";
+    if skips(test) {
+        return;
+    }
+    let Some(mut bus) = Bus::start(test).await else { return };
+    let ground = Ground::new().await;
+    let home = home(&ground, &bus);
+    home.put_pod(&pod("plain", 0));
+    home.put_pod(&pod("critical", 2_000_000_000));
+    let agent = home.start().await;
+    agent.until_ready("plain").await;
+    agent.until_ready("critical").await;
+    agent.until_log("Cannot hear of the machine's shutdown").await;
+    let logind = Logind::on(&bus).await;
+    agent.until("the lock is held", async || logind.is_held()).await;
+    assert_eq!(*logind.state.asked.lock().expect("whole"), ["shutdown kubelet delay"]);
+
+    ground.cri.clear_calls();
+    logind.prepare(true).await;
+    agent.until("the lock is let go", async || !logind.is_held()).await;
+    let exited = ContainerState::ContainerExited as i32;
+    assert!(
+        ground.cri.containers().iter().all(|container| container.state == exited),
+        "whoever lets go waits for none"
+    );
+    let ended = |pod: &Value| pod["status"]["phase"] == "Failed" && pod["status"]["reason"] == "Terminated";
+    for name in ["plain", "critical"] {
+        let pod = agent.until_pod(name, "gone with the machine", ended).await;
+        assert_eq!(pod["status"]["message"], "Pod was terminated in response to imminent node shutdown.");
+        assert_eq!(condition(&pod, "DisruptionTarget"), Some("True"));
+    }
+    let log = agent.log();
+    let killed: Vec<&str> = log.lines().filter(|line| line.contains("killing pod with gracePeriod")).collect();
+    let [plain, critical] = killed.as_slice() else { panic!("{killed:?}") };
+    assert!(plain.contains("default/plain-") && plain.contains("gracePeriod=15"), "{plain}");
+    assert!(critical.contains("default/critical-") && critical.contains("gracePeriod=10"), "{critical}");
+    assert_eq!(ground.cri.count("stop_container"), 2);
+    assert!(log.contains("Shutdown manager detected shutdown event"), "{log}");
+
+    home.put_pod(&pod("late", 0));
+    let refused = agent.until_pod("late", "refused", |pod| pod["status"]["reason"] == "NodeShutdown").await;
+    assert_eq!(refused["status"]["message"], "Pod was rejected as the node is shutting down.");
+    let written = std::fs::read_to_string(home.root().join("graceful_node_shutdown_state")).expect("it is there");
+    assert!(written.starts_with("{\"startTime\":\"2") && !written.contains("0001-01-01"), "{written}");
+    let start = agent.metric("kubelet_graceful_shutdown_start_time_seconds").await.expect("told");
+    let end = agent.metric("kubelet_graceful_shutdown_end_time_seconds").await.expect("told");
+    assert!(start > 0.0 && end >= start, "{start} {end}");
+
+    // The machine stays after all.
+    logind.prepare(false).await;
+    agent.until("another lock is held", async || logind.locks() == 2 && logind.is_held()).await;
+    home.put_pod(&pod("next", 0));
+    agent.until_ready("next").await;
+
+    // A bus that goes away is looked for until it is back.
+    drop(logind);
+    bus.restart().await;
+    let logind = Logind::on(&bus).await;
+    agent.until("a lock of the new bus is held", async || logind.is_held()).await;
+    assert_eq!(agent.stop().await, Some(0));
+}
+
+/// Where that is asked for a signal does the same, without anybody on any bus.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signal_takes_the_pods_along_where_that_is_asked_for() {
+    if skips("a_signal_takes_the_pods_along_where_that_is_asked_for") {
+        return;
+    }
+    let ground = Ground::new().await;
+    let settings = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(settings.path(), "shutdown: {onTermination: true}\n").expect("written");
+    let home = ground
+        .home()
+        .environment("BERTH_CONFIG", settings.path().display().to_string())
+        .environment("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/no/such/bus")
+        .with(json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"}));
+    home.put_pod(&pod("plain", 0));
+    let mut agent = home.start().await;
+    agent.until_ready("plain").await;
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
+    assert_eq!(ground.cri.running("plain-test-node", "main"), [""; 0]);
+}
