@@ -25,6 +25,7 @@ mod resize;
 mod restart;
 mod start;
 mod tokens;
+mod volumes;
 
 use std::{sync::Arc, time::Duration};
 

@@ -20,6 +20,7 @@ mod resize;
 mod restarts;
 mod security;
 mod stats;
+mod volumes;
 
 use kit::{containerd, real};
 
