@@ -64,6 +64,16 @@ pub async fn forward_deaths(
     }
 }
 
+/// The logs of what PLEG knows to run.
+pub fn running_logs(observer: Arc<dyn PodObserver>) -> RunningLogs {
+    Box::new(move || {
+        let known = observer.known().unwrap_or_default();
+        let running = known.pods.values().flat_map(|pod| pod.running());
+        let with_log = running.filter(|container| !container.log_path.is_empty());
+        with_log.map(|c| RunningLog { container: c.id.clone(), path: PathBuf::from(&c.log_path) }).collect()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,14 +91,4 @@ mod tests {
         drop(runtime);
         following.await.expect("it ends with the runtime check");
     }
-}
-
-/// The logs of what PLEG knows to run.
-pub fn running_logs(observer: Arc<dyn PodObserver>) -> RunningLogs {
-    Box::new(move || {
-        let known = observer.known().unwrap_or_default();
-        let running = known.pods.values().flat_map(|pod| pod.running());
-        let with_log = running.filter(|container| !container.log_path.is_empty());
-        with_log.map(|c| RunningLog { container: c.id.clone(), path: PathBuf::from(&c.log_path) }).collect()
-    })
 }

@@ -60,7 +60,8 @@ mod tests {
         let once = ["ReadWriteOnce".to_owned()];
         let pod = ["ReadWriteOncePod".to_owned()];
         let many = ["ReadWriteMany".to_owned(), "ReadOnlyMany".to_owned()];
-        let table: [(Option<&CSIDriver>, &str, bool, &[String], bool); 12] = [
+        type Row<'a> = (Option<&'a CSIDriver>, &'a str, bool, &'a [String], bool);
+        let table: [Row<'_>; 12] = [
             (Some(&default), "", false, &once, false),
             (Some(&default), "ext4", false, &once, true),
             (Some(&default), "ext4", false, &pod, true),
