@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     NAMESPACE, World, a_moment,
     kit::{
+        api_server::ApiServer,
         csi::{CsiDriver, Nature, Plugin, mounts_below},
         process::{Agent, NODE, skips},
     },
@@ -18,6 +19,12 @@ use crate::{
 const DRIVER: &str = "disk.example.com";
 const VOLUME: &str = "kubernetes.io/csi/disk.example.com^h";
 const DATA: &str = "precious";
+
+/// As controllers write it.
+fn patch_status(api: &ApiServer, (resource, namespace, name): (&str, &str, &str), patch: Value) {
+    let outcome = api.admin().patch_sub(resource, namespace, name, "status", patch);
+    outcome.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"));
+}
 
 /// A cluster with a driver, and one volume with data in it.
 struct Storage {
@@ -69,7 +76,7 @@ impl Storage {
         claim["metadata"]["namespace"] = json!(NAMESPACE);
         let mut claim = (*world.api.create(claim)).clone();
         claim["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"]});
-        world.api.patch_sub("persistentvolumeclaims", NAMESPACE, "claim", "status", json!({"status": claim["status"]}));
+        patch_status(&world.api, ("persistentvolumeclaims", NAMESPACE, "claim"), json!({"status": claim["status"]}));
         let bound = json!({"spec": {"claimRef": {"kind": "PersistentVolumeClaim", "namespace": NAMESPACE,
             "name": "claim", "uid": claim["metadata"]["uid"]}}});
         world.api.patch("persistentvolumes", "", "pv", bound);
@@ -149,9 +156,9 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
     world.api.create(json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": name},
         "spec": {"attacher": DRIVER, "nodeName": NODE, "source": {"persistentVolumeName": "pv"}}}));
     let attached = json!({"status": {"attached": true, "attachmentMetadata": {"device": "sda"}}});
-    world.api.patch_sub("volumeattachments", "", &name, "status", attached);
+    patch_status(&world.api, ("volumeattachments", "", &name), attached);
     let told = json!({"status": {"volumesAttached": [{"name": VOLUME, "devicePath": ""}]}});
-    world.api.patch_sub("nodes", "", NODE, "status", told);
+    patch_status(&world.api, ("nodes", "", NODE), told);
     world.until_ready(&agent, "holder").await;
     let file = storage.target(&pod).join("file");
     assert_eq!(fs::read_to_string(&file).expect("readable"), DATA);

@@ -214,7 +214,7 @@ impl Drop for World {
 
 impl World {
     /// Without any driver.
-    pub fn new() -> Self {
+    pub fn open() -> Self {
         let folder = tempfile::Builder::new().prefix("berth-csi-").tempdir().expect("a folder");
         let (root, data) = (folder.path().join("root"), folder.path().join("data"));
         fs::create_dir(&root).expect("a directory");

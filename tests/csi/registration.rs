@@ -18,7 +18,7 @@ async fn a_driver_is_registered_and_deregistered_with_its_socket() {
     if skips("a_driver_is_registered_and_deregistered_with_its_socket") {
         return;
     }
-    let world = World::new();
+    let world = World::open();
     let mut nature = Nature::of(DRIVER);
     nature.max_volumes = 5;
     nature.topology.insert("zone".to_owned(), "a".to_owned());
@@ -51,7 +51,7 @@ async fn a_socket_that_is_made_anew_is_another_plugin() {
     if skips("a_socket_that_is_made_anew_is_another_plugin") {
         return;
     }
-    let world = World::new();
+    let world = World::open();
     let (driver, plugin) = world.register(Nature::of(DRIVER)).await;
     for _ in 0..3 {
         drop(Plugin::csi(&world.socket("stray"), "stray", Path::new("/nowhere"), &["1.0.0"]));
@@ -73,7 +73,7 @@ async fn what_was_there_before_the_watcher_and_what_lies_deeper_is_found() {
     if skips("what_was_there_before_the_watcher_and_what_lies_deeper_is_found") {
         return;
     }
-    let world = World::new();
+    let world = World::open();
     let driver = CsiDriver::start(Nature::of(DRIVER), &world.root, &world.data).await;
     let early = Plugin::csi(&world.plugins().join("a/b/early.sock"), DRIVER, &driver.endpoint, &["1.0.0"]);
     let hidden = Plugin::csi(&world.plugins().join(".x.sock"), "hidden", &driver.endpoint, &["1.0.0"]);
@@ -91,7 +91,7 @@ async fn who_cannot_be_taken_is_told_why() {
     if skips("who_cannot_be_taken_is_told_why") {
         return;
     }
-    let world = World::new();
+    let world = World::open();
     let (driver, _plugin) = world.register(Nature::of(DRIVER)).await;
     let endpoint = driver.endpoint.clone();
     let refused = async |name: &str, endpoint: &Path, versions: &[&str]| {
@@ -133,7 +133,7 @@ async fn a_higher_version_takes_the_place_and_the_old_socket_takes_nothing_along
     if skips("a_higher_version_takes_the_place_and_the_old_socket_takes_nothing_along") {
         return;
     }
-    let world = World::new();
+    let world = World::open();
     let (driver, old) = world.register(Nature::of(DRIVER)).await;
     let new = Plugin::csi(&world.socket("new"), DRIVER, &driver.endpoint, &["1.10.0"]);
     new.registered().await;
@@ -149,7 +149,7 @@ async fn the_hostile_hold_up_nobody() {
     if skips("the_hostile_hold_up_nobody") {
         return;
     }
-    let world = World::new();
+    let world = World::open();
     let (mut hostile, versions) = (Vec::new(), ["1.0.0"]);
     for (index, manners) in [Manners::Silent, Manners::Garbage, Manners::Deaf].into_iter().enumerate() {
         let (socket, name) = (world.socket(&format!("bad-{index}")), format!("bad-{index}"));
@@ -179,7 +179,7 @@ async fn what_cannot_be_written_is_tried_again() {
     if skips("what_cannot_be_written_is_tried_again") {
         return;
     }
-    let world = World::new();
+    let world = World::open();
     world.objects.refuse(Some("detected topology value collision"));
     world.watch();
     let driver = CsiDriver::start(Nature::of(DRIVER), &world.root, &world.data).await;
@@ -197,7 +197,7 @@ async fn the_node_is_asked_about_again_where_the_driver_wants_it() {
     if skips("the_node_is_asked_about_again_where_the_driver_wants_it") {
         return;
     }
-    let world = World::new();
+    let world = World::open();
     let (driver, _plugin) = world.register(Nature::of(DRIVER)).await;
     a_moment().await;
     assert_eq!(driver.of("NodeGetInfo").len(), 1);

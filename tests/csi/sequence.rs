@@ -68,7 +68,7 @@ async fn a_driver_that_does_not_stage_leaves_no_directories() {
     if skips("a_driver_that_does_not_stage_leaves_no_directories") {
         return;
     }
-    let world = World::new();
+    let world = World::open();
     world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
     let (driver, _plugin) = world.register(Nature { can: vec![], ..Nature::of(DRIVER) }).await;
     let usage = world.usage("p", json!({}));
@@ -138,7 +138,7 @@ async fn an_attachment_is_waited_for_and_its_words_passed_on() {
     if skips("an_attachment_is_waited_for_and_its_words_passed_on") {
         return;
     }
-    let world = World::new();
+    let world = World::open();
     let (driver, _plugin) = world.register(Nature::of(DRIVER)).await;
     let usage = world.usage("p", json!({}));
     let traits = world.csi.describe(&usage.pod, &usage.spec).await.expect("described");
@@ -187,7 +187,7 @@ async fn the_group_is_set_by_who_should() {
     drop(plugin);
     driver.nature(|nature| nature.can.push(Capability::VolumeMountGroup));
     drop(driver);
-    let world = World::new();
+    let world = World::open();
     world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
     let mut nature = Nature::of(DRIVER);
     nature.can.push(Capability::VolumeMountGroup);
@@ -227,7 +227,7 @@ async fn volumes_are_expanded_by_drivers_that_can() {
     }
     unmount(&world.csi, &usage).await;
 
-    let world = World::new();
+    let world = World::open();
     world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
     let (_driver, _plugin) = world.register(Nature { can: vec![], ..Nature::of(DRIVER) }).await;
     let expansion = Expansion { usage: world.usage("p", json!({})), path, from: 1, to: 2 };
