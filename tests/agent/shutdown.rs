@@ -232,7 +232,7 @@ async fn pods_go_before_the_machine_does() {
 
     home.put_pod(&pod("late", 0));
     let refused = agent.until_pod("late", "refused", |pod| pod["status"]["reason"] == "NodeShutdown").await;
-    assert_eq!(refused["status"]["message"], "Pod was rejected as the node is shutting down.");
+    assert_eq!(refused["status"]["message"], "Pod was rejected: Pod was rejected as the node is shutting down.");
     let written = std::fs::read_to_string(home.root().join("graceful_node_shutdown_state")).expect("it is there");
     assert!(written.starts_with("{\"startTime\":\"2") && !written.contains("0001-01-01"), "{written}");
     let start = agent.metric("kubelet_graceful_shutdown_start_time_seconds").await.expect("told");

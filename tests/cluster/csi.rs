@@ -137,7 +137,8 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
     storage.plugin.registered().await;
     world
         .until(&agent, "the driver stands in the CSINode", |seen| {
-            seen.object("csinodes", "", NODE).is_some_and(|node| node["spec"]["drivers"][0]["name"] == DRIVER)
+            seen.object("csinodes.storage.k8s.io", "", NODE)
+                .is_some_and(|node| node["spec"]["drivers"][0]["name"] == DRIVER)
         })
         .await;
     let node = world.api.get("nodes", "", NODE).expect("there");
@@ -156,7 +157,7 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
     world.api.create(json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": name},
         "spec": {"attacher": DRIVER, "nodeName": NODE, "source": {"persistentVolumeName": "pv"}}}));
     let attached = json!({"status": {"attached": true, "attachmentMetadata": {"device": "sda"}}});
-    patch_status(&world.api, ("volumeattachments", "", &name), attached);
+    patch_status(&world.api, ("volumeattachments.storage.k8s.io", "", &name), attached);
     let told = json!({"status": {"volumesAttached": [{"name": VOLUME, "devicePath": ""}]}});
     patch_status(&world.api, ("nodes", "", NODE), told);
     world.until_ready(&agent, "holder").await;

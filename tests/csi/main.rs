@@ -256,7 +256,7 @@ impl World {
 
     /// A driver that is registered, and attaches nothing.
     pub async fn with_driver() -> (Self, CsiDriver, Plugin) {
-        let world = Self::new();
+        let world = Self::open();
         world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
         let (driver, plugin) = world.register(Nature::of(DRIVER)).await;
         (world, driver, plugin)

@@ -242,7 +242,7 @@ mod tests {
         let conditions = json!({"status": {"phase": "Running", "podIP": "10.0.0.1"}});
         assert!(!known.learn(Learned::Pods(vec![pod("a", &conditions)])));
         assert!(known.learn(Learned::Pods(vec![pod("a", &json!({"status": {"phase": "Succeeded"}}))])));
-        let mirror = json!({"metadata": {"name": "m", "annotations": {"kubernetes.io/config.mirror": "h"}}});
+        let mirror = json!({"metadata": {"name": "m", "namespace": "ns", "uid": "m", "annotations": {"kubernetes.io/config.mirror": "h"}}});
         assert!(
             !known.learn(Learned::Pods(vec![pod("a", &json!({"status": {"phase": "Succeeded"}})), pod("m", &mirror)]))
         );

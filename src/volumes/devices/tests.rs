@@ -105,10 +105,15 @@ async fn a_claim_that_cannot_be_used_is_told_at_once_and_asked_for_less_and_less
     let bench = bench(staged());
     bench.storage.put("ok", &json!({}));
     let pod = pod(json!([claim("no"), {"name": "e", "emptyDir": {}}, claim("ok")]));
-    let text = "unmounted volumes=[no ok], unattached volumes=[], failed to process volumes=[no]: error processing PVC n/cno: \
-                failed to fetch PVC from API server: persistentvolumeclaims \"cno\" not found";
+    // Whether the other one is there by then is its owner's luck.
+    let text = |missing: &str| {
+        format!(
+            "unmounted volumes=[{missing}], unattached volumes=[], failed to process volumes=[no]: error processing PVC n/cno: \
+                failed to fetch PVC from API server: persistentvolumeclaims \"cno\" not found"
+        )
+    };
     let told = bench.manager.mount(&pod).await.expect_err("no claim");
-    assert_eq!(told, VolumeError::Failed(text.to_owned()));
+    assert!(["no ok", "no"].map(|missing| VolumeError::Failed(text(missing))).contains(&told), "{told}");
     let before = *bench.storage.reads.lock().expect("not poisoned");
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(60) {
