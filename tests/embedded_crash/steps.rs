@@ -230,6 +230,8 @@ async fn every_step_is_killed_at(_rig: Rig) {
         println!("skipped every_step_is_killed_at: needs the sources");
         return;
     }
+    // Those of volumes are gone through beside an API server: tests/cluster/csi.rs.
+    found.retain(|step| !step.starts_with("csi."));
     assert_eq!(found, known);
 }
 
