@@ -11,7 +11,10 @@ use std::{
 
 use async_trait::async_trait;
 use serde_json::Value;
-use tokio::{sync::Semaphore, time::sleep};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -35,6 +38,8 @@ const GROWTH: u32 = 5;
 const SPREAD: f64 = 0.1;
 /// How long one request may take.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// Pause before a new node is told another time.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// Why something was not written.
 #[derive(Debug, thiserror::Error)]
@@ -72,25 +77,34 @@ impl CsiDrivers {
     /// Tells every new node of that name what is known, until stopped.
     pub async fn follow(self: Arc<Self>, mut nodes: Store<api::Node>, stop: CancellationToken) {
         let live = async {
+            let mut told = None;
             loop {
                 let uid = nodes.get("", &self.node).and_then(|node| node.metadata.uid.clone());
-                if uid.is_some() && uid != self.told() {
-                    self.tell_again().await;
+                if uid.is_some() && uid != told && self.tell_again().await {
+                    told.clone_from(&uid);
                 }
-                nodes.changed().await;
+                if uid == told {
+                    nodes.changed().await;
+                } else {
+                    let _ = timeout(AGAIN, nodes.changed()).await;
+                }
             }
         };
         let _stopped = stop.run_until_cancelled(live).await;
     }
 
-    async fn tell_again(&self) {
+    /// Whether it was told of all of them.
+    async fn tell_again(&self) -> bool {
         let all: Vec<NodeDriver> = self.known().values().cloned().collect();
+        let mut is_told = true;
         for driver in all {
             info!(node = %self.node, driver = %driver.name, "The node is a new one, it is told of the driver");
             if let Err(error) = self.install(&driver).await {
                 warn!(node = %self.node, driver = %driver.name, err = %error, "Failed to tell the node of a driver");
+                is_told = false;
             }
         }
+        is_told
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<String, NodeDriver>> {
@@ -195,8 +209,11 @@ impl NodeDrivers for CsiDrivers {
 
     async fn update(&self, driver: &NodeDriver) -> Result<(), String> {
         let _turn = self.turn.acquire().await;
-        self.write_entry(driver).await?;
-        self.known().insert(driver.name.clone(), driver.clone());
+        // It may be gone by now; and who it is on this node was settled when it registered.
+        let Some(known) = self.known().get(&driver.name).cloned() else { return Ok(()) };
+        let driver = NodeDriver { max_volumes: driver.max_volumes, ..known };
+        self.write_entry(&driver).await?;
+        self.known().insert(driver.name.clone(), driver);
         Ok(())
     }
 

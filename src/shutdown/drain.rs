@@ -19,6 +19,8 @@ use crate::{
 /// How long last words of a class may take, and how long they get where its period is over.
 const TOLD: Duration = Duration::from_secs(5);
 const TOLD_LATE: Duration = Duration::from_millis(400);
+/// How long the state may take to be on disk: pods are let go all the same.
+const WRITE: Duration = Duration::from_secs(2);
 
 /// Why pods have to go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,8 +134,11 @@ impl Drain {
 
     async fn write(&self, record: Record) {
         self.deps.metrics.set(record.start, record.end);
-        if let Err(error) = self.deps.file.replace(record.encode()).await {
-            error!(err = %error, path = %self.deps.file.path().display(), "Failed to store graceful shutdown state");
+        let path = self.deps.file.path().display();
+        match timeout(WRITE, self.deps.file.replace(record.encode())).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => error!(err = %error, %path, "Failed to store graceful shutdown state"),
+            Err(_) => error!(limit = ?WRITE, %path, "Failed to store graceful shutdown state: the disk takes too long"),
         }
     }
 }

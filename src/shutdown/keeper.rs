@@ -121,7 +121,12 @@ impl Keeper {
         let mut session = self.logind.connect().await?;
         let mut lock = self.lock(&session).await?;
         loop {
-            if session.next().await? {
+            let begins = session.next().await?;
+            // Anybody on the bus may send us a signal; what logind itself says counts.
+            if session.is_preparing().await? != begins {
+                continue;
+            }
+            if begins {
                 self.drain.begin(Cause::Machine).await;
                 drop(lock.take()); // logind waits for nobody else of us
             } else {
@@ -140,7 +145,13 @@ impl Keeper {
             }
             false => self.drain.cancel().await,
         }
-        self.make_room(session).await?;
+        match self.make_room(session).await {
+            // A short delay is better than none.
+            Err(error @ (KeepError::TooShort { .. } | KeepError::Override { .. })) => {
+                warn!(err = %error, "Pods get less time than configured when the machine goes down");
+            }
+            other => other?,
+        }
         let lock = session.inhibit().await?;
         info!(period = ?self.drain.total(), "Holding a lock that delays the machine's shutdown");
         Ok(Some(lock))

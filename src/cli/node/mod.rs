@@ -19,9 +19,13 @@ use std::{
 
 use anyhow::Result;
 use clap::ValueEnum;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// What a shell tells of a program that was interrupted.
 const INTERRUPTED: u8 = 130;
+/// The same for other signals.
+const TERMINATED: u8 = 143;
+const HUNG_UP: u8 = 129;
 
 /// How something is shown.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -51,6 +55,9 @@ pub(super) fn run(command: impl Future<Output = Result<ExitCode>>) -> ExitCode {
                 ExitCode::FAILURE
             }),
             _ = tokio::signal::ctrl_c() => ExitCode::from(INTERRUPTED),
+            // A terminal is set back before we go.
+            () = told_to_end(SignalKind::terminate()) => ExitCode::from(TERMINATED),
+            () = told_to_end(SignalKind::hangup()) => ExitCode::from(HUNG_UP),
         }
     });
     // Whatever still reads standard input ends with us.
@@ -78,4 +85,12 @@ enum Reader {
 /// Whether what we print is shown in colours.
 fn in_colour() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Returns when that signal comes; never where it cannot be heard of.
+async fn told_to_end(kind: SignalKind) {
+    match signal(kind) {
+        Ok(mut told) => drop(told.recv().await),
+        Err(_) => std::future::pending().await,
+    }
 }

@@ -51,13 +51,17 @@ impl PodArguments {
             None => (self.namespace.as_deref(), self.pod.as_str()),
         };
         let is_there = |pod: &&Pod| wanted_namespace.is_none_or(|wanted| namespace(pod) == wanted);
-        let with = |is_it: &dyn Fn(&str) -> bool| {
-            let found = pods.iter().filter(is_there).filter(|pod| is_it(name(pod)));
+        let with = |is_it: &dyn Fn(&Pod) -> bool| {
+            let found = pods.iter().filter(is_there).filter(|pod| is_it(pod));
             found.map(|pod| Named { namespace: namespace(pod).to_owned(), name: name(pod).to_owned() }).collect()
         };
-        let mut found: Vec<Named> = with(&|name| name == wanted);
+        let mut found: Vec<Named> = with(&|pod| name(pod) == wanted);
         if found.is_empty() {
-            found = with(&|name| name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('-')));
+            found = with(&|pod| {
+                let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
+                let suffix = name(pod).strip_prefix(wanted).and_then(|rest| rest.strip_prefix('-'));
+                suffix.is_some_and(|suffix| !node.is_empty() && suffix == node.to_lowercase())
+            });
         }
         found.dedup();
         match (found.as_slice(), wanted_namespace) {
@@ -112,7 +116,7 @@ mod tests {
     fn pod(namespace: &str, name: &str) -> Pod {
         serde_json::from_value(json!({
             "metadata": {"name": name, "namespace": namespace},
-            "spec": {"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]},
+            "spec": {"nodeName": "Node", "containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]},
         }))
         .expect("a pod")
     }
@@ -128,6 +132,7 @@ mod tests {
             ("db", Some("x"), Ok("x/db")),
             ("y/db", None, Ok("y/db")),
             ("db", None, Err("\"db\" could be any of 2: x/db, y/db")),
+            ("web2-no", None, Err("no pod on this node is called \"web2-no\"")),
             ("gone", Some("x"), Ok("x/gone")),
             ("x/gone", None, Ok("x/gone")),
             ("gone", None, Err("no pod on this node is called \"gone\"")),

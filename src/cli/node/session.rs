@@ -4,6 +4,7 @@ use std::{
     future::pending,
     io::{self, Read, Write},
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +17,7 @@ use serde::Deserialize;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
+    time::timeout,
 };
 use tokio_tungstenite::{
     WebSocketStream,
@@ -36,6 +38,10 @@ const SIZE: u8 = 4;
 const CLOSE: u8 = 255;
 /// Bytes of standard input that are sent at once.
 const PIECE: usize = 32 << 10;
+/// Messages that wait to be sent.
+const OUTGOING: usize = 4;
+/// How long a session takes to say goodbye.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What is connected to the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,16 +100,25 @@ pub(super) async fn run(door: &Door, path: &str, streams: Streams) -> Result<u8>
         to.send(message(SIZE, size.as_bytes())).await.context("the node ended the connection")?;
     }
     let mut input = streams.input.then(standard_input);
-    loop {
+    // A command that waits for us to take what it writes takes no input: who waits to be heard must go on hearing.
+    let (outbox, mut outgoing) = mpsc::channel::<Message>(OUTGOING);
+    let writer = tokio::spawn(async move {
+        while let Some(said) = outgoing.recv().await {
+            if to.send(said).await.is_err() {
+                return; // why is heard from the other side
+            }
+        }
+        let _ = to.close().await; // the node has said all it had to say
+    });
+    let code = loop {
         tokio::select! {
             heard = from.next() => {
                 let Some(Ok(heard)) = heard else { bail!("the node ended the connection before the command did") };
                 if let Some(code) = hear(heard)? {
-                    let _ = to.close().await; // the node has said all it had to say
-                    return Ok(code);
+                    break code;
                 }
             }
-            read = next(&mut input) => {
+            (room, read) = async { (outbox.reserve().await, next(&mut input).await) } => {
                 let said = match read {
                     Some(bytes) => Some(message(INPUT, &bytes)),
                     None => {
@@ -111,18 +126,21 @@ pub(super) async fn run(door: &Door, path: &str, streams: Streams) -> Result<u8>
                         ends_input.then(|| message(CLOSE, &[INPUT]))
                     }
                 };
-                if let Some(said) = said {
-                    // What is wrong then is heard from the other side.
-                    let _ = to.send(said).await;
+                // Where there is no room any more, the other side says why.
+                if let (Some(said), Ok(room)) = (said, room) {
+                    room.send(said);
                 }
             }
             Some(()) = resized.recv(), if streams.terminal => {
                 if let Some(size) = terminal::size() {
-                    let _ = to.send(message(SIZE, size.as_bytes())).await; // as above
+                    let _ = outbox.try_send(message(SIZE, size.as_bytes())); // the next one says it again
                 }
             }
         }
-    }
+    };
+    drop(outbox);
+    let _ = timeout(FAREWELL, writer).await;
+    Ok(code)
 }
 
 /// What comes on standard input, read by a thread that nobody waits for: it may never see an end.

@@ -72,6 +72,14 @@ pub enum LeftBehind {
     },
 }
 
+/// What failed for good and is there all the same has to be undone.
+pub fn still_there(left: &LeftBehind, error: OpError) -> OpError {
+    match left {
+        LeftBehind::Mounted(_) => OpError::uncertain(error.text).because(error.trouble),
+        LeftBehind::Io { .. } => error,
+    }
+}
+
 /// Removes a mount point, the record beside it and their directory: nothing that is mounted, and no data. The
 /// record goes last of what says anything, so that whoever is interrupted can be followed.
 pub fn clear(mount_point: &Path, steps: [&str; 3]) -> Result<(), LeftBehind> {

@@ -10,7 +10,7 @@ use tracing::warn;
 use super::{
     client::{CallError, deadline},
     context,
-    disk::{blocking, clear, make, mounted},
+    disk::{blocking, clear, make, mounted, still_there},
     fs_group::{self, Access},
     paths::PLUGIN,
     plugin::{Csi, Ready},
@@ -129,6 +129,7 @@ impl Csi {
             let path = mount_point(&usage.target);
             if let Ok(Err(left)) = blocking(move || Ok(clear(&path, BACK))).await {
                 warn!(volumeName = %usage.unique, err = %left, "What was made for publishing is left behind");
+                return still_there(&left, error.about(error.to_string()));
             }
         }
         error.about(error.to_string())

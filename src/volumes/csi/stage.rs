@@ -7,7 +7,7 @@ use tracing::warn;
 use super::{
     client::{CallError, deadline},
     context,
-    disk::{blocking, clear, make},
+    disk::{blocking, clear, make, still_there},
     paths::PLUGIN,
     plugin::Csi,
     record::Record,
@@ -79,6 +79,7 @@ impl Csi {
             let cleared = blocking(move || Ok(clear(&path, BACK))).await;
             if let Ok(Err(left)) = cleared {
                 warn!(volumeName = %usage.unique, err = %left, "What was made for staging is left behind");
+                return still_there(&left, error.about(error.to_string()));
             }
         }
         error.about(error.to_string())

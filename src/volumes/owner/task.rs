@@ -4,11 +4,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tracing::error;
 
@@ -26,6 +27,10 @@ use crate::{
         spec::{Mode, UniqueName, VolumeSpec},
     },
 };
+
+/// Pause after a failure, whatever comes next: operations that fail in turns forget each other's back-off, and the
+/// reference looks no sooner either.
+const PACE: Duration = Duration::from_millis(100);
 
 /// What is known of the volume in a pod, besides whether it is there.
 pub(super) struct Held {
@@ -125,7 +130,9 @@ impl Owner {
             self.show(&board, &slot);
             let until = match self.state.due(&around, &self.backoffs, Instant::now().into_std()) {
                 Due::Do(op) => {
-                    self.operate(&board, &op).await;
+                    if !self.operate(&board, &op).await {
+                        sleep(PACE).await;
+                    }
                     continue;
                 }
                 Due::Gone => {
@@ -199,7 +206,8 @@ impl Owner {
         Around { is_reported: reported.borrow().contains(self.name.as_str()), attachment }
     }
 
-    async fn operate(&mut self, board: &Board, op: &Op) {
+    /// Whether it succeeded.
+    async fn operate(&mut self, board: &Board, op: &Op) -> bool {
         let began = Instant::now();
         let done = match op {
             Op::Mount(pod) => self.mount(board, pod).await,
@@ -211,7 +219,7 @@ impl Owner {
         board.deps.metrics.ended(&self.traits.label, name.into(), done.is_ok(), began.elapsed());
         let Err(failure) = done else {
             self.backoffs.succeeded(held.as_ref());
-            return;
+            return true;
         };
         let now = Instant::now();
         let pause = self.backoffs.failed(name, held.as_ref(), now.into_std());
@@ -219,6 +227,7 @@ impl Owner {
         if let Some((pod, reason)) = failure.event {
             board.deps.events.record(Event::warning(pod.id(), reason, failure.text));
         }
+        false
     }
 
     /// Forgets pods that are gone.
