@@ -107,7 +107,10 @@ fn bind_by_path(source: impl AsFd, target: &Path, flags: u64) -> io::Result<()> 
 }
 
 /// What a mount already forbids, as flags of a remount.
-fn inherited(at: &Path) -> io::Result<MountFlags> {
+///
+/// # Errors
+/// What the kernel says.
+pub fn inherited(at: &Path) -> io::Result<MountFlags> {
     let all = MountFlags::RDONLY
         | MountFlags::NOSUID
         | MountFlags::NODEV

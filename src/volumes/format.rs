@@ -3,14 +3,21 @@
 
 use std::{
     ffi::OsStr,
+    fs::File,
+    io::Read,
     path::Path,
     process::{ExitStatus, Output},
+    time::Duration,
 };
 
-use tokio::process::Command;
+use tokio::{process::Command, task::spawn_blocking, time::timeout};
 use tracing::{info, warn};
 
 use super::device::{OpError, Trouble};
+
+/// Bytes that are read to see whether a device can be read, and how long that may take.
+const PROBED: usize = 4096;
+const READING: Duration = Duration::from_secs(30);
 
 /// What is on a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -32,7 +39,8 @@ fn content(status: ExitStatus, output: &str) -> Result<Content, OpError> {
     Ok(match (value("TYPE="), value("PTTYPE=")) {
         (_, Some(_)) => Content::Unknown,
         (Some(kind), None) => Content::Filesystem(kind.to_owned()),
-        (None, None) => Content::Nothing,
+        // It found something and cannot say what: nobody's to format.
+        (None, None) => Content::Unknown,
     })
 }
 
@@ -54,7 +62,30 @@ fn text(output: &Output) -> String {
     crate::pod::cut_at_char(text.trim(), 1024).to_owned()
 }
 
+/// That it can be read: `blkid` says of a device that it cannot read what it says of a blank one, and what is taken
+/// for blank is formatted.
+async fn readable(device: &Path) -> Result<(), OpError> {
+    let path = device.to_owned();
+    let reading = spawn_blocking(move || File::open(path)?.read_exact(&mut [0; PROBED]));
+    let cause = match timeout(READING, reading).await {
+        Ok(Ok(Ok(()))) => return Ok(()),
+        Ok(Ok(Err(error))) => error.to_string(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {READING:?}"),
+    };
+    Err(OpError::transient(format!("cannot read {}: {cause}", device.display())))
+}
+
 async fn look(device: &Path) -> Result<Content, OpError> {
+    readable(device).await?;
+    let found = probe(device).await?;
+    if found == Content::Nothing {
+        readable(device).await?; // it may have gone in between
+    }
+    Ok(found)
+}
+
+async fn probe(device: &Path) -> Result<Content, OpError> {
     let base = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"].map(OsStr::new);
     let output = run("blkid", base.into_iter().chain([device.as_os_str()])).await?;
     content(output.status, &String::from_utf8_lossy(&output.stdout))
@@ -199,9 +230,27 @@ mod tests {
             (0, "DEVNAME=/dev/x\nTYPE=ext4\n", Ok(Content::Filesystem("ext4".to_owned()))),
             (0, "PTTYPE=gpt\n", Ok(Content::Unknown)),
             (0, "TYPE=ext4\nPTTYPE=dos\n", Ok(Content::Unknown)),
+            (0, "DEVNAME=/dev/x\n", Ok(Content::Unknown)),
             (4, "", Err(())),
         ] {
             assert_eq!(content(ExitStatus::from_raw(code << 8), output).map_err(drop), expected, "{code} {output}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_is_not_blank() {
+        // blkid says the same of both.
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = look(&folder.path().join("gone")).await.expect_err("there is none");
+        assert!(
+            error.class == crate::volumes::device::Class::Transient && error.text.starts_with("cannot read"),
+            "{error}"
+        );
+        let blank = folder.path().join("blank");
+        File::create(&blank).and_then(|file| file.set_len(1 << 20)).expect("a file");
+        // Where there is no blkid nothing is said.
+        if let Ok(found) = look(&blank).await {
+            assert_eq!(found, Content::Nothing);
         }
     }
 

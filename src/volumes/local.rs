@@ -25,7 +25,7 @@ use super::{
 use crate::{
     engine::ports::{Event, EventSink},
     pod::{Pod, api},
-    sys::mount_table,
+    sys::{mount, mount_table},
 };
 
 const NAME: &str = "kubernetes.io/local-volume";
@@ -86,10 +86,18 @@ fn make(path: &Path) -> Result<(), OpError> {
     DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(told("creating", path))
 }
 
+/// Mounts that may lie on each other at one place.
+const STACKED: usize = 16;
+
 fn take_down(path: &Path) -> Result<(), OpError> {
-    while is_mounted(path)? {
+    for _ in 0..STACKED {
+        if !is_mounted(path)? {
+            break;
+        }
         match unmount(path, UnmountFlags::NOFOLLOW) {
-            Ok(()) | Err(Errno::INVAL) => {}
+            Ok(()) => {}
+            // Another mount hides it, or it is not ours to undo: the directory says so below.
+            Err(Errno::INVAL | Errno::NOENT) => break,
             Err(e) => {
                 let path = path.display();
                 return Err(OpError::failed(format!("unmount failed: {e}\nUnmounting arguments: {path}\nOutput: ")));
@@ -180,6 +188,8 @@ fn restrict(target: &Path, read_only: bool, options: &[String]) -> Result<(), Op
     if flags == MountFlags::BIND {
         return Ok(());
     }
+    // A remount says all that is forbidden from then on, also what the source forbids already.
+    let flags = flags | mount::inherited(target).map_err(told("looking at", target))?;
     mount_remount(target, flags, c"").map_err(|e| told("remounting", target)(e.into()))
 }
 
