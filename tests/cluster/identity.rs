@@ -29,7 +29,8 @@ async fn a_serving_certificate_comes_from_the_cluster() {
     let (mut world, port): (World, MainPort) = open_world().await;
     world.home = world.home.with(json!({"serverTLSBootstrap": true, "tlsCertFile": "", "tlsPrivateKeyFile": ""}));
     let agent = world.start().await;
-    world.run(pod("a"));
+    // The scheduler of this world binds it.
+    world.api.create(pod("a"));
     world.until_ready(&agent, "a").await;
     world.until(&agent, "it asks for a certificate", |seen| !seen.all(CSRS).is_empty()).await;
     let csr = world.api.all(CSRS).first().cloned().expect("there");
@@ -108,7 +109,7 @@ async fn a_serving_certificate_that_is_denied_is_asked_for_again() {
     world.until(&agent, "it asks again", |seen| seen.all(CSRS).iter().any(|csr| name(csr) != denied)).await;
     let second = world.api.all(CSRS).iter().map(|csr| name(csr)).find(|name| *name != denied).expect("there");
     // Nobody looks at it for a while; pods do not wait for it.
-    world.run(pod("a"));
+    world.api.create(pod("a"));
     world.until_ready(&agent, "a").await;
     world.api.approve(&second);
     agent
