@@ -6,7 +6,7 @@ BUILT = $(abspath $(or $(CARGO_TARGET_DIR),target))
 STATIC = -C target-feature=+crt-static -C relocation-model=static
 BENCH = $(CARGO) bench --profile harness --bench agent -- --agent "$(BUILT)/$(HOST)/release/berth"
 
-.PHONY: run test bench bench-server bench-runtime bench-cluster bench-volumes lint release deb deps fuzz-smoke fuzz fuzz-api
+.PHONY: run test bench bench-server bench-runtime bench-cluster bench-volumes bench-health lint release deb deps fuzz-smoke fuzz fuzz-api
 
 run:            ## pods on this machine, everything under ./.run; RUNTIME=containerd: on a private containerd
 	@examples/run.sh
@@ -29,6 +29,9 @@ bench-cluster: release ## a node of the test API server; BIN=/path/to/kubelet me
 
 bench-volumes: release ## volumes of pods of the test API server; BIN=/path/to/kubelet measures that one beside
 	$(BENCH) --only volumes $(if $(BIN),--against $(BIN))
+
+bench-health: release ## probes, pressure, log rotation, the end of a node; BIN=/path/to/kubelet measures that one beside
+	$(BENCH) --only health $(if $(BIN),--against $(BIN))
 
 lint:           ## what CI refuses
 	$(CARGO) fmt --check

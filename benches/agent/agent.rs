@@ -79,18 +79,46 @@ impl Agent {
         .await
     }
 
-    /// Starts it as a node of the cluster that a kubeconfig says how to reach.
+    /// Starts it as a node of the cluster that a kubeconfig says how to reach, with these fields of its configuration
+    /// set, and with the settings of that file.
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub async fn start_in_cluster(target: &Target, socket: &Path, kubeconfig: &Path) -> Result<Self> {
+    pub async fn start_in_cluster_with(
+        target: &Target,
+        socket: &Path,
+        kubeconfig: &Path,
+        fields: &Value,
+        settings: Option<&Path>,
+    ) -> Result<Self> {
         // A node without it tells each pod and itself that it has none.
-        let fields = json!({"clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local", "maxPods": 600});
-        Self::launch(target, &fields, |command| {
+        let mut all = json!({"clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local", "maxPods": 600});
+        for (key, value) in fields.as_object().into_iter().flatten() {
+            all[key] = value.clone();
+        }
+        Self::launch(target, &all, |command| {
             command.arg("--container-runtime-endpoint").arg(format!("unix://{}", socket.display()));
             command.arg("--kubeconfig").arg(kubeconfig);
+            if let Some(settings) = settings {
+                command.env("BERTH_CONFIG", settings);
+            }
         })
         .await
+    }
+
+    /// It is asked to end. Returns when it had ended.
+    ///
+    /// # Errors
+    /// It does not end in time.
+    pub async fn end(&mut self, limit: Duration) -> Result<Instant> {
+        let began = Instant::now();
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id())?);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)?;
+        while self.child.try_wait()?.is_none() {
+            ensure!(began.elapsed() < limit, "it has not ended after {limit:?}\n{}", self.log_end());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        Ok(Instant::now())
     }
 
     /// It is killed, without a chance to tell anybody.

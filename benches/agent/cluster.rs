@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -36,8 +37,18 @@ impl Cluster {
     /// With an agent whose node is Ready and renews its lease; the runtime does at most `parallel` changing calls
     /// at once.
     pub async fn joined(target: &Target, parallel: usize) -> Result<(Self, Agent)> {
+        Self::joined_with(target, parallel, &json!({}), None).await
+    }
+
+    /// The same with an agent whose configuration has these fields, and that has the settings of that file.
+    pub async fn joined_with(
+        target: &Target,
+        parallel: usize,
+        fields: &Value,
+        settings: Option<&Path>,
+    ) -> Result<(Self, Agent)> {
         let (api, runtime) = (ApiServer::start().await, Runtime::start(parallel).await?);
-        let agent = runtime.agent_in_cluster(target, &api.node_kubeconfig(NODE)).await?;
+        let agent = runtime.agent_in_cluster_with(target, &api.node_kubeconfig(NODE), fields, settings).await?;
         let cluster = Self { api, runtime };
         cluster.until("the node is Ready and has a lease", &agent, Self::is_joined).await?;
         // Other agents watch pods and services when they are Ready, not before.
@@ -197,7 +208,8 @@ pub fn once() -> Value {
     json!({"restartPolicy": "Never"})
 }
 
-fn has_condition(object: &Value, kind: &str) -> bool {
+/// Whether an object says that of itself.
+pub fn has_condition(object: &Value, kind: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     conditions.is_some_and(|all| all.iter().any(|c| c["type"] == kind && c["status"] == "True"))
 }

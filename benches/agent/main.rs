@@ -23,6 +23,8 @@ mod events;
 mod figures;
 mod followers;
 mod handshakes;
+mod health;
+mod health_ends;
 mod manifest;
 mod options;
 mod pages;

@@ -9,7 +9,8 @@ Measures a kubelet-compatible binary.
 
   --agent BIN     the binary to measure (default: target/release/berth)
   --against BIN   another one, measured side by side in the same run
-  --only NAMES    comma separated: scripted, server, cluster, volumes, containerd, runtime, or names of measurements
+  --only NAMES    comma separated: scripted, server, cluster, volumes, health, containerd, runtime, or
+                  names of measurements
   --quick         smaller counts, 10 s of idling instead of 60 s, 1 min of outage instead of 10
   --list          the names of the measurements
   --keep          leave the folder with the agents' logs behind

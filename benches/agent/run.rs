@@ -12,7 +12,7 @@ use crate::{
     agent::{self, Target},
     bytes, churn, cluster_outage, cluster_pods, containerd_cost, containerd_pods, embedded_image, embedded_pods,
     figures::{Figure, Samples},
-    followers, handshakes,
+    followers, handshakes, health, health_ends,
     kit::containerd::{self, Containerd},
     options::Options,
     pages,
@@ -53,6 +53,8 @@ pub enum Group {
     Cluster,
     /// The same, and volumes.
     Volumes,
+    /// Probes, pressure, logs, the end of a node.
+    Health,
 }
 
 impl Group {
@@ -64,6 +66,7 @@ impl Group {
             Self::Runtime => "runtime",
             Self::Cluster => "cluster",
             Self::Volumes => "volumes",
+            Self::Health => "health",
         }
     }
 }
@@ -99,6 +102,8 @@ fn measurements() -> Vec<Measurement> {
     all.extend(cluster_pods::measurements());
     all.extend(cluster_outage::measurements());
     all.extend(volumes::measurements());
+    all.extend(health::measurements());
+    all.extend(health_ends::measurements());
     all.extend(containerd_pods::measurements());
     all.extend(containerd_cost::measurements());
     all.extend(embedded_pods::measurements());

@@ -1,7 +1,7 @@
 //! The scripted runtime on a socket of its own, and waiting for what it sees.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,6 +12,7 @@ use berth::{
     engine::ports::SystemClock,
     metrics::Registry,
 };
+use serde_json::Value;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
@@ -55,9 +56,21 @@ impl Runtime {
         Agent::start(target, &self.socket).await
     }
 
-    /// An agent on it that is a node of a cluster.
-    pub async fn agent_in_cluster(&self, target: &Target, kubeconfig: &std::path::Path) -> Result<Agent> {
-        Agent::start_in_cluster(target, &self.socket, kubeconfig).await
+    /// An agent on it that is a node of a cluster, with these fields of its configuration set, and with the settings of
+    /// that file.
+    pub async fn agent_in_cluster_with(
+        &self,
+        target: &Target,
+        kubeconfig: &Path,
+        fields: &Value,
+        settings: Option<&Path>,
+    ) -> Result<Agent> {
+        Agent::start_in_cluster_with(target, &self.socket, kubeconfig, fields, settings).await
+    }
+
+    /// An agent on it with these fields of its configuration set.
+    pub async fn agent_with(&self, target: &Target, fields: &Value) -> Result<Agent> {
+        Agent::start_with(target, &self.socket, fields).await
     }
 
     /// An agent on it whose main port lets somebody in.

@@ -35,7 +35,8 @@ impl Secure {
         Ok(Self { dir })
     }
 
-    fn ca(&self) -> PathBuf {
+    /// The authority's certificate.
+    pub fn ca(&self) -> PathBuf {
         self.dir.path().join("ca.crt")
     }
 
@@ -49,6 +50,11 @@ impl Secure {
                 "anonymous": {"enabled": false}, "webhook": {"enabled": false}, "x509": {"clientCAFile": self.ca()},
             },
         })
+    }
+
+    /// Certificate and key of who may do all.
+    pub fn admin(&self) -> PairFiles {
+        PairFiles::of(self.dir.path(), "admin")
     }
 
     /// A client that may do all; `resumes` sessions or not.

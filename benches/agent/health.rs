@@ -1,0 +1,335 @@
+//! What probes cost and how punctual they are, how soon a shortage is seen, and how soon it is said why a pod waits.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    path::Path,
+    process::{Command, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use futures::FutureExt;
+use nix::mount::{MntFlags, MsFlags};
+use rustix::fs::{FallocateFlags, fallocate};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+
+use crate::{
+    agent::{Agent, Target},
+    cluster::{Cluster, has_condition},
+    figures::{Bar, Figure, Samples, Unit, median, p99},
+    manifest::{self, NODE},
+    process,
+    run::{Ground, Group, Measurement},
+    scripted_ground::{PATIENCE, Runtime, first, ms},
+    secure::{self, Secure},
+};
+
+const PROBES: &[Figure] = &[
+    median("cpu", "CPU of 330 probes at 10 s, more than without, of one core", Unit::Percent, Bar::AtMost(0.3)),
+    median("rss", "RSS of 330 probes, more than without", Unit::Megabytes, Bar::AtMost(3.0)),
+    p99("jitter", "start of a probe, off its period, p99", Unit::Milliseconds, Bar::AtMost(10.0)),
+    median("bare_cpu", "CPU, the same 110 pods without probes, of one core", Unit::Percent, Bar::Open),
+    median("bare_rss", "RSS, the same 110 pods without probes", Unit::Megabytes, Bar::Open),
+];
+const PRESSURE: &[Figure] = &[
+    p99("memory", "memory short → the node says so, p99", Unit::Milliseconds, Bar::AtMost(500.0)),
+    median("memory_median", "… median", Unit::Milliseconds, Bar::Open),
+    p99("evicted", "memory short → a pod is told to end, p99", Unit::Milliseconds, Bar::AtMost(500.0)),
+    p99("disk", "disk short → the node says so, p99", Unit::Milliseconds, Bar::AtMost(500.0)),
+    median("disk_median", "… median", Unit::Milliseconds, Bar::Open),
+];
+const WHY: &[Figure] = &[
+    p99("answer", "/debug/why, connection and TLS included, p99", Unit::Milliseconds, Bar::AtMost(20.0)),
+    median("command", "berth why, from its start to its end, median", Unit::Milliseconds, Bar::Open),
+];
+const PODS: usize = 110;
+const PERIOD: Duration = Duration::from_secs(10);
+/// Longer than an agent takes to give back what it does not need.
+const SETTLED: Duration = Duration::from_secs(20);
+/// More than the machine's memory moves by itself while that is measured.
+const MARGIN: u64 = 96 << 20;
+
+/// What is measured here.
+pub fn measurements() -> Vec<Measurement> {
+    let base =
+        |name, figures, agent| Measurement { name, group: Group::Health, figures, rounds: (1, 1), agent, raw: None };
+    vec![
+        base("probes", PROBES, |g, t| probes(g, t).boxed_local()),
+        base("pressure", PRESSURE, |g, t| pressure(g, t).boxed_local()),
+        base("why", WHY, |g, t| why(g, t).boxed_local()),
+    ]
+}
+
+/// Answers probes and remembers when which came.
+struct Probed {
+    http: u16,
+    tcp: u16,
+    came: Arc<Mutex<HashMap<String, Vec<Instant>>>>,
+    serving: [JoinHandle<()>; 2],
+}
+
+impl Probed {
+    async fn start() -> Result<Self> {
+        let (web, plain) = (TcpListener::bind("127.0.0.1:0").await?, TcpListener::bind("127.0.0.1:0").await?);
+        let (http, tcp) = (web.local_addr()?.port(), plain.local_addr()?.port());
+        let came = Arc::<Mutex<HashMap<String, Vec<Instant>>>>::default();
+        let told = came.clone();
+        let serving = [
+            tokio::spawn(async move {
+                while let Ok((stream, _)) = web.accept().await {
+                    tokio::spawn(answer(stream, Instant::now(), told.clone()));
+                }
+            }),
+            tokio::spawn(async move { while plain.accept().await.is_ok() {} }),
+        ];
+        Ok(Self { http, tcp, came, serving })
+    }
+
+    /// Forgets what came so far.
+    fn begin(&self) {
+        self.came.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// How far starts were from a period behind the one before.
+    fn jitter(&self) -> Vec<f64> {
+        let came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
+        let off = |pair: &[Instant]| match pair {
+            [before, after] => Some(ms((*after - *before).abs_diff(PERIOD))),
+            _ => None,
+        };
+        came.values().flat_map(|times| times.windows(2).filter_map(off)).collect()
+    }
+}
+
+impl Drop for Probed {
+    fn drop(&mut self) {
+        self.serving.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn answer(mut stream: TcpStream, at: Instant, came: Arc<Mutex<HashMap<String, Vec<Instant>>>>) {
+    let mut head = Vec::with_capacity(512);
+    while !head.ends_with(b"\r\n\r\n") {
+        if !matches!(stream.read_buf(&mut head).await, Ok(1..)) {
+            return;
+        }
+    }
+    let path = String::from_utf8_lossy(&head).split(' ').nth(1).unwrap_or_default().to_owned();
+    came.lock().unwrap_or_else(PoisonError::into_inner).entry(path).or_default().push(at);
+    let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok").await; // it may be gone
+}
+
+/// A pod of two containers with these probes: http, tcp, exec.
+fn probed(name: &str, ports: Option<(u16, u16)>) -> Value {
+    let mut pod = manifest::scripted(name, 2);
+    let Some((http, tcp)) = ports else { return pod };
+    let often = |mut probe: Value| {
+        probe["periodSeconds"] = json!(PERIOD.as_secs());
+        probe["timeoutSeconds"] = json!(5);
+        probe
+    };
+    let containers = &mut pod["spec"]["containers"];
+    containers[0]["readinessProbe"] =
+        often(json!({"httpGet": {"host": "127.0.0.1", "port": http, "path": format!("/{name}")}}));
+    containers[0]["livenessProbe"] = often(json!({"tcpSocket": {"host": "127.0.0.1", "port": tcp}}));
+    containers[1]["readinessProbe"] = often(json!({"exec": {"command": ["true"]}}));
+    pod
+}
+
+/// What 110 such pods take: processor time, percent of a core, and memory.
+async fn cost(ground: &Ground<'_>, target: &Target, probes: Option<&Probed>) -> Result<(f64, f64)> {
+    let runtime = Runtime::start(10_000).await?;
+    let agent = runtime.agent(target).await?;
+    for i in 0..PODS {
+        let name = format!("p{i}");
+        agent.put(&name, &probed(&name, probes.map(|probes| (probes.http, probes.tcp))))?;
+    }
+    agent.until_running(PODS, PATIENCE).await?;
+    tokio::time::sleep(ground.options.amount(SETTLED, Duration::from_secs(11))).await;
+    if let Some(probes) = probes {
+        probes.begin();
+    }
+    let (began, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
+    tokio::time::sleep(Duration::from_secs(ground.options.amount(120, 25))).await;
+    let spent = (process::cpu_seconds(agent.pid())? - before) / began.elapsed().as_secs_f64() * 100.0;
+    Ok((spent, process::resident(agent.pid())?))
+}
+
+async fn probes(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let mut samples = Samples::default();
+    let (bare_cpu, bare_rss) = cost(ground, target, None).await?;
+    let probed = Probed::start().await?;
+    let (cpu, rss) = cost(ground, target, Some(&probed)).await?;
+    let jitter = probed.jitter();
+    ensure!(jitter.len() >= PODS, "{} starts of probes were seen, too few", jitter.len());
+    jitter.into_iter().for_each(|off| samples.add("jitter", off));
+    samples.add("bare_cpu", bare_cpu);
+    samples.add("bare_rss", bare_rss);
+    samples.add("cpu", cpu - bare_cpu);
+    samples.add("rss", rss - bare_rss);
+    Ok(samples)
+}
+
+/// A file system in memory; gone when dropped.
+struct Memory(tempfile::TempDir);
+
+impl Memory {
+    fn mount(megabytes: u64) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let size = format!("size={megabytes}m");
+        let mounted =
+            nix::mount::mount(Some("tmpfs"), dir.path(), Some("tmpfs"), MsFlags::empty(), Some(size.as_str()));
+        mounted.context("cannot mount a tmpfs: needs root")?;
+        Ok(Self(dir))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Takes so much; given back when the file is removed.
+    fn take(&self, bytes: u64) -> Result<()> {
+        Ok(fallocate(&File::create(self.ballast())?, FallocateFlags::empty(), 0, bytes)?)
+    }
+
+    fn give_back(&self) -> Result<()> {
+        Ok(fs::remove_file(self.ballast())?)
+    }
+
+    fn ballast(&self) -> std::path::PathBuf {
+        self.path().join("ballast")
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount2(self.path(), MntFlags::MNT_DETACH); // nobody is waiting for it
+    }
+}
+
+/// Short of something, and what the node says of it: when that was told after `began`.
+async fn told(cluster: &Cluster, agent: &Agent, condition: &str, is: bool) -> Result<Instant> {
+    let says = |cluster: &Cluster| {
+        let node = cluster.api.get("nodes", "", NODE);
+        node.is_some_and(|node| has_condition(&node, condition) == is)
+    };
+    cluster.until(&format!("{condition} is {is}"), agent, says).await
+}
+
+fn thresholds(memory: u64, disk: &str) -> Value {
+    json!({
+        "evictionHard": {"memory.available": memory.to_string(), "nodefs.available": disk},
+        "evictionPressureTransitionPeriod": "1s",
+    })
+}
+
+async fn pressure(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let rounds = ground.options.amount(50, 5);
+    let mut samples = Samples::default();
+    disk_short(target, rounds, &mut samples).await?;
+    memory_short(target, rounds, &mut samples).await?;
+    Ok(samples)
+}
+
+/// The clock begins before the room is taken: what taking it takes is counted, too.
+async fn disk_short(target: &Target, rounds: usize, samples: &mut Samples) -> Result<()> {
+    let disk = Memory::mount(256)?;
+    let target = Target { home: disk.path().to_owned(), ..target.clone() };
+    let (cluster, agent) = Cluster::joined_with(&target, 10_000, &thresholds(1 << 20, "64Mi"), None).await?;
+    told(&cluster, &agent, "DiskPressure", false).await?;
+    for _ in 0..rounds {
+        let began = Instant::now();
+        disk.take(208 << 20)?;
+        let after = ms(told(&cluster, &agent, "DiskPressure", true).await? - began);
+        samples.add("disk", after);
+        samples.add("disk_median", after);
+        disk.give_back()?;
+        told(&cluster, &agent, "DiskPressure", false).await?;
+    }
+    Ok(())
+}
+
+/// Bytes, as metrics write them.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a machine")]
+fn whole(bytes: f64) -> u64 {
+    bytes as u64
+}
+
+async fn memory_short(target: &Target, rounds: usize, samples: &mut Samples) -> Result<()> {
+    let free = {
+        let (_cluster, agent) = Cluster::joined_with(target, 10_000, &thresholds(1 << 20, "1%"), None).await?;
+        let page = agent.page("/metrics").await.context("no metrics")?;
+        let line = page
+            .lines()
+            .find(|line| line.starts_with("nodeagent_eviction_available{") && line.contains("\"memory.available\""));
+        let value = line.and_then(|line| line.rsplit(' ').next()).context("it does not say how much memory is left")?;
+        whole(value.parse()?)
+    };
+    let taken = Memory::mount(1024)?;
+    let below = free.saturating_sub(MARGIN);
+    let (cluster, agent) = Cluster::joined_with(target, 10_000, &thresholds(below, "1%"), None).await?;
+    told(&cluster, &agent, "MemoryPressure", false).await?;
+    for round in 0..rounds {
+        let name = format!("m{round}");
+        cluster.create(&name, json!({}));
+        cluster.bind(&name);
+        cluster.until(&format!("{name} is Ready"), &agent, |cluster| cluster.is_ready(&name)).await?;
+        cluster.runtime.cri.clear_calls();
+        let began = Instant::now();
+        taken.take(2 * MARGIN)?;
+        let after = ms(told(&cluster, &agent, "MemoryPressure", true).await? - began);
+        samples.add("memory", after);
+        samples.add("memory_median", after);
+        let stop = |cluster: &Cluster| {
+            let calls = cluster.runtime.cri.calls();
+            first(&calls, "stop_container", &format!("{name}/c0")).map(|call| call.at.into_std())
+        };
+        cluster.until(&format!("{name} is told to end"), &agent, |cluster| stop(cluster).is_some()).await?;
+        samples.add("evicted", ms(stop(&cluster).context("just seen")? - began));
+        taken.give_back()?;
+        told(&cluster, &agent, "MemoryPressure", false).await?;
+        cluster.delete(&name);
+        cluster.until(&format!("{name} is gone"), &agent, |cluster| cluster.pod(&name).is_none()).await?;
+    }
+    Ok(())
+}
+
+async fn why(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let (runtime, secure) = (Runtime::start(10_000).await?, Secure::new()?);
+    let agent = runtime.secured_agent(target, &secure).await?;
+    for i in 0..PODS {
+        let name = format!("p{i}");
+        agent.put(&name, &manifest::scripted(&name, 2))?;
+    }
+    agent.until_running(PODS, PATIENCE).await?;
+    let client = secure.client(true)?;
+    let mut samples = Samples::default();
+    for i in 0..ground.options.amount(1_000, 100) {
+        let name = manifest::full_name(&format!("p{}", i % PODS));
+        let began = Instant::now();
+        let mut stream = secure::connect(agent.secure(), &client).await?;
+        secure::ask(&mut stream, &format!("GET /debug/why/default/{name} HTTP/1.1\r\nConnection: close"), 200).await?;
+        samples.add("answer", ms(began.elapsed()));
+    }
+    let admin = secure.admin();
+    for i in 0..ground.options.amount(50, 5) {
+        let began = Instant::now();
+        let mut command = Command::new(&target.binary);
+        command.arg("why").arg(manifest::full_name(&format!("p{i}")));
+        command.args(["--server", &format!("localhost:{}", agent.secure())]).arg("--cacert").arg(secure.ca());
+        command.arg("--cert").arg(&admin.certificate).arg("--key").arg(&admin.key);
+        let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+        // Other binaries have no such command.
+        if ended.success() {
+            samples.add("command", ms(began.elapsed()));
+        }
+    }
+    Ok(samples)
+}
