@@ -199,7 +199,8 @@ async fn assemble(
 
     let images = open_images(loaded, base, connection).await?;
     let groups = server_stats::groups(loaded, cgroup_driver(loaded, info));
-    let seen = eviction::WatchParts { machine, images: connection.images.clone(), groups, node: node.clone() };
+    let seen =
+        eviction::WatchParts { machine, images: connection.images.clone(), groups: groups.clone(), node: node.clone() };
     let eviction = eviction::watch(loaded, base, seen).await?;
     let volume_seam = VolumeSeam::default();
     if let Some(cluster) = &cluster {
@@ -289,7 +290,8 @@ async fn assemble(
     let ready = SourcesReady::new(sources.registered);
     let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
     probes.wake_through(base, engine.commands.clone());
-    oom::watch(base, &root, engine.pods.clone(), observer.clone());
+    let (pods, changes) = (engine.pods.clone(), status.changes());
+    oom::watch(base, &root, oom::OomParts { pods, observer: observer.clone(), groups: groups.clone(), changes });
     let parts = shutdown::ShutdownParts { engine: &engine, status: status.clone(), node, is_told: cluster.is_some() };
     shutdown::open(loaded, base, parts).await?;
     base.tasks.spawn(runtime.clone().run_gc(Arc::new(engine.fates.clone()), base.stop.child_token()));

@@ -1,4 +1,7 @@
-//! Tells of processes that the kernel killed for want of memory. One task reads the kernel's log.
+//! Tells of processes that the kernel killed for want of memory. One task reads the kernel's log and listens to the groups
+//! of containers: what the log does not tell (nobody may read it, or it was overrun) their counters do.
+
+mod groups;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -6,17 +9,19 @@ use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
     task::yield_now,
-    time::{Instant, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use self::groups::Groups;
 use super::{build::Base, state_file::DiskStateFile};
 use crate::{
     engine::ports::{Event, EventSink, PodObserver, StateFile},
     metrics::OomMetrics,
     node::oom_kills::{Hearing, Kill, Record},
     pod::Pod,
+    stats::PodGroups,
     sys::kernel_log::KernelLog,
 };
 
@@ -26,6 +31,10 @@ const BATCH: usize = 256;
 /// Kills that are told of within a while; of more only their number is.
 const TOLD: u32 = 20;
 const WHILE: Duration = Duration::from_secs(10);
+/// Kills of one container that are counted at once, at most.
+const COUNTED: u64 = 1000;
+/// Least time between two looks at what runs.
+const SPACING: Duration = Duration::from_millis(200);
 /// How long the file may take.
 const WRITE: Duration = Duration::from_secs(10);
 
@@ -106,7 +115,8 @@ struct Teller {
 }
 
 impl Teller {
-    fn tell(&mut self, kill: &Kill) {
+    /// Tells of a kill that the log names; in which container it was, where that is known.
+    fn tell(&mut self, kill: &Kill) -> Option<String> {
         let pods = self.pods.borrow().clone();
         let pod = pods.iter().find(|pod| kill.is_of_pod(pod.uid().as_str()));
         let scope = match pod {
@@ -115,84 +125,204 @@ impl Teller {
             None => "other",
         };
         self.metrics.killed(scope);
-        let (lets, untold) = self.flow.lets(Instant::now());
-        if let Some(untold) = untold {
-            warn!(count = untold, "More processes were killed for want of memory than are told of");
-        }
-        if !lets {
-            return;
-        }
-        if kill.is_of_system() {
-            self.events.record(Event::node_warning("SystemOOM", kill.message()));
-        }
-        let Some(pod) = pod.filter(|_| kill.of != "/") else { return };
-        let why = if kill.is_of_system() { "the node had no memory left" } else { "a memory limit was reached" };
-        let text = format!("Process {} (pid {}) was killed: {why}", kill.process, kill.pid);
-        let event = Event::warning(pod.id(), "OOMKilled", text);
-        let known = self.observer.known_pod(pod.uid());
-        let container = known.as_ref().and_then(|known| {
+        let pod = pod.filter(|_| kill.of != "/");
+        let container = pod.and_then(|pod| {
+            let known = self.observer.known_pod(pod.uid())?;
             let found = known.containers.iter().find(|container| kill.is_of_container(container.id.as_str()))?;
-            let (kind, _) = pod.container(&found.name)?;
-            Some(kind.field_path(&found.name))
+            Some((found.id.as_str().to_owned(), found.name.clone()))
         });
-        self.events.record(match container {
+        if self.may_tell() {
+            if kill.is_of_system() {
+                self.events.record(Event::node_warning("SystemOOM", kill.message()));
+            }
+            if let Some(pod) = pod {
+                let why =
+                    if kill.is_of_system() { "the node had no memory left" } else { "a memory limit was reached" };
+                let text = format!("Process {} (pid {}) was killed: {why}", kill.process, kill.pid);
+                self.record(pod, container.as_ref().map(|(_, name)| &**name), text);
+            }
+        }
+        container.map(|(id, _)| id)
+    }
+
+    /// Tells of kills in a container that nothing but its counter tells of.
+    fn tell_counted(&mut self, id: &str, count: u64) {
+        (0..count.min(COUNTED)).for_each(|_| self.metrics.killed("pod"));
+        let known = self.observer.known().unwrap_or_default();
+        let found = known.pods.iter().find_map(|(uid, pod)| {
+            let container = pod.containers.iter().find(|container| container.id.as_str() == id)?;
+            Some((uid.clone(), container.name.clone()))
+        });
+        let pods = self.pods.borrow().clone();
+        let Some((uid, name)) = found else { return };
+        info!(containerID = id, containerName = %name, podUID = %uid, count, "Processes of a container were killed for want of memory");
+        let Some(pod) = pods.iter().find(|pod| *pod.uid() == uid).filter(|_| self.may_tell()) else { return };
+        let who = if count == 1 { "A process was".to_owned() } else { format!("{count} processes were") };
+        self.record(pod, Some(&name), format!("{who} killed for want of memory"));
+    }
+
+    fn record(&self, pod: &Pod, container: Option<&str>, text: String) {
+        let event = Event::warning(pod.id(), "OOMKilled", text);
+        let path = container.and_then(|name| Some(pod.container(name)?.0.field_path(name)));
+        self.events.record(match path {
             Some(path) => event.at(path),
             None => event,
         });
     }
+
+    fn may_tell(&mut self) -> bool {
+        let (lets, untold) = self.flow.lets(Instant::now());
+        if let Some(untold) = untold {
+            warn!(count = untold, "More processes were killed for want of memory than are told of");
+        }
+        lets
+    }
+}
+
+/// What is listened to.
+pub(super) struct OomParts {
+    /// Pods that are to run.
+    pub(super) pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    /// What runs.
+    pub(super) observer: Arc<dyn PodObserver>,
+    /// Names of control groups.
+    pub(super) groups: Arc<dyn PodGroups>,
+    /// Moves whenever another container runs.
+    pub(super) changes: watch::Receiver<u64>,
 }
 
 /// Tells from now on. A machine that shows nobody its log runs pods all the same.
-pub(super) fn watch(
-    base: &Base,
-    root: &Path,
-    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-    observer: Arc<dyn PodObserver>,
-) {
+pub(super) fn watch(base: &Base, root: &Path, parts: OomParts) {
     let teller = Teller {
-        pods,
-        observer,
+        pods: parts.pods,
+        observer: parts.observer.clone(),
         events: base.events.clone(),
         metrics: OomMetrics::new(&base.registry),
         flow: Flow::new(Instant::now()),
     };
+    let groups = Groups::open(parts.groups, parts.observer, base.clock.now());
     let file = Arc::new(DiskStateFile::new(root.join("kernel_log_state")));
-    base.tasks.spawn(listen(teller, file, base.stop.child_token()));
+    let listener = Listener { teller, groups, changes: parts.changes, file };
+    base.tasks.spawn(listener.run(base.stop.child_token()));
 }
 
-async fn listen(mut teller: Teller, file: Arc<dyn StateFile>, stop: CancellationToken) {
-    let mut log = match KernelLog::open() {
-        Ok(log) => log,
-        Err(error) => {
-            warn!(err = %error, "The kernel's log cannot be read: nothing is told of processes killed for want of memory");
-            return;
-        }
-    };
-    let boot_id = tokio::fs::read_to_string(BOOT).await.unwrap_or_default().trim().to_owned();
-    let saved = file.read().await.ok().flatten();
-    let saved: Option<Place> = saved.and_then(|content| serde_json::from_slice(&content).ok());
-    let mut old = Old::of(saved.as_ref(), &boot_id);
-    let (mut hearing, mut last, mut dirty) = (Hearing::default(), 0, saved.is_none());
-    loop {
-        let mut is_read = false;
-        for _ in 0..BATCH {
-            let record = match log.take() {
-                Ok(Some(bytes)) => Record::parse(bytes),
-                Ok(None) => {
-                    is_read = true;
-                    break;
+/// Who listens.
+struct Listener {
+    teller: Teller,
+    /// `None` where the kernel has none.
+    groups: Option<Groups>,
+    changes: watch::Receiver<u64>,
+    file: Arc<dyn StateFile>,
+}
+
+impl Listener {
+    async fn run(mut self, stop: CancellationToken) {
+        let mut journal = Journal::open(&*self.file).await;
+        let mut looked = Instant::now();
+        let (mut look_at, mut has_changes) = (Some(looked), true);
+        loop {
+            if let Some(open) = &mut journal {
+                match open.read(&mut self.teller, self.groups.as_mut()) {
+                    Ok(true) => open.save(&*self.file).await,
+                    Ok(false) => {
+                        yield_now().await;
+                        continue;
+                    }
+                    Err(error) => {
+                        warn!(err = %error, "The kernel's log cannot be read any more");
+                        journal = None;
+                    }
                 }
-                Err(error) => {
-                    warn!(err = %error, "The kernel's log cannot be read any more");
-                    return;
+            }
+            if let Some(groups) = &mut self.groups {
+                for (id, count) in groups.settle() {
+                    self.teller.tell_counted(&id, count);
+                }
+            }
+            let told = async {
+                match &journal {
+                    Some(journal) => journal.log.wait().await,
+                    None => std::future::pending().await,
                 }
             };
-            let Some(record) = record else { continue };
-            last = record.sequence;
-            if old.holds(last) {
+            let killed = async {
+                match &mut self.groups {
+                    Some(groups) => groups.next().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let looks = async {
+                match look_at {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                told = told => if let Err(error) = told {
+                    warn!(err = %error, "The kernel's log cannot be read any more");
+                    journal = None;
+                },
+                () = killed => {}
+                () = looks => {
+                    looked = Instant::now();
+                    look_at = None;
+                    if let Some(groups) = &mut self.groups {
+                        groups.follow().await;
+                    }
+                }
+                moved = self.changes.changed(), if look_at.is_none() && has_changes => {
+                    has_changes = moved.is_ok();
+                    look_at = Some(looked + SPACING);
+                }
+            }
+        }
+    }
+}
+
+/// The kernel's log, and how far it was read.
+struct Journal {
+    log: KernelLog,
+    boot_id: String,
+    old: Old,
+    hearing: Hearing,
+    last: u64,
+    is_dirty: bool,
+}
+
+impl Journal {
+    /// `None` where we may not read it.
+    async fn open(file: &dyn StateFile) -> Option<Self> {
+        let log = match KernelLog::open() {
+            Ok(log) => log,
+            Err(error) => {
+                warn!(err = %error, "The kernel's log cannot be read: of processes killed for want of memory only counters tell");
+                return None;
+            }
+        };
+        let boot_id = tokio::fs::read_to_string(BOOT).await.unwrap_or_default().trim().to_owned();
+        let saved = file.read().await.ok().flatten();
+        let saved: Option<Place> = saved.and_then(|content| serde_json::from_slice(&content).ok());
+        let old = Old::of(saved.as_ref(), &boot_id);
+        Some(Self { log, boot_id, old, hearing: Hearing::default(), last: 0, is_dirty: saved.is_none() })
+    }
+
+    /// Reads some of what there is and tells of it; says whether that was all.
+    fn read(&mut self, teller: &mut Teller, mut groups: Option<&mut Groups>) -> std::io::Result<bool> {
+        for _ in 0..BATCH {
+            let Some(bytes) = self.log.take()? else {
+                if self.old == Old::All {
+                    self.old = Old::None;
+                }
+                return Ok(true);
+            };
+            let Some(record) = Record::parse(bytes) else { continue };
+            self.last = record.sequence;
+            if self.old.holds(self.last) {
                 continue;
             }
-            if let Some(kill) = hearing.hear(&record.text) {
+            if let Some(kill) = self.hearing.hear(&record.text) {
                 info!(
                     process = kill.process,
                     pid = kill.pid,
@@ -200,27 +330,20 @@ async fn listen(mut teller: Teller, file: Arc<dyn StateFile>, stop: Cancellation
                     limit = kill.short,
                     "Got a record of a process that was killed for want of memory"
                 );
-                teller.tell(&kill);
-                dirty = true;
+                let container = teller.tell(&kill);
+                if let (Some(groups), Some(id)) = (groups.as_deref_mut(), container) {
+                    groups.heard(&id);
+                }
+                self.is_dirty = true;
             }
         }
-        if !is_read {
-            yield_now().await;
-            continue;
-        }
-        if old == Old::All {
-            old = Old::None;
-        }
-        if std::mem::take(&mut dirty) {
-            save(&*file, &Place { boot_id: boot_id.clone(), sequence: last }).await;
-        }
-        match stop.run_until_cancelled(log.wait()).await {
-            Some(Ok(())) => {}
-            Some(Err(error)) => {
-                warn!(err = %error, "The kernel's log cannot be read any more");
-                return;
-            }
-            None => return,
+        Ok(false)
+    }
+
+    /// Keeps how far it was read, where there was something to tell.
+    async fn save(&mut self, file: &dyn StateFile) {
+        if std::mem::take(&mut self.is_dirty) {
+            save(file, &Place { boot_id: self.boot_id.clone(), sequence: self.last }).await;
         }
     }
 }

@@ -27,6 +27,7 @@ mod initial;
 mod lease;
 mod lease_object;
 mod machine;
+pub mod oom_counts;
 pub mod oom_kills;
 mod patch;
 mod presence;

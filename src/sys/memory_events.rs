@@ -95,10 +95,7 @@ impl GroupEvents {
 
 /// Tells when a group's use of memory crosses a line, either way. Of the old hierarchy.
 #[derive(Debug)]
-pub struct UsageLine {
-    counter: Watched,
-    _usage: File,
-}
+pub struct UsageLine(Counter);
 
 impl UsageLine {
     /// Draws a line of so many bytes in the group of that directory. Must be called within a runtime.
@@ -106,11 +103,7 @@ impl UsageLine {
     /// # Errors
     /// There is no such group, or the kernel does not tell.
     pub fn draw(group: &Path, bytes: u64) -> io::Result<Self> {
-        let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let usage = File::open(group.join("memory.usage_in_bytes"))?;
-        let line = format!("{} {} {bytes}", counter.as_raw_fd(), usage.as_raw_fd());
-        OpenOptions::new().write(true).open(group.join("cgroup.event_control"))?.write_all(line.as_bytes())?;
-        Ok(Self { counter: Watched::new(counter)?, _usage: usage })
+        Counter::of(group, "memory.usage_in_bytes", &format!(" {bytes}")).map(Self)
     }
 
     /// Waits until it is crossed. Safe to drop.
@@ -118,11 +111,31 @@ impl UsageLine {
     /// # Errors
     /// The kernel does not tell any more.
     pub async fn next(&self) -> io::Result<()> {
+        self.0.next().await
+    }
+}
+
+/// A counter of events of a group of the old hierarchy; the kernel also adds to it when the group goes.
+#[derive(Debug)]
+pub(super) struct Counter(Watched);
+
+impl Counter {
+    /// Counts what that file of a group tells of; `arguments` begin with a blank.
+    pub(super) fn of(group: &Path, file: &str, arguments: &str) -> io::Result<Self> {
+        let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let of = File::open(group.join(file))?;
+        let wish = format!("{} {}{arguments}", counter.as_raw_fd(), of.as_raw_fd());
+        OpenOptions::new().write(true).open(group.join("cgroup.event_control"))?.write_all(wish.as_bytes())?;
+        Watched::new(counter).map(Self)
+    }
+
+    /// Waits until it counted. Safe to drop.
+    pub(super) async fn next(&self) -> io::Result<()> {
         loop {
-            let mut told = self.counter.readable().await?;
+            let mut told = self.0.readable().await?;
             let taken = told.try_io(|counter| {
-                let mut crossings = [0_u8; 8];
-                Ok(read(counter.get_ref(), &mut crossings)?)
+                let mut events = [0_u8; 8];
+                Ok(read(counter.get_ref(), &mut events)?)
             });
             if let Ok(taken) = taken {
                 return taken.map(drop);

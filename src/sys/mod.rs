@@ -29,6 +29,7 @@ pub mod names;
 pub mod net_namespace;
 #[allow(unsafe_code, reason = "the runtime polls descriptors by an unsafe interface only")]
 pub mod netlink;
+pub mod oom_events;
 pub mod open_files;
 pub mod privileges;
 #[allow(unsafe_code, reason = "unmapping has no safe interface")]

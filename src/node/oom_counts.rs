@@ -1,0 +1,160 @@
+//! Which kills the counters of groups tell of that the kernel's log has not. Pure. Behaviour: spec 05 §8.
+//!
+//! The log names the process and comes first, as a rule; the counters are there where nobody may read the log, or where it
+//! was overrun. What both say is told once: a counter is held against what was heard in the same while.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+/// How long the log and the counter of a kill may be apart.
+pub const APART: Duration = Duration::from_secs(1);
+/// How long a kill is remembered of a container that is not watched yet.
+const EARLY: Duration = Duration::from_secs(10);
+
+/// What is known of the groups of containers, by their ids.
+#[derive(Debug, Default)]
+pub struct Counts(HashMap<Arc<str>, Group>);
+
+#[derive(Debug, Default)]
+struct Group {
+    /// What the counter said when it was settled last; `None` for one that is not watched.
+    settled: Option<u64>,
+    /// What it said last.
+    latest: u64,
+    /// What was heard of meanwhile.
+    heard: u64,
+    /// When that is settled.
+    due: Option<Duration>,
+}
+
+impl Counts {
+    /// A container is watched from now on. What its counter says is old, unless the container began when we listened
+    /// already.
+    pub fn watch(&mut self, id: Arc<str>, count: u64, is_new: bool, now: Duration) {
+        let group = self.0.entry(id).or_default();
+        if group.settled.is_some() {
+            return;
+        }
+        group.settled = Some(if is_new { 0 } else { count });
+        if !is_new {
+            group.heard = 0;
+        }
+        group.latest = count;
+        group.due = (is_new && count > 0).then(|| now.saturating_add(APART));
+    }
+
+    /// Whether it is.
+    pub fn is_watched(&self, id: &str) -> bool {
+        self.0.get(id).is_some_and(|group| group.settled.is_some())
+    }
+
+    /// Its counter may have moved.
+    pub fn counted(&mut self, id: &str, count: Option<u64>, now: Duration) {
+        let Some(group) = self.0.get_mut(id) else { return };
+        group.latest = group.latest.max(count.unwrap_or_default());
+        group.due.get_or_insert(now.saturating_add(APART));
+    }
+
+    /// The log told of a kill.
+    pub fn heard(&mut self, id: &str, now: Duration) {
+        let group = self.0.entry(id.into()).or_default();
+        group.heard = group.heard.saturating_add(1);
+        let patience = if group.settled.is_some() { APART } else { EARLY };
+        group.due.get_or_insert(now.saturating_add(patience));
+    }
+
+    /// When something is to be settled next.
+    pub fn due(&self) -> Option<Duration> {
+        self.0.values().filter_map(|group| group.due).min()
+    }
+
+    /// What is to be settled now.
+    pub fn due_now(&self, now: Duration) -> Vec<Arc<str>> {
+        let is_due = |group: &Group| group.due.is_some_and(|due| due <= now);
+        self.0.iter().filter(|(_, group)| is_due(group)).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// How many processes of that container were killed that nobody heard of.
+    pub fn settle(&mut self, id: &str) -> u64 {
+        let Some(group) = self.0.get_mut(id) else { return 0 };
+        let Some(settled) = group.settled else {
+            self.0.remove(id);
+            return 0;
+        };
+        let untold = group.latest.saturating_sub(settled).saturating_sub(group.heard);
+        (group.settled, group.heard, group.due) = (Some(group.latest), 0, None);
+        untold
+    }
+
+    /// Forgets containers that run no more, but for what is still to be settled.
+    pub fn retain(&mut self, running: &HashSet<Arc<str>>) {
+        self.0.retain(|id, group| group.due.is_some() || running.contains(id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps at their second: `new 0`, `old 3`, `count 1`, `gone`, `heard`; what is told at the end of it all.
+    fn told(steps: &[(u64, &str)]) -> Vec<u64> {
+        let (mut counts, mut told) = (Counts::default(), Vec::new());
+        let mut settle = |counts: &mut Counts, now: Duration| {
+            for id in counts.due_now(now) {
+                told.extend(Some(counts.settle(&id)).filter(|untold| *untold > 0));
+            }
+        };
+        for (at, step) in steps {
+            let now = Duration::from_millis(*at);
+            settle(&mut counts, now);
+            match step.split_once(' ').unwrap_or((step, "0")) {
+                ("new", count) => counts.watch("c".into(), count.parse().expect("a number"), true, now),
+                ("old", count) => counts.watch("c".into(), count.parse().expect("a number"), false, now),
+                ("count", count) => counts.counted("c", count.parse().ok(), now),
+                ("gone", _) => counts.counted("c", None, now),
+                ("heard", _) => counts.heard("c", now),
+                (other, _) => panic!("{other}"),
+            }
+        }
+        settle(&mut counts, Duration::from_secs(3600));
+        told
+    }
+
+    #[test]
+    fn a_kill_is_told_once() {
+        for (name, steps, expected) in [
+            ("nobody heard", [(0, "new 0"), (5, "count 1"), (9, "count 1")].as_slice(), vec![1]),
+            ("the log came first", &[(0, "new 0"), (5, "heard"), (9, "count 1")], vec![]),
+            ("the log came last", &[(0, "new 0"), (5, "count 1"), (900, "heard")], vec![]),
+            ("the log only", &[(0, "new 0"), (5, "heard")], vec![]),
+            ("the log lost some", &[(0, "new 0"), (5, "heard"), (6, "count 3")], vec![2]),
+            ("again and again", &[(0, "new 0"), (5, "count 1"), (5000, "count 2"), (9000, "count 2")], vec![1, 1]),
+            ("from before us", &[(0, "old 3"), (5, "count 3"), (5000, "count 4")], vec![1]),
+            ("from before we looked", &[(0, "new 2")], vec![2]),
+            ("heard before we looked", &[(0, "heard"), (2000, "new 1")], vec![]),
+            ("told of another life", &[(0, "heard"), (10, "old 1"), (20, "count 2")], vec![1]),
+            ("gone with its counter", &[(0, "new 0"), (5, "count 1"), (6, "gone")], vec![1]),
+            ("gone before anybody read", &[(0, "new 0"), (5, "gone")], vec![]),
+            ("watched twice", &[(0, "new 0"), (5, "count 1"), (6, "new 1")], vec![1]),
+            ("nobody's", &[(0, "heard"), (1, "count 5")], vec![]),
+        ] {
+            assert_eq!(told(steps), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_runs_no_more_is_forgotten_when_it_is_settled() {
+        let mut counts = Counts::default();
+        counts.watch("a".into(), 0, true, Duration::ZERO);
+        counts.watch("b".into(), 0, true, Duration::ZERO);
+        counts.counted("b", Some(1), Duration::ZERO);
+        counts.retain(&HashSet::new());
+        assert!(!counts.is_watched("a") && counts.is_watched("b"));
+        assert_eq!((counts.due(), counts.settle("b")), (Some(APART), 1));
+        counts.retain(&HashSet::new());
+        assert!(!counts.is_watched("b") && counts.due().is_none());
+    }
+}
