@@ -24,6 +24,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     gc_rank::{Demand, GcPolicy, ImageUse, Room, demand, human, removable, too_old},
+    gc_watch::RoomWatch,
     policy::aggregate,
     records::Records,
 };
@@ -126,6 +127,7 @@ pub(super) struct Collector {
     asked: mpsc::Receiver<oneshot::Sender<Freed>>,
     used: Arc<Mutex<HashMap<String, Timestamp>>>,
     list: watch::Sender<Arc<[cri::Image]>>,
+    watch: RoomWatch,
 }
 
 /// What one look showed.
@@ -142,6 +144,7 @@ impl Collector {
         let handle = CollectorHandle { ask, used: used.clone(), listed };
         let collector = Self {
             started: deps.clock.now(),
+            watch: RoomWatch::new(deps.room.clone(), policy),
             deps,
             policy,
             state_file,
@@ -173,6 +176,10 @@ impl Collector {
                 }
                 _ = listing.tick() => self.publish_list().await,
                 _ = collecting.tick(), if !self.policy.is_off() => self.round().await,
+                () = self.watch.crossed() => {
+                    self.round().await;
+                    collecting.reset();
+                }
             }
         }
     }
@@ -258,6 +265,7 @@ impl Collector {
             }
             Demand::Free { bytes, percent } => (bytes, percent),
         };
+        self.watch.know_it_is_over();
         info!(
             usage = percent,
             highThreshold = self.policy.high_percent,
@@ -342,12 +350,13 @@ impl Collector {
         used.clone()
     }
 
-    async fn room(&self) -> Result<Room, GcError> {
+    async fn room(&mut self) -> Result<Room, GcError> {
         let info = self.deps.images.image_fs_info().await.map_err(|e| GcError(e.to_string()))?;
         let Some(filesystem) = info.image_filesystems.into_iter().next() else {
             return Err(GcError("missing image stats: the runtime reports no image filesystem".to_owned()));
         };
         let path = PathBuf::from(filesystem.fs_id.unwrap_or_default().mountpoint);
+        self.watch.at(&path);
         let (room, shown) = (self.deps.room.clone(), path.display().to_string());
         let task = tokio::task::spawn_blocking(move || room(&path));
         match timeout(STATFS_DEADLINE, task).await {

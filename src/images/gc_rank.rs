@@ -94,6 +94,15 @@ pub fn demand(policy: &GcPolicy, room: Room) -> Demand {
     Demand::Free { bytes, percent: u64::try_from(percent).unwrap_or(100) }
 }
 
+/// How long the mark cannot be crossed by anybody who writes as fast as disks do.
+pub fn unreachable_for(policy: &GcPolicy, room: Room) -> Duration {
+    const FASTEST: u64 = 2 << 30; // bytes a second
+    const BETWEEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+    let mark = u128::from(room.capacity) * u128::from(100u32.saturating_sub(policy.high_percent)) / 100;
+    let left = room.available.saturating_sub(u64::try_from(mark).unwrap_or(u64::MAX));
+    Duration::from_millis(left.saturating_mul(1000) / FASTEST).clamp(BETWEEN.0, BETWEEN.1)
+}
+
 /// Candidates, oldest first: neither in use nor pinned.
 pub fn candidates(images: &[ImageUse]) -> Vec<&ImageUse> {
     let mut list: Vec<&ImageUse> = images.iter().filter(|i| !i.in_use && !i.pinned).collect();
@@ -143,6 +152,17 @@ pub fn human(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn looks_come_sooner_near_the_mark() {
+        let room = |available| Room { capacity: 1000 << 30, available };
+        for (available, expected) in
+            [(1000 << 30, 10_000), (158 << 30, 4000), (150 << 30, 500), (0, 500), (u64::MAX, 10_000)]
+        {
+            let pause = unreachable_for(&GcPolicy::default(), room(available));
+            assert_eq!(pause, Duration::from_millis(expected), "{available}");
+        }
+    }
 
     const NOW: i64 = 100_000;
 

@@ -9,6 +9,7 @@ mod backoff;
 pub mod credentials;
 mod gc;
 mod gc_rank;
+mod gc_watch;
 mod manager;
 mod policy;
 mod puller;

@@ -67,6 +67,28 @@ async fn the_old_go_when_the_disk_is_full() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_disk_that_fills_up_is_not_left_until_the_next_round() {
+    let room = room(GcPolicy::default()).await;
+    let old = put(&room, "r.io/old:1", 80, false);
+    start(&room);
+    sleep(3 * MINUTE).await;
+    assert_eq!(room.cri.count("remove_image"), 0);
+    set_available(&room, 149);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(room.cri.targets("remove_image"), [old]);
+    // Still over: the next round is to see to that, and not a round every second.
+    let looks = room.cri.count("list_containers");
+    sleep(2 * MINUTE).await;
+    assert_eq!(room.cri.count("list_containers"), looks);
+    // Below and above again: that is news.
+    set_available(&room, 500);
+    sleep(Duration::from_secs(2)).await;
+    set_available(&room, 100);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(room.cri.count("list_containers"), looks + 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn enough_is_enough() {
     let room = room(GcPolicy::default()).await;
     for tag in ["r.io/a:1", "r.io/b:1", "r.io/c:1"] {
