@@ -1,10 +1,12 @@
 //! Puts eviction together with the rooms that it looks at and acts through.
 
+mod history;
 mod kernel;
 
 use std::{
     collections::{BTreeSet, HashMap},
-    path::PathBuf,
+    io,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -25,6 +27,7 @@ use super::{
     build::{Base, BuildError, SETTLE},
     server_stats::StatsPages,
     settings,
+    state_file::DiskStateFile,
 };
 use crate::{
     config::{
@@ -52,7 +55,9 @@ use crate::{
     pod::{Pod, PodUid},
     runtime::{GcMode, RuntimeManager},
     stats::{
-        Form, MemorySeen, NodeLook, PodGroups, StatsProvider, file_system,
+        Form, MemorySeen, NodeLook, PodGroups, StatsProvider,
+        disk::FileSystem,
+        file_system,
         summary::{ContainerStats, FsStats, PodStats},
     },
 };
@@ -108,9 +113,18 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
     let look = NodeLook::new(parts.groups, base.clock.clone(), "/".into(), parts.machine.max_pids);
     let node = Arc::new(Disk::at(settings::root(loaded)));
     let gauges = Machinery { look: Arc::new(look), node, places, thresholds: config.thresholds.clone(), line };
-    let deps =
-        WatcherDeps { gauges: Arc::new(gauges), alarm: bell, pressures: tell(parts.node), metrics: metrics.clone() };
+    let file = Arc::new(DiskStateFile::new(settings::root(loaded).join("eviction_state")));
+    let restored = history::restored(&*file, base.clock.now()).await;
+    let deps = WatcherDeps {
+        gauges: Arc::new(gauges),
+        alarm: bell,
+        pressures: tell(parts.node),
+        metrics: metrics.clone(),
+        restored,
+    };
     let (watcher, mut pictures) = Watcher::new(config.clone(), deps, began);
+    let keeping = history::keep(file, base.clock.clone(), began, pictures.clone(), base.stop.child_token());
+    base.tasks.spawn(keeping);
     base.tasks.spawn(watcher.run(base.stop.child_token()));
     let _ = timeout(SETTLE, pictures.wait_for(Option::is_some)).await;
     Ok(Watched { config, metrics, pictures, began })
@@ -164,11 +178,12 @@ fn tell(node: watch::Sender<Arc<NodeFacts>>) -> Pressures {
 struct Disk {
     path: PathBuf,
     is_busy: AtomicBool,
+    read: fn(&Path) -> io::Result<(u64, FileSystem)>,
 }
 
 impl Disk {
     fn at(path: PathBuf) -> Self {
-        Self { path, is_busy: AtomicBool::new(false) }
+        Self { path, is_busy: AtomicBool::new(false), read: file_system }
     }
 
     async fn look(self: &Arc<Self>) -> Option<DiskReading> {
@@ -177,7 +192,7 @@ impl Disk {
         }
         let own = self.clone();
         let looked = spawn_blocking(move || {
-            let seen = file_system(&own.path);
+            let seen = (own.read)(&own.path);
             own.is_busy.store(false, Ordering::Release);
             seen
         });
@@ -403,6 +418,24 @@ mod tests {
         assert_eq!(usage_line(&config("100"), seen), Some(1100), "200 of page cache do not count");
         assert_eq!(usage_line(&config("10%"), seen), Some(1100));
         assert_eq!(usage_line(&[], seen), None);
+    }
+
+    /// As a file system whose server is gone; only the first look waits for it.
+    #[tokio::test]
+    async fn a_disk_that_hangs_holds_up_one_look_and_no_other_disk() {
+        fn dead(_: &Path) -> io::Result<(u64, FileSystem)> {
+            let (kept, never) = std::sync::mpsc::channel::<()>();
+            let _ = never.recv_timeout(LOOK_LIMIT * 3); // nobody sends
+            drop(kept);
+            Err(io::ErrorKind::TimedOut.into())
+        }
+        let hung = Arc::new(Disk { read: dead, ..Disk::at("/".into()) });
+        let well = Arc::new(Disk::at("/".into()));
+        assert!(hung.look().await.is_none());
+        // Another look would have to wait as long.
+        let again = timeout(LOOK_LIMIT / 2, async { (hung.look().await, well.look().await) }).await;
+        let (hung, well) = again.expect("nobody waits for what hangs");
+        assert!(hung.is_none() && well.is_some());
     }
 
     #[tokio::test]

@@ -14,7 +14,7 @@ use crate::config::eviction::{Signal, Threshold};
 pub struct Pressure {
     /// Since when each threshold is met.
     first: Vec<(Threshold, Moment)>,
-    /// When a threshold of a condition was met last.
+    /// Until when a condition is reported, unless a threshold of it is met again.
     conditions: BTreeMap<Condition, Moment>,
     /// Thresholds that called for a pod: they hold until enough is free again.
     called: Vec<Threshold>,
@@ -27,6 +27,8 @@ pub struct Pressure {
 pub struct Turn {
     /// Pressures to be reported.
     pub conditions: BTreeSet<Condition>,
+    /// Until when, unless a threshold is met again.
+    pub until: Vec<(Condition, Moment)>,
     /// Thresholds for which something has to go now, the first first, and since when they call for it.
     pub due: Vec<(Threshold, Moment)>,
     /// Whether any threshold is met, however long.
@@ -34,6 +36,12 @@ pub struct Turn {
 }
 
 impl Pressure {
+    /// What an earlier agent would have reported for so long: that it ended is no reason to say that all is well.
+    pub fn restored(left: impl IntoIterator<Item = (Condition, Duration)>, transition: Duration) -> Self {
+        let conditions = left.into_iter().map(|(condition, left)| (condition, left.min(transition))).collect();
+        Self { conditions, ..Self::default() }
+    }
+
     /// Takes a look in: `thresholds` are those in force, sorted by signal; `transition` is how long a pressure is
     /// reported after its cause is gone.
     pub fn turn(&mut self, thresholds: &[Threshold], seen: &Observations, now: Moment, transition: Duration) -> Turn {
@@ -48,8 +56,9 @@ impl Pressure {
             known.map_or(now, |(_, since)| *since)
         };
         self.first = met.iter().map(|threshold| ((*threshold).clone(), since(threshold))).collect();
-        self.conditions.extend(met.iter().map(|threshold| (Condition::of(threshold.signal), now)));
-        self.conditions.retain(|_, last| now.saturating_sub(*last) < transition);
+        let until = now.saturating_add(transition);
+        self.conditions.extend(met.iter().map(|threshold| (Condition::of(threshold.signal), until)));
+        self.conditions.retain(|_, until| now < *until);
         let called: Vec<(Threshold, Moment)> = self
             .first
             .iter()
@@ -63,7 +72,9 @@ impl Pressure {
         };
         let due = called.into_iter().filter(|(threshold, _)| is_news(&threshold.signal)).collect();
         self.seen.extend(seen.iter().map(|(signal, seen)| (*signal, seen.at)));
-        Turn { conditions: self.conditions.keys().copied().collect(), due, is_met: !self.first.is_empty() }
+        let until: Vec<_> = self.conditions.iter().map(|(condition, until)| (*condition, *until)).collect();
+        let conditions = self.conditions.keys().copied().collect();
+        Turn { conditions, until, due, is_met: !self.first.is_empty() }
     }
 }
 
@@ -168,6 +179,20 @@ mod tests {
         let conditions: Vec<bool> =
             turns(&hard(Signal::Memory, "2Gi"), &looks).iter().map(|(condition, _)| *condition).collect();
         assert_eq!(conditions, [true, true, true, false, false]);
+    }
+
+    #[test]
+    fn a_pressure_outlasts_the_agent() {
+        let all = [hard(Signal::Memory, "2Gi")];
+        let minutes = |left: u32| [(Condition::Memory, MINUTE * left)];
+        for (left, at, expected) in [(2, 119, true), (2, 120, false), (60, 299, true), (60, 300, false), (0, 0, false)]
+        {
+            let mut pressure = Pressure::restored(minutes(left), TRANSITION);
+            let now = Moment::from_secs(at);
+            let turn = pressure.turn(&all, &seen(Signal::Memory, "3Gi", now), now, TRANSITION);
+            assert_eq!(turn.conditions.contains(&Condition::Memory), expected, "{left} {at}");
+            assert!(turn.due.is_empty(), "nobody has to go for what was");
+        }
     }
 
     #[test]

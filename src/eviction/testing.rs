@@ -190,6 +190,7 @@ impl World {
             alarm: node.clone(),
             pressures: Arc::new(move |conditions| hears.with(|state| state.conditions.push(conditions.clone()))),
             metrics: metrics.clone(),
+            restored: Vec::new(),
         };
         let (watcher, pictures) = Watcher::new(config.clone(), deps, began);
         let deps = EvictorDeps { pods: node.clone(), reclaim: node.clone(), events: node.clone(), metrics };

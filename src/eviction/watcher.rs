@@ -37,6 +37,8 @@ pub struct Picture {
     pub thresholds: Arc<[Threshold]>,
     /// Those for which something has to go, the first first, and since when they call for it.
     pub due: Vec<(Threshold, Moment)>,
+    /// Pressures that are reported, and until when unless a threshold is met again.
+    pub pressures: Vec<(Condition, Moment)>,
 }
 
 /// What the watcher needs of others.
@@ -49,6 +51,8 @@ pub struct WatcherDeps {
     pub pressures: Pressures,
     /// What is counted.
     pub metrics: EvictionMetrics,
+    /// Pressures that an earlier agent reported, and for how long it still would have.
+    pub restored: Vec<(Condition, Duration)>,
 }
 
 /// Looks at the node; see the module's documentation.
@@ -69,7 +73,8 @@ impl Watcher {
         began: Instant,
     ) -> (Self, watch::Receiver<Option<Arc<Picture>>>) {
         let (pictures, seen) = watch::channel(None);
-        let watcher = Self { config, deps, began, pressure: Pressure::default(), told: BTreeSet::new(), pictures };
+        let pressure = Pressure::restored(deps.restored.iter().copied(), config.transition);
+        let watcher = Self { config, deps, began, pressure, told: BTreeSet::new(), pictures };
         (watcher, seen)
     }
 
@@ -115,7 +120,7 @@ impl Watcher {
             self.told.clone_from(&turn.conditions);
         }
         let pause = pause(&thresholds, &seen, &turn);
-        let picture = Picture { at, seen, layout, thresholds: thresholds.into(), due: turn.due };
+        let picture = Picture { at, seen, layout, thresholds: thresholds.into(), due: turn.due, pressures: turn.until };
         self.pictures.send_replace(Some(Arc::new(picture)));
         pause
     }

@@ -177,3 +177,24 @@ async fn a_word_of_the_kernel_is_heeded_at_once_and_a_flood_of_them_is_not() {
     let looks = world.looks() - before;
     assert!((5..=11).contains(&looks), "{looks} looks in a second");
 }
+
+#[tokio::test(start_paused = true)]
+async fn thresholds_that_cannot_be_met_or_cannot_be_left_spin_for_nobody() {
+    let world = World::new(&json!({"hard": {"memory.available": "0.0%"}}));
+    world.pod("all", 7 * GI, &json!({}));
+    world.wait(60.0).await;
+    assert_eq!((world.told(), world.conditions()), (Vec::<String>::new(), Vec::new()));
+    for fields in [
+        json!({"hard": {"memory.available": "100.0%"}}),
+        json!({"hard": {"memory.available": "7.5Gi"}, "reclaims": {"memory.available": "100Gi"}}),
+    ] {
+        let world = World::new(&fields);
+        world.pod("static", GI, &json!({"priority": 2_000_000_000}));
+        world.pod("web", GI, &json!({}));
+        world.wait(35.0).await;
+        let told = world.told();
+        assert!(told.contains(&"web is gone".to_owned()), "{told:?}");
+        assert!(told.len() < 12, "{told:?}");
+        assert_eq!(world.conditions(), ["MemoryPressure"]);
+    }
+}
