@@ -114,9 +114,18 @@ pub async fn tell_twice(listener: &dyn Listener, state: &str) {
 mod tests {
     use std::sync::Mutex;
 
-    use tokio::time::Instant;
+    use tokio::{sync::watch, time::Instant};
 
     use super::*;
+    use crate::{
+        agent::{
+            logging::{self, Streams},
+            pages::AgentHealth,
+        },
+        config::defaults::defaults,
+        engine::Heartbeat,
+        metrics::SliMetrics,
+    };
 
     #[derive(Default)]
     struct Ear {
@@ -180,6 +189,48 @@ mod tests {
         assert!(heard(Arc::default(), checks.clone(), Duration::from_secs(35)).await.is_empty());
         *sick.0.lock().expect("lock") = false;
         assert_eq!(heard(Arc::default(), checks, Duration::from_secs(15)).await, [0, 10]);
+    }
+
+    /// A loop that is held up: `/healthz` says so, and no beat is made until it turns again (spec 05 §11).
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_is_held_up_is_told_by_healthz_and_by_silence() {
+        let heartbeat = Heartbeat::new();
+        let (hold, mut held) = watch::channel(false);
+        let turning = heartbeat.clone();
+        tokio::spawn(async move {
+            while held.wait_for(|is_held| !is_held).await.is_ok() {
+                turning.beat();
+                sleep(Duration::from_secs(2)).await;
+            }
+        });
+        let (_, log) = logging::subscriber(&defaults().logging, Streams::single(Box::new(io::sink())));
+        let health: Arc<dyn Health> = Arc::new(AgentHealth {
+            heartbeat,
+            sync_frequency: Duration::from_secs(60),
+            log,
+            slis: SliMetrics::new(0.0),
+        });
+        let checks = Checks::default();
+        assert!(checks.set(health.clone()).is_ok());
+        let (ear, stop) = (Arc::<Ear>::default(), CancellationToken::new());
+        tokio::spawn(beat(ear.clone(), Duration::from_secs(20), checks, stop.child_token()));
+        let minute = Duration::from_secs(60);
+        let beats = async |minutes: u32| {
+            ear.heard.lock().expect("lock").clear();
+            sleep(minute * minutes).await;
+            (ear.heard.lock().expect("lock").len(), health.check("syncloop"))
+        };
+        let stuck = Some("sync Loop took longer than expected".to_owned());
+        assert_eq!(beats(2).await.1, None);
+        hold.send_replace(true);
+        let (count, failed) = beats(4).await;
+        assert!(count > 20 && failed.is_none(), "a long turn is no end: {count} {failed:?}");
+        assert_eq!(beats(2).await.1, stuck);
+        assert_eq!(beats(2).await, (0, stuck), "the service manager hears nothing and ends us");
+        hold.send_replace(false);
+        let (count, failed) = beats(1).await;
+        assert!(count > 3 && failed.is_none(), "{count} {failed:?}");
+        drop(stop);
     }
 
     #[tokio::test(start_paused = true)]
