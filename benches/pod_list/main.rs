@@ -10,6 +10,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -115,12 +116,11 @@ impl ApiClient for Told {
     }
 }
 
-#[async_trait]
 impl WatchStream for Telling {
-    async fn next(&mut self) -> Option<Result<Bytes, ApiError>> {
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
         match self.events.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-            Some(event) => Some(Ok(event.clone())),
-            None => std::future::pending().await,
+            Some(event) => Poll::Ready(Some(Ok(event.clone()))),
+            None => Poll::Pending,
         }
     }
 }

@@ -1,7 +1,10 @@
 //! A client that answers from a function, for tests: it keeps what it was asked, in order, and
 //! plays watches from channels.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -78,10 +81,9 @@ impl ApiClient for FakeApi {
 
 struct Played(Events);
 
-#[async_trait]
 impl WatchStream for Played {
-    async fn next(&mut self) -> Option<Result<Bytes, ApiError>> {
-        self.0.recv().await.map(|event| Ok(Bytes::from(event.to_string())))
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
+        self.0.poll_recv(context).map(|event| event.map(|event| Ok(Bytes::from(event.to_string()))))
     }
 }
 

@@ -10,6 +10,11 @@ mod error;
 mod resource;
 mod typed;
 
+use std::{
+    future::poll_fn,
+    task::{Context, Poll},
+};
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -50,9 +55,18 @@ pub trait ApiClient: Send + Sync + 'static {
 }
 
 /// Events of one watch.
-#[async_trait]
+///
+/// Of most watches nothing is asked but to wait, and there are thousands: polled, they wait without
+/// a future of their own.
 pub trait WatchStream: Send {
+    /// The next event; `None` at the end. After an error there is nothing more.
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>>;
+}
+
+impl dyn WatchStream {
     /// The next event; `None` at the end. After an error there is nothing more. Safe to drop
     /// while waiting.
-    async fn next(&mut self) -> Option<Result<Bytes, ApiError>>;
+    pub async fn next(&mut self) -> Option<Result<Bytes, ApiError>> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
 }

@@ -45,6 +45,12 @@ impl Resource {
     /// Requests for certificates.
     pub const SIGNING_REQUESTS: Self =
         Self::new("certificates.k8s.io", "v1", "certificatesigningrequests", "CertificateSigningRequest");
+    /// Trust bundles.
+    pub const TRUST_BUNDLES: Self =
+        Self::new("certificates.k8s.io", "v1beta1", "clustertrustbundles", "ClusterTrustBundle");
+    /// The same of older servers.
+    pub const TRUST_BUNDLES_ALPHA: Self =
+        Self::new("certificates.k8s.io", "v1alpha1", "clustertrustbundles", "ClusterTrustBundle");
     /// Slices of devices.
     pub const RESOURCE_SLICES: Self = Self::new("resource.k8s.io", "v1", "resourceslices", "ResourceSlice");
     /// Claims of devices.
@@ -57,6 +63,11 @@ impl Resource {
 
     /// Whether the server is well: no object, and text for an answer.
     pub const HEALTHZ: Self = Self::page("healthz");
+
+    /// What the server has of certificates, by version.
+    pub const CERTIFICATES_V1BETA1: Self = Self::page("apis/certificates.k8s.io/v1beta1");
+    /// The same of older servers.
+    pub const CERTIFICATES_V1ALPHA1: Self = Self::page("apis/certificates.k8s.io/v1alpha1");
 
     /// Any other.
     pub const fn new(group: &'static str, version: &'static str, plural: &'static str, kind: &'static str) -> Self {

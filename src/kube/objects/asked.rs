@@ -12,6 +12,7 @@ use tokio::{
 };
 
 use super::{
+    held::Held,
     kinds::ObjectKind,
     users::{Key, Users},
 };
@@ -35,19 +36,19 @@ async fn read<T: ObjectKind>(
     api: &Arc<dyn ApiClient>,
     (namespace, name): (&str, &str),
     cached: bool,
-) -> Result<T, ApiError> {
+) -> Result<Held<T>, ApiError> {
     let began = Instant::now();
     let mut quick = QuickRetry::default();
     loop {
         let call = Call::get(T::RESOURCE, namespace, name).within(READ_LIMIT);
         let call = if cached { call.query("resourceVersion", "0") } else { call };
-        match api.ask(call).await {
+        match api.ask::<T>(call).await {
             // The authorizer may not have heard of the pod yet.
             Err(error) if error.is_forbidden() => match quick.pause(began.elapsed()) {
                 Some(pause) => sleep(pause).await,
                 None => return Err(error),
             },
-            other => return other,
+            other => return other.map(Into::into),
         }
     }
 }
@@ -64,7 +65,11 @@ fn told(error: &ApiError, kind: &'static str, name: &str) -> ObjectError {
 ///
 /// # Errors
 /// As the server says.
-pub async fn get<T: ObjectKind>(api: &Arc<dyn ApiClient>, namespace: &str, name: &str) -> Result<Arc<T>, ObjectError> {
+pub async fn get<T: ObjectKind>(
+    api: &Arc<dyn ApiClient>,
+    namespace: &str,
+    name: &str,
+) -> Result<Arc<Held<T>>, ObjectError> {
     let read = read::<T>(api, (namespace, name), false).await;
     read.map(Arc::new).map_err(|error| told(&error, T::RESOURCE.plural, name))
 }
@@ -83,7 +88,7 @@ struct State<T> {
 }
 
 struct Entry<T> {
-    object: Option<Arc<T>>,
+    object: Option<Arc<Held<T>>>,
     /// When it was read last, and well; `None` where it is to be read anew.
     fresh: Option<Instant>,
     /// Whether it was read at all since somebody began to refer to it.
@@ -121,8 +126,8 @@ impl<T: ObjectKind> Cached<T> {
     ///
     /// # Errors
     /// It is not registered, does not exist, or was never read.
-    pub async fn get(&self, namespace: &str, name: &str) -> Result<Arc<T>, ObjectError> {
-        let key = (namespace.to_owned(), name.to_owned());
+    pub async fn get(&self, namespace: &str, name: &str) -> Result<Arc<Held<T>>, ObjectError> {
+        let key = Key::new(namespace, name);
         let cached = {
             let state = self.locked();
             let Some(entry) = state.entries.get(&key) else {
@@ -154,22 +159,14 @@ impl<T: ObjectKind> Cached<T> {
     }
 }
 
-impl<T: ObjectKind> Entry<T> {
+impl<T> Entry<T> {
     /// Takes what was read, unless it is older than what is known.
-    fn take(&mut self, object: Arc<T>) -> Arc<T> {
-        let is_older = |known: &Arc<T>| {
-            let (new, old) = (object.meta(), known.meta());
-            new.uid == old.uid && version(new.resource_version.as_deref()) < version(old.resource_version.as_deref())
-        };
-        let kept = match self.object.take().filter(is_older) {
+    fn take(&mut self, object: Arc<Held<T>>) -> Arc<Held<T>> {
+        let kept = match self.object.take().filter(|known| object.is_older(known)) {
             Some(known) => known,
             None => object,
         };
         (self.fresh, self.was_read) = (Some(Instant::now()), true);
         self.object.insert(kept).clone()
     }
-}
-
-fn version(text: Option<&str>) -> u64 {
-    text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }

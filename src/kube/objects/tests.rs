@@ -1,6 +1,9 @@
 //! Objects of a cluster that is played: a few objects, and watches that tell of them.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    sync::{Mutex, PoisonError},
+    task::{Context, Poll},
+};
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -94,10 +97,9 @@ impl Cluster {
 
 struct Told(mpsc::UnboundedReceiver<Value>);
 
-#[async_trait]
 impl WatchStream for Told {
-    async fn next(&mut self) -> Option<Result<Bytes, ApiError>> {
-        self.0.recv().await.map(|event| Ok(Bytes::from(event.to_string())))
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
+        self.0.poll_recv(context).map(|event| event.map(|event| Ok(Bytes::from(event.to_string()))))
     }
 }
 
@@ -153,7 +155,7 @@ fn bench(strategy: Strategy) -> Bench {
         tasks: TaskTracker::new(),
         stop: stop.clone(),
     };
-    let config = ObjectsConfig { strategy, sync_frequency: Duration::from_secs(60) };
+    let config = ObjectsConfig { strategy, sync_frequency: Duration::from_secs(60), trust_bundles: false };
     let (objects, changed, upkeep) = ApiObjects::new(&config, deps);
     tokio::spawn(upkeep);
     Bench { cluster, objects, changed, ttl, _stop: stop.drop_guard() }

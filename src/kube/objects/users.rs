@@ -1,18 +1,45 @@
 //! Which pods use which objects. Pure. Spec 02b §11: references are counted per pod UID, and who
 //! registers again changes only the difference.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use crate::pod::PodUid;
 
-/// Namespace and name.
-pub type Key = (String, String);
+/// Namespace and name: one text, which all who hold it share.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// Of that object.
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self(format!("{namespace}/{name}").into())
+    }
+
+    /// Where it is.
+    pub fn namespace(&self) -> &str {
+        self.parts().0
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        self.parts().1
+    }
+
+    fn parts(&self) -> (&str, &str) {
+        // No namespace has a slash in it.
+        self.0.split_once('/').unwrap_or_default()
+    }
+}
 
 /// Who uses what.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Users {
-    pods: HashMap<PodUid, BTreeSet<Key>>,
-    objects: HashMap<Key, BTreeSet<PodUid>>,
+    /// In order.
+    pods: HashMap<PodUid, Box<[Key]>>,
+    objects: HashMap<Key, Vec<PodUid>>,
 }
 
 /// What a registration changed.
@@ -27,18 +54,18 @@ pub struct Change {
 impl Users {
     /// The pod uses these, and no others.
     pub fn register(&mut self, pod: &PodUid, namespace: &str, names: BTreeSet<String>) -> Change {
-        let wanted: BTreeSet<Key> = names.into_iter().map(|name| (namespace.to_owned(), name)).collect();
-        let before = self.pods.get(pod).cloned().unwrap_or_default();
-        let added: Vec<Key> = wanted.difference(&before).cloned().collect();
+        let wanted: Box<[Key]> = names.iter().map(|name| self.known(Key::new(namespace, name))).collect();
+        let before = match wanted.is_empty() {
+            true => self.pods.remove(pod),
+            false => self.pods.insert(pod.clone(), wanted.clone()),
+        };
+        let before = before.unwrap_or_default();
+        let added: Vec<Key> = wanted.iter().filter(|key| before.binary_search(key).is_err()).cloned().collect();
         for key in &added {
-            self.objects.entry(key.clone()).or_default().insert(pod.clone());
+            self.objects.entry(key.clone()).or_insert_with(|| Vec::with_capacity(1)).push(pod.clone());
         }
-        let unused = before.difference(&wanted).filter(|key| self.leave(key, pod)).cloned().collect();
-        if wanted.is_empty() {
-            self.pods.remove(pod);
-        } else {
-            self.pods.insert(pod.clone(), wanted);
-        }
+        let left = before.iter().filter(|key| wanted.binary_search(key).is_err());
+        let unused = left.filter(|key| self.leave(key, pod)).cloned().collect();
         Change { added, unused }
     }
 
@@ -52,10 +79,15 @@ impl Users {
         self.objects.get(key).into_iter().flatten()
     }
 
+    /// The same key as others have, if others have it.
+    fn known(&self, key: Key) -> Key {
+        self.objects.get_key_value(&key).map_or(key, |(known, _)| known.clone())
+    }
+
     /// Whether the pod was the last user.
     fn leave(&mut self, key: &Key, pod: &PodUid) -> bool {
         let Some(users) = self.objects.get_mut(key) else { return false };
-        users.remove(pod);
+        users.retain(|user| user != pod);
         let is_last = users.is_empty();
         if is_last {
             self.objects.remove(key);
@@ -74,7 +106,7 @@ mod tests {
         let mut register = |pod: &str, names: &[&str]| {
             let names = names.iter().map(|name| (*name).to_owned()).collect();
             let change = users.register(&pod.into(), "ns", names);
-            let list = |keys: Vec<Key>| keys.into_iter().map(|(_, name)| name).collect::<Vec<_>>().join(" ");
+            let list = |keys: Vec<Key>| keys.iter().map(Key::name).collect::<Vec<_>>().join(" ");
             (list(change.added), list(change.unused))
         };
         for (pod, names, added, unused) in [
@@ -88,8 +120,17 @@ mod tests {
         ] {
             assert_eq!(register(pod, names), (added.to_owned(), unused.to_owned()), "{pod} {names:?}");
         }
-        assert_eq!(users.of(&("ns".into(), "c".into())).map(PodUid::as_str).collect::<Vec<_>>(), ["v"]);
-        assert_eq!(users.unregister(&"v".into()), [("ns".to_owned(), "c".to_owned())]);
+        assert_eq!(users.of(&Key::new("ns", "c")).map(PodUid::as_str).collect::<Vec<_>>(), ["v"]);
+        assert_eq!(users.unregister(&"v".into()), [Key::new("ns", "c")]);
         assert_eq!(users, Users::default(), "nothing is kept of who is gone");
+    }
+
+    #[test]
+    fn a_key_is_kept_once() {
+        let mut users = Users::default();
+        let mut register = |pod: &str| users.register(&pod.into(), "ns", ["a".to_owned()].into()).added;
+        let (first, second) = (register("u"), register("v"));
+        assert!(Arc::ptr_eq(&first[0].0, &second[0].0));
+        assert_eq!((first[0].namespace(), first[0].name()), ("ns", "a"));
     }
 }

@@ -6,11 +6,9 @@
 //! does. What was known is served meanwhile.
 
 use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    collections::{BTreeSet, HashMap},
+    ops::ControlFlow,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -18,10 +16,14 @@ use tokio::{
     sync::Notify,
     time::{Instant, timeout},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{AbortOnDropHandle, TaskTracker},
+};
 
 use super::{
     changes::Teller,
+    held::Held,
     kinds::ObjectKind,
     users::{Key, Users},
 };
@@ -29,8 +31,7 @@ use crate::{
     engine::ports::ObjectError,
     kube::{
         api::ApiClient,
-        reflector::{ReflectorDeps, Selection, reflect},
-        store::Store,
+        reflector::{Follower, Selection, follow},
     },
     metrics::ReflectorMetrics,
     pod::PodUid,
@@ -69,33 +70,87 @@ pub struct Watched<T> {
 }
 
 struct Entry<T> {
-    store: Store<T>,
-    /// What was known before it was put to rest.
-    kept: Option<Store<T>>,
-    nudge: Arc<Notify>,
-    stop: CancellationToken,
+    place: Arc<Place<T>>,
+    /// Nobody follows it: it will not change, it is at rest, or everything stops.
+    task: Option<AbortOnDropHandle<()>>,
     read: Instant,
     at_rest: bool,
+}
+
+/// What the server said: the object, or that there is none.
+type Known<T> = Option<Arc<Held<T>>>;
+
+/// Where one object is kept: its task writes, who asks for the object reads.
+struct Place<T> {
+    key: Key,
+    state: Mutex<State<T>>,
+    /// It is known now.
+    synced: Notify,
+    nudge: Notify,
+}
+
+struct State<T> {
+    /// `None` before the first sync.
+    known: Option<Known<T>>,
+    /// What was known before it was put to rest, until it is known anew.
+    kept: Option<Known<T>>,
     /// Somebody stopped waiting for the first sync.
-    given_up: Arc<AtomicBool>,
+    given_up: bool,
 }
 
 /// Somebody waits for the first sync. Whoever stops before it comes, for whatever reason, is told of it later.
-struct Waiting {
-    given_up: Arc<AtomicBool>,
+struct Waiting<'a, T> {
+    place: &'a Place<T>,
     is_answered: bool,
 }
 
-impl Drop for Waiting {
+impl<T> Drop for Waiting<'_, T> {
     fn drop(&mut self) {
         if !self.is_answered {
-            self.given_up.store(true, Ordering::Relaxed);
+            locked(&self.place.state).given_up = true;
         }
     }
 }
 
 fn locked<S>(mutex: &Mutex<S>) -> MutexGuard<'_, S> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T> Place<T> {
+    fn new(key: Key, kept: Option<Known<T>>) -> Self {
+        let state = State { known: None, kept, given_up: false };
+        Self { key, state: Mutex::new(state), synced: Notify::new(), nudge: Notify::new() }
+    }
+
+    fn known(&self) -> Option<Known<T>> {
+        locked(&self.state).known.clone()
+    }
+
+    fn is_synced(&self) -> bool {
+        locked(&self.state).known.is_some()
+    }
+
+    async fn synced(&self) -> Known<T> {
+        loop {
+            // Before the look: what comes between the two is not missed.
+            let synced = self.synced.notified();
+            if let Some(known) = self.known() {
+                return known;
+            }
+            synced.await;
+        }
+    }
+
+    /// The object, as soon as it is known; `None` where it is not in time.
+    async fn get(&self) -> Option<Known<T>> {
+        let kept = locked(&self.state).kept.clone();
+        let mut waiting = Waiting { place: self, is_answered: false };
+        let patience = if kept.is_some() { REVALIDATE } else { FIRST_SYNC };
+        // It may have come with the end of the patience.
+        let known = timeout(patience, self.synced()).await.ok().or_else(|| self.known());
+        waiting.is_answered = known.is_some() || kept.is_some();
+        known.or(kept)
+    }
 }
 
 impl<T: ObjectKind> Watched<T> {
@@ -106,136 +161,159 @@ impl<T: ObjectKind> Watched<T> {
     }
 
     /// The pod uses these, and no others.
-    pub fn register(&self, pod: &PodUid, namespace: &str, names: std::collections::BTreeSet<String>) {
+    pub fn register(&self, pod: &PodUid, namespace: &str, names: BTreeSet<String>) {
         let mut entries = locked(&self.entries);
         let change = locked(&self.users).register(pod, namespace, names);
         for key in change.added {
             match entries.get(&key) {
                 // It may be readable now that a pod of ours refers to it.
-                Some(entry) if !entry.store.snapshot().synced => entry.nudge.notify_one(),
+                Some(entry) if !entry.place.is_synced() => entry.place.nudge.notify_one(),
                 Some(_) => {}
                 None => {
-                    let entry = self.start(&key, None);
+                    let entry = self.start(key.clone(), None);
                     entries.insert(key, entry);
                 }
             }
         }
-        drop_all(&mut entries, change.unused);
+        change.unused.iter().for_each(|key| drop(entries.remove(key)));
     }
 
     /// The pod is gone.
     pub fn unregister(&self, pod: &PodUid) {
         let mut entries = locked(&self.entries);
         let unused = locked(&self.users).unregister(pod);
-        drop_all(&mut entries, unused);
+        unused.iter().for_each(|key| drop(entries.remove(key)));
     }
 
     /// The object as it is known now; waits for the first sync only.
     ///
     /// # Errors
     /// It is not registered, does not exist, or could not be read in time.
-    pub async fn get(&self, namespace: &str, name: &str) -> Result<Arc<T>, ObjectError> {
-        let (mut store, kept, given_up) = self.entry(namespace, name)?;
-        let patience = if kept.is_some() { REVALIDATE } else { FIRST_SYNC };
-        let mut waiting = Waiting { given_up, is_answered: false };
-        let outcome = timeout(patience, store.synced()).await;
-        waiting.is_answered = outcome.is_ok() || kept.is_some();
-        let found = match (outcome, kept) {
-            (Ok(()), _) => store.get(namespace, name),
-            (Err(_), Some(kept)) => kept.get(namespace, name),
-            (Err(_), None) => {
-                let kind = T::SINGULAR;
-                let text = format!("failed to sync {kind} cache: timed out waiting for the condition");
-                return Err(ObjectError::Other(text));
-            }
+    pub async fn get(&self, namespace: &str, name: &str) -> Result<Arc<Held<T>>, ObjectError> {
+        let place = self.place(namespace, name)?;
+        let Some(known) = place.get().await else {
+            let kind = T::SINGULAR;
+            let text = format!("failed to sync {kind} cache: timed out waiting for the condition");
+            return Err(ObjectError::Other(text));
         };
-        found.ok_or_else(|| ObjectError::NotFound { kind: T::SINGULAR, name: name.to_owned() })
+        known.ok_or_else(|| ObjectError::NotFound { kind: T::SINGULAR, name: name.to_owned() })
     }
 
     /// Puts to rest what nobody has read for long.
     pub fn sweep(&self) {
         let now = Instant::now();
         for entry in locked(&self.entries).values_mut() {
-            if now.duration_since(entry.read) >= self.idle_after && entry.store.snapshot().synced {
+            if now.duration_since(entry.read) >= self.idle_after && entry.place.is_synced() {
                 entry.at_rest = true;
-                entry.stop.cancel();
+            }
+            if entry.at_rest || entry.task.as_ref().is_some_and(AbortOnDropHandle::is_finished) {
+                entry.task = None;
             }
         }
     }
 
-    #[expect(clippy::type_complexity, reason = "what a read needs of an entry, taken out under the lock")]
-    fn entry(&self, namespace: &str, name: &str) -> Result<(Store<T>, Option<Store<T>>, Arc<AtomicBool>), ObjectError> {
-        let key = (namespace.to_owned(), name.to_owned());
+    /// Follows nothing any more; what is known is served.
+    pub fn stop(&self) {
+        // Nothing is started after this: `start` looks at the token under the same lock.
+        locked(&self.entries).values_mut().for_each(|entry| entry.task = None);
+    }
+
+    fn place(&self, namespace: &str, name: &str) -> Result<Arc<Place<T>>, ObjectError> {
+        let key = Key::new(namespace, name);
         let mut entries = locked(&self.entries);
         let Some(entry) = entries.get_mut(&key) else {
             return Err(ObjectError::Other(format!("object {namespace:?}/{name:?} not registered")));
         };
         if entry.at_rest {
-            let is_final = entry.store.get(namespace, name).is_some_and(|object| object.is_immutable());
-            if is_final {
+            let known = entry.place.known();
+            if known.iter().flatten().any(|object| object.is_immutable()) {
                 entry.at_rest = false;
             } else {
-                *entry = self.start(&key, Some(entry.store.clone()));
+                *entry = self.start(entry.place.key.clone(), known);
             }
         }
         entry.read = Instant::now();
-        Ok((entry.store.clone(), entry.kept.clone(), entry.given_up.clone()))
+        Ok(entry.place.clone())
     }
 
-    fn start(&self, key: &Key, kept: Option<Store<T>>) -> Entry<T> {
-        let (nudge, stop, given_up) = (Arc::new(Notify::new()), self.deps.stop.child_token(), Arc::default());
-        let deps = ReflectorDeps { metrics: self.deps.metrics.clone(), stop: stop.clone(), nudge: nudge.clone() };
-        let selection = Selection::one(T::RESOURCE, &key.0, &key.1);
-        let (store, run) = reflect::<T>(self.deps.api.clone(), selection, deps);
-        let follow = Follow {
-            store: store.clone(),
-            key: key.clone(),
-            users: self.users.clone(),
-            teller: self.deps.teller.clone(),
-            given_up: Arc::clone(&given_up),
-        };
-        let (run, follow) = (Box::pin(run), Box::pin(follow.run()));
-        self.deps.tasks.spawn(async move {
-            tokio::select! {
-                () = run => {}
-                () = follow => {}
-            }
-        });
-        Entry { store, kept, nudge, stop, read: Instant::now(), at_rest: false, given_up }
+    fn start(&self, key: Key, kept: Option<Known<T>>) -> Entry<T> {
+        let place = Arc::new(Place::new(key, kept));
+        let follower = Single { place: place.clone(), users: self.users.clone(), teller: self.deps.teller.clone() };
+        let following = follow(self.deps.api.clone(), follower, &self.deps.metrics);
+        let is_stopped = self.deps.stop.is_cancelled();
+        let task = (!is_stopped).then(|| AbortOnDropHandle::new(self.deps.tasks.spawn(following)));
+        Entry { place, task, read: Instant::now(), at_rest: false }
     }
 }
 
-fn drop_all<T>(entries: &mut HashMap<Key, Entry<T>>, unused: Vec<Key>) {
-    for entry in unused.iter().filter_map(|key| entries.remove(key)) {
-        entry.stop.cancel();
-    }
-}
-
-/// Tells an object's users of its changes.
-struct Follow<T> {
-    store: Store<T>,
-    key: Key,
+/// Keeps one object, and tells its users of changes.
+struct Single<T> {
+    place: Arc<Place<T>>,
     users: Arc<Mutex<Users>>,
     teller: Teller,
-    given_up: Arc<AtomicBool>,
 }
 
-impl<T: ObjectKind> Follow<T> {
-    /// Returns once there is nothing more to follow.
-    async fn run(mut self) {
-        self.store.synced().await;
-        // Who waits for it has it now; who gave up comes again for it.
-        if self.given_up.load(Ordering::Relaxed) {
-            self.tell();
+impl<T: ObjectKind> Single<T> {
+    /// The server says that it is like this now. Ends with what will never change.
+    fn take(&self, known: Known<T>, is_news: impl FnOnce(&State<T>) -> bool) -> ControlFlow<()> {
+        let is_final = known.as_ref().is_some_and(|object| object.is_immutable());
+        let is_news = {
+            let mut state = locked(&self.place.state);
+            let is_news = is_news(&state);
+            (state.known, state.kept) = (Some(known), None);
+            is_news
+        };
+        self.place.synced.notify_waiters();
+        if is_news {
+            let pods: Vec<PodUid> = locked(&self.users).of(&self.place.key).cloned().collect();
+            self.teller.tell(pods);
         }
-        while !self.store.get(&self.key.0, &self.key.1).is_some_and(|object| object.is_immutable()) {
-            self.store.changed().await;
-            self.tell();
+        if is_final { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn is_it(&self, (namespace, name): &(String, String)) -> bool {
+        (namespace.as_str(), name.as_str()) == (self.place.key.namespace(), self.place.key.name())
+    }
+}
+
+fn is_same<T>(old: &Known<T>, new: &Known<T>) -> bool {
+    match (old, new) {
+        (Some(old), Some(new)) => old.is_same(new),
+        (old, new) => old.is_none() && new.is_none(),
+    }
+}
+
+impl<T: ObjectKind> Follower for Single<T> {
+    type Object = T;
+    type All = Known<T>;
+
+    fn selection(&self) -> Selection {
+        Selection::one(T::RESOURCE, self.place.key.namespace(), self.place.key.name())
+    }
+
+    fn gather(&self, all: &mut Known<T>, key: (String, String), object: Option<T>) {
+        if self.is_it(&key) {
+            *all = object.map(|object| Arc::new(object.into()));
         }
     }
 
-    fn tell(&self) {
-        let pods: Vec<PodUid> = locked(&self.users).of(&self.key).cloned().collect();
-        self.teller.tell(pods);
+    fn replace(&mut self, all: Known<T>, _: &str) -> ControlFlow<()> {
+        let news = all.clone();
+        self.take(all, |state| match &state.known {
+            Some(known) => !is_same(known, &news),
+            // Who waits for it has it now; who gave up comes again for it, and so does who was given what was kept.
+            None => state.given_up || state.kept.as_ref().is_some_and(|kept| !is_same(kept, &news)),
+        })
+    }
+
+    fn change(&mut self, key: (String, String), object: Option<T>, _: &str) -> ControlFlow<()> {
+        if !self.is_it(&key) {
+            return ControlFlow::Continue(());
+        }
+        self.take(object.map(|object| Arc::new(object.into())), |_| true)
+    }
+
+    async fn nudged(&self) {
+        self.place.nudge.notified().await;
     }
 }

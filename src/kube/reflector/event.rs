@@ -33,7 +33,7 @@ impl Kept for Pod {
     }
 
     fn share(&mut self, older: &Self) {
-        self.share_spec(older);
+        self.share(older);
     }
 }
 

@@ -1,11 +1,13 @@
 //! Keeps a copy of what the API server has: one reflector for whatever is followed.
 //!
-//! In: a selection. Out: a [`Store`], read as snapshots, never empty because of an outage. One task
-//! owns the objects. `step.rs` decides what is asked next, `event.rs` and `lean.rs` read what
-//! comes, `run.rs` does it. Behaviour: spec 10 §3, §8.4, §8.5.
+//! In: a selection. Out: a [`Store`], read as snapshots, never empty because of an outage; or whatever
+//! a [`Follower`] makes of what comes, where a store would be too much. One task owns the objects.
+//! `step.rs` decides what is asked next, `event.rs` and `lean.rs` read what comes, `run.rs` does it,
+//! `follower.rs` keeps it. Behaviour: spec 10 §3, §8.4, §8.5.
 
 mod backoff;
 mod event;
+mod follower;
 mod lean;
 mod request;
 mod run;
@@ -23,6 +25,7 @@ use crate::metrics::ReflectorMetrics;
 
 pub(in crate::kube) use backoff::QuickRetry;
 pub use event::Kept;
+pub use follower::Follower;
 pub use request::Selection;
 
 /// What a reflector needs of others.
@@ -54,12 +57,20 @@ pub fn reflect<T: Kept>(
 ) -> (Store<T>, impl Future<Output = ()> + Send + use<T>) {
     let (send, snapshots) = watch::channel(Arc::default());
     let stop = deps.stop.clone();
-    let reflector = run::Reflector::new(api, selection, deps, send);
-    // In a box: there are thousands of these, and a future is as large as all that it is moved through.
-    let running = Box::pin(reflector.run());
-    let follow = async move {
+    let following = follow(api, follower::Snapshots::new(selection, send, deps.nudge), &deps.metrics);
+    let until_stopped = async move {
         // What was known stays: the store outlives who filled it.
-        let _stopped = stop.run_until_cancelled(running).await;
+        let _stopped = stop.run_until_cancelled(following).await;
     };
-    (Store::new(snapshots), follow)
+    (Store::new(snapshots), until_stopped)
+}
+
+/// Gives `follower` what it follows for as long as the future is polled and it has not enough. Safe to drop.
+pub fn follow<F: Follower>(
+    api: Arc<dyn ApiClient>,
+    follower: F,
+    metrics: &ReflectorMetrics,
+) -> impl Future<Output = ()> + Send + use<F> {
+    let mut reflector = run::Reflector::new(api, follower, metrics);
+    async move { reflector.run().await }
 }

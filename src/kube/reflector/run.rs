@@ -1,25 +1,22 @@
-//! Asks what `step.rs` says and keeps what comes. Spec 10 §3.2.
+//! Asks what `step.rs` says and gives what comes to who follows. Spec 10 §3.2.
+//!
+//! There may be thousands of these, and nearly all of them wait for the next event: what only asking needs is in a
+//! box of its own, and goes with it.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::{
-    sync::{Notify, watch},
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, warn};
 
 use super::{
-    ReflectorDeps, Selection,
-    event::{self, Event, Kept, Key, Page},
+    event::{self, Event, Kept, Page},
+    follower::Follower,
     step::{Ask, Machine, Moment, Next},
 };
 use crate::{
-    kube::{
-        api::{ApiClient, ApiError, LIST_LIMIT, WatchStream},
-        store::Snapshot,
-    },
-    metrics::{Following, ReflectorMeter},
+    kube::api::{ApiClient, ApiError, LIST_LIMIT, WatchStream},
+    metrics::{Following, ReflectorMeter, ReflectorMetrics},
 };
 
 /// What there is should be there after so long; if not, that is told.
@@ -29,17 +26,23 @@ const OVERDUE: Duration = Duration::from_secs(60);
 /// A longer list is read where it holds up nobody, in bytes.
 const LONG: usize = 256 << 10;
 
-type Objects<T> = BTreeMap<Key, Arc<T>>;
-
-/// Owner of the objects of one selection.
-pub struct Reflector<T> {
+/// Asks for the objects of one follower.
+pub struct Reflector<F: Follower> {
     api: Arc<dyn ApiClient>,
-    selection: Selection,
-    snapshots: watch::Sender<Arc<Snapshot<T>>>,
-    nudge: Arc<Notify>,
+    follower: F,
     meter: ReflectorMeter,
     machine: Machine,
     started: Instant,
+}
+
+/// What came of asking.
+enum Asked<A> {
+    /// A watch has begun.
+    Watch(Watch<A>),
+    /// Something else is to be asked.
+    Again(Next),
+    /// Nothing more is to be known.
+    Done,
 }
 
 /// How a watch came to its end.
@@ -48,61 +51,51 @@ enum End {
     Failed(ApiError),
     /// It ended, or was lost.
     Over,
+    /// Nothing more is to be known.
+    Done,
 }
 
 /// One watch.
-struct Watch<T> {
+struct Watch<A> {
     stream: Box<dyn WatchStream>,
     /// What there is, until all of it is there.
-    incoming: Option<Incoming<T>>,
+    incoming: Option<Incoming<A>>,
     began: Instant,
     /// When it is taken for dead.
     overdue: Instant,
     silent: bool,
 }
 
-struct Incoming<T> {
-    objects: Objects<T>,
+struct Incoming<A> {
+    objects: A,
     bytes: usize,
 }
 
-impl<T: Kept> Reflector<T> {
-    /// Sends what it sees to `snapshots`.
-    pub fn new(
-        api: Arc<dyn ApiClient>,
-        selection: Selection,
-        deps: ReflectorDeps,
-        snapshots: watch::Sender<Arc<Snapshot<T>>>,
-    ) -> Self {
+impl<F: Follower> Reflector<F> {
+    /// Gives what it sees to `follower`.
+    pub fn new(api: Arc<dyn ApiClient>, follower: F, metrics: &ReflectorMetrics) -> Self {
+        let selection = follower.selection();
         Self {
-            meter: deps.metrics.follow(selection.resource().plural),
+            meter: metrics.follow(selection.resource().plural),
             machine: Machine::new(selection.patience()),
             started: Instant::now(),
-            nudge: deps.nudge,
             api,
-            selection,
-            snapshots,
+            follower,
         }
     }
 
-    /// Never returns.
-    pub async fn run(mut self) {
+    /// Returns once the follower has enough.
+    pub async fn run(&mut self) {
         let mut next = self.machine.first();
         loop {
-            if let Some(reason) = next.why.relist() {
-                self.meter.relisted(reason);
-            }
-            if !next.pause.is_zero() {
-                self.meter.set(Following::Waiting);
-                tokio::select! {
-                    () = sleep(next.pause) => {}
-                    () = self.nudge.notified() => self.machine.nudged(),
-                }
-            }
-            self.meter.set(if matches!(next.ask, Ask::Watch(_)) { Following::Watching } else { Following::Init });
-            next = match &next.ask {
-                Ask::List(_) => self.list(&next.ask).await,
-                ask => self.watch(ask).await,
+            next = match Box::pin(self.ask(next)).await {
+                Asked::Again(next) => next,
+                Asked::Watch(mut watch) => match self.follow(&mut watch).await {
+                    End::Failed(error) => self.failed(&error),
+                    End::Over => self.machine.ended(watch.began.elapsed(), watch.silent, self.moment()),
+                    End::Done => return,
+                },
+                Asked::Done => return,
             };
         }
     }
@@ -111,10 +104,14 @@ impl<T: Kept> Reflector<T> {
         Moment { now: self.started.elapsed(), chance: rand::random() }
     }
 
+    fn resource(&self) -> &'static str {
+        self.follower.selection().resource().plural
+    }
+
     /// Tells a failure and says what comes next.
     fn failed(&mut self, error: &ApiError) -> Next {
         let next = self.machine.failed(error.into(), self.moment());
-        let (resource, retry) = (self.selection.resource().plural, next.pause);
+        let (resource, retry) = (self.resource(), next.pause);
         if error.is_invalid() {
             debug!(resource, err = %error, "The server begins no watch with what there is, listing instead");
         } else if error.is_forbidden() && retry <= Duration::from_secs(1) {
@@ -125,83 +122,96 @@ impl<T: Kept> Reflector<T> {
         next
     }
 
-    async fn list(&mut self, ask: &Ask) -> Next {
-        let (mut call, _) = self.selection.call(ask, 0.0);
-        let mut objects = Objects::new();
+    /// Asks when it is time.
+    async fn ask(&mut self, next: Next) -> Asked<F::All> {
+        if let Some(reason) = next.why.relist() {
+            self.meter.relisted(reason);
+        }
+        if !next.pause.is_zero() {
+            self.meter.set(Following::Waiting);
+            tokio::select! {
+                () = sleep(next.pause) => {}
+                () = self.follower.nudged() => self.machine.nudged(),
+            }
+        }
+        self.meter.set(if matches!(next.ask, Ask::Watch(_)) { Following::Watching } else { Following::Init });
+        match &next.ask {
+            Ask::List(_) => self.list(&next.ask).await,
+            ask => self.begin(ask).await,
+        }
+    }
+
+    async fn list(&mut self, ask: &Ask) -> Asked<F::All> {
+        let selection = self.follower.selection();
+        let (mut call, _) = selection.call(ask, 0.0);
+        let mut objects = F::All::default();
         loop {
             let page = match self.api.call(call).await {
-                Ok(text) => read::<T>(text).await,
+                Ok(text) => read::<F::Object>(text).await,
                 Err(error) => Err(error),
             };
             let page = match page {
                 Ok(page) => page,
-                Err(error) => return self.failed(&error),
+                Err(error) => return Asked::Again(self.failed(&error)),
             };
             self.meter.heard();
             page.broken.iter().for_each(|(name, cause)| self.broken(name, cause));
-            objects.extend(page.items.into_iter().map(|(key, object)| (key, Arc::new(object))));
-            if page.next.is_empty() {
-                self.replace(objects, &page.version);
-                return self.machine.listed(&page.version);
+            for (key, object) in page.items {
+                self.follower.gather(&mut objects, key, Some(object));
             }
-            call = self.selection.next_page(&page.next);
+            if page.next.is_empty() {
+                let next = self.machine.listed(&page.version);
+                return match self.follower.replace(objects, &page.version) {
+                    ControlFlow::Continue(()) => Asked::Again(next),
+                    ControlFlow::Break(()) => Asked::Done,
+                };
+            }
+            call = selection.next_page(&page.next);
         }
     }
 
-    async fn watch(&mut self, ask: &Ask) -> Next {
-        let (call, lasts) = self.selection.call(ask, rand::random());
+    async fn begin(&mut self, ask: &Ask) -> Asked<F::All> {
+        let (call, lasts) = self.follower.selection().call(ask, rand::random());
         let began = Instant::now();
-        let stream = match self.api.watch(call).await {
-            Ok(stream) => stream,
-            Err(error) => return self.failed(&error),
-        };
-        let incoming = matches!(ask, Ask::Stream(_)).then(|| Incoming { objects: Objects::new(), bytes: 0 });
-        let mut watch = Watch { stream, incoming, began, overdue: began + lasts + OVERDUE, silent: true };
-        match self.follow(&mut watch).await {
-            End::Failed(error) => self.failed(&error),
-            End::Over => self.machine.ended(began.elapsed(), watch.silent, self.moment()),
+        match self.api.watch(call).await {
+            Ok(stream) => {
+                let incoming = matches!(ask, Ask::Stream(_)).then(|| Incoming { objects: F::All::default(), bytes: 0 });
+                Asked::Watch(Watch { stream, incoming, began, overdue: began + lasts + OVERDUE, silent: true })
+            }
+            Err(error) => Asked::Again(self.failed(&error)),
         }
     }
 
     /// Takes events until there are no more.
-    async fn follow(&mut self, watch: &mut Watch<T>) -> End {
+    async fn follow(&mut self, watch: &mut Watch<F::All>) -> End {
         loop {
             let line = match self.line(watch).await {
                 Some(Ok(line)) => line,
                 Some(Err(error @ ApiError::Malformed(_))) => return End::Failed(error),
                 Some(Err(error)) => {
-                    debug!(resource = self.selection.resource().plural, err = %error, "A watch was lost");
+                    debug!(resource = self.resource(), err = %error, "A watch was lost");
                     return End::Over;
                 }
                 None => return End::Over,
             };
-            self.meter.heard();
-            match event::event::<T>(&line) {
-                Ok((event, version)) => {
-                    if let Err(end) = self.take(watch, event, &version, line.len()) {
-                        return end;
-                    }
-                    // From what has no version nobody can go on: it is no reason to ask again at once.
-                    watch.silent &= version.is_empty();
-                }
-                // What came before it is kept, and the rest is asked for again.
-                Err(error) => {
-                    warn!(resource = self.selection.resource().plural, err = %error, "A watch broke off");
-                    return End::Over;
-                }
+            if let ControlFlow::Break(end) = self.heard(watch, &line) {
+                return end;
             }
         }
     }
 
     /// The next line of a watch; says so if what there is takes long to come.
-    async fn line(&self, watch: &mut Watch<T>) -> Option<Result<Bytes, ApiError>> {
+    async fn line(&self, watch: &mut Watch<F::All>) -> Option<Result<Bytes, ApiError>> {
         if watch.incoming.is_some() {
             let slow = watch.began + SLOW;
             match timeout_at(slow, watch.stream.next()).await {
                 Ok(line) => return line,
                 Err(_) if watch.silent => {
-                    let resource = self.selection.resource().plural;
-                    warn!(resource, waited = ?watch.began.elapsed(), "Still waiting for what there is");
+                    warn!(
+                        resource = self.resource(),
+                        waited = ?watch.began.elapsed(),
+                        "Still waiting for what there is"
+                    );
                 }
                 Err(_) => {}
             }
@@ -209,90 +219,77 @@ impl<T: Kept> Reflector<T> {
         timeout_at(watch.overdue, watch.stream.next()).await.unwrap_or(None)
     }
 
-    fn take(&mut self, watch: &mut Watch<T>, event: Event<T>, version: &str, bytes: usize) -> Result<(), End> {
+    fn heard(&mut self, watch: &mut Watch<F::All>, line: &[u8]) -> ControlFlow<End> {
+        self.meter.heard();
+        match event::event::<F::Object>(line) {
+            Ok((event, version)) => {
+                self.take(watch, event, &version, line.len())?;
+                // From what has no version nobody can go on: it is no reason to ask again at once.
+                watch.silent &= version.is_empty();
+                ControlFlow::Continue(())
+            }
+            // What came before it is kept, and the rest is asked for again.
+            Err(error) => {
+                warn!(resource = self.resource(), err = %error, "A watch broke off");
+                ControlFlow::Break(End::Over)
+            }
+        }
+    }
+
+    fn take(
+        &mut self,
+        watch: &mut Watch<F::All>,
+        event: Event<F::Object>,
+        version: &str,
+        bytes: usize,
+    ) -> ControlFlow<End> {
         match (event, &mut watch.incoming) {
             (Event::Put(key, object), Some(incoming)) => {
                 incoming.bytes = incoming.bytes.saturating_add(bytes);
                 if incoming.bytes > LIST_LIMIT {
-                    return Err(End::Failed(ApiError::Malformed(format!("more than {LIST_LIMIT} bytes of objects"))));
+                    let text = format!("more than {LIST_LIMIT} bytes of objects");
+                    return ControlFlow::Break(End::Failed(ApiError::Malformed(text)));
                 }
-                incoming.objects.insert(key, Arc::new(object));
+                self.follower.gather(&mut incoming.objects, key, Some(object));
             }
-            (Event::Gone(key), Some(incoming)) => {
-                incoming.objects.remove(&key);
-            }
+            (Event::Gone(key), Some(incoming)) => self.follower.gather(&mut incoming.objects, key, None),
             (Event::Bookmark(true), incoming @ Some(_)) => {
                 let objects = incoming.take().map(|incoming| incoming.objects).unwrap_or_default();
-                self.replace(objects, version);
                 self.machine.streamed(version);
                 self.meter.set(Following::Watching);
+                return enough(self.follower.replace(objects, version));
             }
-            (Event::Put(key, mut object), None) => {
-                self.change(version, |objects| {
-                    if let Some(older) = objects.get(&key) {
-                        object.share(older);
-                    }
-                    objects.insert(key, Arc::new(object))
-                });
+            (Event::Put(key, object), None) => {
+                self.machine.moved(version);
+                return enough(self.follower.change(key, Some(object), self.machine.version()));
             }
-            (Event::Gone(key), None) => self.change(version, |objects| objects.remove(&key)),
+            (Event::Gone(key), None) => {
+                self.machine.moved(version);
+                return enough(self.follower.change(key, None, self.machine.version()));
+            }
             (Event::Bookmark(_), _) => self.machine.moved(version),
             (Event::Broken(name, cause), _) => {
                 self.broken(&name, &cause);
                 self.machine.moved(version);
             }
             (Event::Unknown(kind), _) => {
-                warn!(resource = self.selection.resource().plural, kind, "Skipped an event of unknown type");
+                warn!(resource = self.resource(), kind, "Skipped an event of unknown type");
             }
-            (Event::Error(error), _) => return Err(End::Failed(error)),
+            (Event::Error(error), _) => return ControlFlow::Break(End::Failed(error)),
         }
-        Ok(())
-    }
-
-    fn change(&mut self, version: &str, change: impl FnOnce(&mut Objects<T>) -> Option<Arc<T>>) {
-        self.machine.moved(version);
-        // The map is copied only while somebody holds the last one.
-        self.snapshots.send_modify(|snapshot| {
-            let snapshot = Arc::make_mut(snapshot);
-            self.machine.version().clone_into(&mut snapshot.version);
-            change(&mut snapshot.objects);
-        });
-    }
-
-    /// Takes a full set. Objects that are the same stay the same, so that whoever compares sees it.
-    fn replace(&self, mut objects: Objects<T>, version: &str) {
-        let known = self.snapshots.borrow().clone();
-        let mut changed = !known.synced || known.objects.len() != objects.len();
-        for (key, object) in &mut objects {
-            let older = known.objects.get(key);
-            match older.filter(|old| is_same(old.as_ref(), object.as_ref())) {
-                Some(old) => *object = old.clone(),
-                None => {
-                    if let (Some(older), Some(own)) = (older, Arc::get_mut(object)) {
-                        own.share(older);
-                    }
-                    changed = true;
-                }
-            }
-        }
-        drop(known);
-        debug!(resource = self.selection.resource().plural, count = objects.len(), version, "Caches populated");
-        let snapshot = Arc::new(Snapshot { synced: true, version: version.to_owned(), objects });
-        self.snapshots.send_if_modified(|known| {
-            *known = snapshot;
-            changed
-        });
+        ControlFlow::Continue(())
     }
 
     fn broken(&self, name: &str, cause: &str) {
-        let resource = self.selection.resource().plural;
-        warn!(resource, name, err = cause, "Skipped an object that cannot be read");
+        warn!(resource = self.resource(), name, err = cause, "Skipped an object that cannot be read");
     }
 }
 
-fn is_same<T: Kept>(old: &T, new: &T) -> bool {
-    let (old, new) = (old.meta(), new.meta());
-    old.resource_version.is_some() && old.resource_version == new.resource_version && old.uid == new.uid
+fn enough(goes_on: ControlFlow<()>) -> ControlFlow<End> {
+    match goes_on {
+        ControlFlow::Continue(()) => ControlFlow::Continue(()),
+        ControlFlow::Break(()) => ControlFlow::Break(End::Done),
+    }
 }
 
 async fn read<T: Kept>(text: Bytes) -> Result<Page<T>, ApiError> {
