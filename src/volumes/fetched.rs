@@ -27,6 +27,7 @@ pub struct Fetched {
     config_maps: BTreeMap<String, Result<Data, ObjectError>>,
     secrets: BTreeMap<String, Result<Data, ObjectError>>,
     tokens: BTreeMap<TokenAsk, Result<String, ObjectError>>,
+    bundles: Vec<(api::ClusterTrustBundleProjection, Result<String, ObjectError>)>,
 }
 
 /// What volumes need.
@@ -35,6 +36,7 @@ struct Wanted {
     config_maps: BTreeSet<String>,
     secrets: BTreeSet<String>,
     tokens: BTreeSet<TokenAsk>,
+    bundles: Vec<api::ClusterTrustBundleProjection>,
 }
 
 /// The token that a projection asks for.
@@ -51,6 +53,7 @@ fn wanted(volumes: &[&api::Volume]) -> Wanted {
             wanted.config_maps.extend(source.config_map.as_ref().map(|source| source.name.clone()));
             wanted.secrets.extend(source.secret.as_ref().map(|source| source.name.clone()));
             wanted.tokens.extend(source.service_account_token.as_ref().map(token_of));
+            wanted.bundles.extend(source.cluster_trust_bundle.clone());
         }
     }
     wanted
@@ -71,11 +74,16 @@ pub async fn fetch(objects: &dyn ObjectSource, pod: &Pod, volumes: &[&api::Volum
         let token = within(objects.token(pod, &ask)).await;
         (ask, token)
     }));
-    let (config_maps, secrets, tokens) = tokio::join!(config_maps, secrets, tokens);
+    let bundles = join_all(wanted.bundles.into_iter().map(async |ask| {
+        let text = within(objects.trust_bundle(pod, &ask)).await;
+        (ask, text)
+    }));
+    let (config_maps, secrets, tokens, bundles) = tokio::join!(config_maps, secrets, tokens, bundles);
     Fetched {
         config_maps: config_maps.into_iter().collect(),
         secrets: secrets.into_iter().collect(),
         tokens: tokens.into_iter().collect(),
+        bundles,
     }
 }
 
@@ -98,6 +106,12 @@ impl Fetched {
     /// A token.
     pub fn token(&self, ask: &TokenAsk) -> Result<String, ObjectError> {
         self.tokens.get(ask).cloned().unwrap_or_else(|| Err(not_read("token")))
+    }
+
+    /// Certificates of trust bundles.
+    pub fn trust_bundle(&self, ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {
+        let read = self.bundles.iter().find(|(read, _)| read == ask).map(|(_, text)| text.clone());
+        read.unwrap_or_else(|| Err(not_read("trust bundle")))
     }
 }
 

@@ -78,4 +78,9 @@ pub trait ObjectSource: Send + Sync + 'static {
     async fn token(&self, _pod: &Pod, _ask: &TokenAsk) -> Result<String, ObjectError> {
         Err(ObjectError::Other("cannot use TokenManager when kubelet is in standalone mode".to_owned()))
     }
+    /// Certificates of the cluster's trust bundles that a projection means; none where it may mean none.
+    async fn trust_bundle(&self, _pod: &Pod, _ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {
+        let text = "ClusterTrustBundle projection is not supported in static kubelet mode";
+        Err(ObjectError::Other(text.to_owned()))
+    }
 }

@@ -3,11 +3,14 @@
 //!
 //! In: pods that are registered, and reads. Out: objects from stores that follow the server, tokens,
 //! and [`ChangedPods`]: who should look again. One reflector per ConfigMap or Secret, shared by all
-//! pods; one each for services and runtime classes. Behaviour: spec 02b §10.1, §10.4, §11, §12;
-//! spec 10 §4.6; spec 07 §9.1.
+//! pods; one each for services and runtime classes, and one for trust bundles once a pod asks for any. Behaviour:
+//! spec 02b §10.1, §10.4, §11, §12; spec 10 §4.6; spec 07 §9.1, §9.3.
 
+mod anchors;
 mod asked;
+mod bundles;
 mod changes;
+mod held;
 mod kinds;
 mod references;
 #[cfg(test)]
@@ -43,6 +46,8 @@ use crate::{
     },
 };
 use asked::Cached;
+use bundles::Bundles;
+use held::Held;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use watched::{Watched, WatchedDeps};
 
@@ -84,6 +89,8 @@ pub struct ObjectsConfig {
     pub strategy: Strategy,
     /// `syncFrequency`.
     pub sync_frequency: Duration,
+    /// Gate `ClusterTrustBundleProjection`.
+    pub trust_bundles: bool,
 }
 
 /// What the objects need of others.
@@ -117,6 +124,8 @@ pub struct ApiObjects {
     services: Store<api::Service>,
     classes: Store<RuntimeClass>,
     tokens: Arc<Tokens>,
+    /// None where the gate is off.
+    bundles: Option<Bundles>,
 }
 
 impl ApiObjects {
@@ -146,6 +155,7 @@ impl ApiObjects {
             services,
             classes,
             tokens: tokens.clone(),
+            bundles: config.trust_bundles.then(|| Bundles::new(watched)),
         });
         let (swept, stop, listener) = (objects.clone(), deps.stop.clone(), teller.listen());
         let upkeep = async move {
@@ -164,22 +174,22 @@ impl ApiObjects {
             };
             let all = async { tokio::join!(follow_services, follow_classes, sweeps, due) };
             let _stopped = stop.run_until_cancelled(all).await;
+            swept.config_maps.stop();
+            swept.secrets.stop();
         };
         (objects, listener, upkeep)
     }
 
     async fn pull_secret(&self, namespace: &str, name: &str) -> Result<Option<PullSecret>, ObjectError> {
         let secret = self.secrets.get(namespace, name).await?;
-        let kind = secret.type_.clone().unwrap_or_default();
-        let key = match kind.as_str() {
+        let key = match secret.kind() {
             "kubernetes.io/dockerconfigjson" => ".dockerconfigjson",
             "kubernetes.io/dockercfg" => ".dockercfg",
             _ => return Ok(None),
         };
-        let Some(data) = secret.data.as_ref().and_then(|data| data.get(key)) else { return Ok(None) };
-        let uid = secret.metadata.uid.clone().unwrap_or_default();
-        let coordinates = (namespace.to_owned(), name.to_owned(), uid);
-        Ok(Some(PullSecret { coordinates, kind, data: data.0.clone() }))
+        let Some(data) = secret.get(key) else { return Ok(None) };
+        let coordinates = (namespace.to_owned(), name.to_owned(), secret.uid().to_owned());
+        Ok(Some(PullSecret { coordinates, kind: secret.kind().to_owned(), data: data.to_vec() }))
     }
 }
 
@@ -192,7 +202,7 @@ impl<T: kinds::ObjectKind> Kind<T> {
         }
     }
 
-    async fn get(&self, namespace: &str, name: &str) -> Result<Arc<T>, ObjectError> {
+    async fn get(&self, namespace: &str, name: &str) -> Result<Arc<Held<T>>, ObjectError> {
         match self {
             Self::Watch(watched) => watched.get(namespace, name).await,
             Self::Cache(cached) => cached.get(namespace, name).await,
@@ -221,13 +231,18 @@ impl<T: kinds::ObjectKind> Kind<T> {
             watched.sweep();
         }
     }
+
+    fn stop(&self) {
+        if let Self::Watch(watched) = self {
+            watched.stop();
+        }
+    }
 }
 
 #[async_trait]
 impl ObjectSource for ApiObjects {
     async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<BTreeMap<String, String>>, ObjectError> {
-        let object = self.config_maps.get(namespace, name).await?;
-        Ok(Arc::new(object.data.clone().unwrap_or_default()))
+        Ok(Arc::new(self.config_maps.get(namespace, name).await?.texts()))
     }
 
     async fn config_map_files(
@@ -235,15 +250,11 @@ impl ObjectSource for ApiObjects {
         namespace: &str,
         name: &str,
     ) -> Result<Arc<BTreeMap<String, Vec<u8>>>, ObjectError> {
-        let object = self.config_maps.get(namespace, name).await?;
-        let text = object.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone().into_bytes()));
-        let binary = object.binary_data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone()));
-        Ok(Arc::new(text.chain(binary).collect()))
+        Ok(Arc::new(self.config_maps.get(namespace, name).await?.files()))
     }
 
     async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<BTreeMap<String, Vec<u8>>>, ObjectError> {
-        let object = self.secrets.get(namespace, name).await?;
-        Ok(Arc::new(object.data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect()))
+        Ok(Arc::new(self.secrets.get(namespace, name).await?.files()))
     }
 
     fn services(&self, namespace: &str) -> Option<Vec<Arc<api::Service>>> {
@@ -296,6 +307,7 @@ impl ObjectSource for ApiObjects {
         self.config_maps.unregister(pod);
         self.secrets.unregister(pod);
         self.tokens.forget(pod);
+        self.bundles.iter().for_each(|bundles| bundles.forget(pod));
     }
 
     fn adopt_token(&self, pod: &Pod, ask: &TokenAsk, held: &str) {
@@ -304,5 +316,12 @@ impl ObjectSource for ApiObjects {
 
     async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
         self.tokens.token(pod, ask).await.map_err(|error| ObjectError::Other(error.to_string()))
+    }
+
+    async fn trust_bundle(&self, pod: &Pod, ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {
+        match &self.bundles {
+            Some(bundles) => bundles.of(pod.uid(), ask).await,
+            None => Err(ObjectError::Other(bundles::NOT_SUPPORTED.to_owned())),
+        }
     }
 }

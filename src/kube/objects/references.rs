@@ -22,8 +22,8 @@ pub fn named(pod: &Pod) -> Named {
     for container in pod.ephemeral_containers() {
         found.environment(&spec::ephemeral_as_container(container));
     }
-    for volume in pod.spec().volumes.iter().flatten() {
-        found.volume(volume);
+    for volume in pod.spec().volumes() {
+        found.volume(&volume);
     }
     found.secrets.extend(pod.spec().image_pull_secrets.iter().flatten().map(|secret| secret.name.clone()));
     found.config_maps.remove("");

@@ -160,7 +160,7 @@ mod tests {
         let mut all = json!({"uid": "u", "resourceVersion": "7"});
         all.as_object_mut().expect("an object").extend(metadata.as_object().expect("an object").clone());
         let read: api::Pod = serde_json::from_value(json!({"metadata": all, "status": status})).expect("a pod");
-        PodHead { metadata: read.metadata, status: read.status }
+        PodHead::new(read.metadata, read.status)
     }
 
     fn step(kept: &Kept, pod: &PodHead, memory: &Memory) -> Step {

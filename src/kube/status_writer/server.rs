@@ -35,7 +35,7 @@ impl<'a> ServerPod<'a> {
             version: meta.resource_version.as_deref().unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
             mirror_of: meta.annotations.as_ref().and_then(|all| all.get(ANNOTATION_MIRROR)).map(String::as_str),
-            status: pod.status.as_ref(),
+            status: pod.status.as_deref(),
         }
     }
 
@@ -98,7 +98,7 @@ mod tests {
         let watched = |uid: &str, version: &str| -> PodHead {
             let read = json!({"metadata": {"uid": uid, "resourceVersion": version}});
             let read: api::Pod = serde_json::from_value(read).expect("a pod");
-            PodHead { metadata: read.metadata, status: read.status }
+            PodHead::new(read.metadata, read.status)
         };
         let answer: Answered = serde_json::from_value(json!({
             "metadata": {"uid": "u", "resourceVersion": "10", "managedFields": [{"manager": "kubelet"}]},

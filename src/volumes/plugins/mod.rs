@@ -7,6 +7,7 @@ mod files;
 mod host_path;
 mod huge_pages;
 mod image;
+mod looked;
 mod projected;
 mod secret;
 
@@ -19,6 +20,7 @@ use super::{
     layout::{self, PodLayout},
 };
 pub use files::ObjectOf;
+pub use looked::Looked;
 pub use projected::common_user;
 
 use crate::{
@@ -40,6 +42,8 @@ pub struct SetUp<'a> {
     pub fetched: &'a Fetched,
     /// How large volumes with credentials may get, in bytes; `None` to keep them on disk.
     pub memory: Option<u64>,
+    /// What was found at the last look.
+    pub looked: &'a Looked,
     /// Wall time.
     pub now: Timestamp,
 }
@@ -98,9 +102,6 @@ pub enum SetUpError {
     /// A trust bundle that is not named.
     #[error("ClusterTrustBundle projection requires either name or signerName to be set")]
     NoBundleNamed,
-    /// Trust bundles are behind a gate.
-    #[error("ClusterTrustBundle projection is not supported in static kubelet mode")]
-    NoBundles,
     /// Certificates of pods are behind a gate.
     #[error("unimplemented")]
     NoCertificates,

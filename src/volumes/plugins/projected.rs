@@ -68,13 +68,14 @@ fn of_source(request: &SetUp<'_>, source: &api::VolumeProjection, mode: u32) -> 
         return of_token(request, token, mode);
     }
     if let Some(bundle) = &source.cluster_trust_bundle {
-        // As the reference without its gates, which are off unless somebody sets them.
-        return Err(match (&bundle.name, &bundle.signer_name) {
-            (None, None) => SetUpError::NoBundleNamed,
-            _ => SetUpError::NoBundles,
-        });
+        if bundle.name.is_none() && bundle.signer_name.is_none() {
+            return Err(SetUpError::NoBundleNamed);
+        }
+        let data = request.fetched.trust_bundle(bundle).map_err(SetUpError::Object)?.into_bytes();
+        return Ok([(bundle.path.clone(), private(request, data, mode))].into());
     }
     if source.pod_certificate.is_some() {
+        // As the reference without its gate, which is off unless somebody sets it.
         return Err(SetUpError::NoCertificates);
     }
     Ok(Payload::new())
@@ -83,10 +84,14 @@ fn of_source(request: &SetUp<'_>, source: &api::VolumeProjection, mode: u32) -> 
 fn of_token(request: &SetUp<'_>, token: &api::ServiceAccountTokenProjection, mode: u32) -> Result<Payload, SetUpError> {
     let ask: TokenAsk = fetched::token_of(token);
     let data = request.fetched.token(&ask).map_err(SetUpError::Object)?.into_bytes();
+    Ok([(token.path.clone(), private(request, data, mode))].into())
+}
+
+/// A credential, as the user or the group of the pod is given it.
+fn private(request: &SetUp<'_>, data: Vec<u8>, mode: u32) -> Content {
     let owner = common_user(request.pod);
     let is_given = owner.is_some() || ownership::group_of(request.pod).is_some();
-    let mode = if is_given { PRIVATE } else { mode };
-    Ok([(token.path.clone(), Content { data, mode, owner })].into())
+    Content { data, mode: if is_given { PRIVATE } else { mode }, owner }
 }
 
 /// The user that all containers run as; `None` where one does not say, or says another.
