@@ -21,7 +21,7 @@ use super::logging::LogHandle;
 use crate::{
     engine::Heartbeat,
     metrics::{Registry, SliMetrics, exposition::Format},
-    pod::{Pod, PodUid, api},
+    pod::{Pod, PodSpec, PodUid, api},
     server::ports::{Health, Pages},
     status::StatusManager,
 };
@@ -74,7 +74,7 @@ struct Written {
 #[derive(Serialize)]
 struct Item<'a> {
     metadata: &'a k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
-    spec: &'a api::PodSpec,
+    spec: &'a PodSpec,
     status: &'a api::PodStatus,
 }
 
@@ -122,7 +122,7 @@ impl AgentPages {
             return known.json.clone();
         }
         let unset = api::PodStatus::default();
-        let shown = status.as_deref().or(pod.status.as_ref()).unwrap_or(&unset);
+        let shown = status.as_deref().or(pod.status.as_deref()).unwrap_or(&unset);
         let item = Item { metadata: &pod.metadata, spec: pod.spec(), status: shown };
         let json = Bytes::from(serde_json::to_vec(&item).unwrap_or_else(|_| b"null".to_vec()));
         written.insert(pod.uid().clone(), Written { pod: pod.clone(), status, json: json.clone() });

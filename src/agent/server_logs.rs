@@ -53,7 +53,7 @@ impl ContainerLogs for PodLogs {
 
     fn instance(&self, source: &LogSource, container: &str, is_previous: bool) -> Result<LogSource, String> {
         let unset = crate::pod::api::PodStatus::default();
-        let status = source.status.as_deref().or(source.pod.status.as_ref()).unwrap_or(&unset);
+        let status = source.status.as_deref().or(source.pod.status.as_deref()).unwrap_or(&unset);
         let chosen = logs::instance(source.pod.name(), container, status, is_previous).map_err(|e| e.to_string())?;
         Ok(LogSource { instance: Some(chosen), ..source.clone() })
     }

@@ -13,7 +13,7 @@ use crate::{
     engine::ports::{Clock, PodObserver},
     metrics::{self, Registry, StatsMetrics, StatsSource, exposition::Format},
     node::Machine,
-    pod::{Pod, PodRef, PodUid, api},
+    pod::{Pod, PodRef, PodSpec, PodUid, api},
     resources::{
         Driver,
         names::{CLASSES, PodTree},
@@ -155,11 +155,11 @@ impl PodDirectories for Directories {
         let layout = PodLayout::new(&self.root, &pod.uid).ok().filter(|_| !logs.contains('/'));
         let Some(layout) = layout else { return PodPlaces::default() };
         let known = self.pods.borrow().iter().find(|known| *known.uid() == pod.uid).cloned();
-        let spec = known.as_ref().map(|pod| pod.spec().volumes.as_deref().unwrap_or_default());
+        let spec = known.as_ref().map(|pod| pod.spec());
         PodPlaces {
             logs: self.logs.join(logs),
             etc_hosts: Some(layout.pod().join("etc-hosts")),
-            volumes: spec.unwrap_or_default().iter().filter_map(|volume| place(&layout, volume)).collect(),
+            volumes: spec.into_iter().flat_map(PodSpec::volumes).filter_map(|volume| place(&layout, &volume)).collect(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::pod::{Pod, api};
+use crate::pod::{Pod, PodSpec};
 
 /// `status.reason`, and the reason of the event.
 pub const REASON: &str = "DeadlineExceeded";
@@ -11,7 +11,7 @@ pub const MESSAGE: &str = "Pod was active on the node longer than the specified 
 
 /// The moment from which on the pod is past its deadline; `None` without a deadline or a start.
 /// `start` is `status.startTime` of the status cache, else of the API.
-pub fn expires_at(spec: &api::PodSpec, start: Option<Timestamp>) -> Option<Timestamp> {
+pub fn expires_at(spec: &PodSpec, start: Option<Timestamp>) -> Option<Timestamp> {
     let allowed = spec.active_deadline_seconds?;
     // A deadline beyond the end of time is none.
     start?.checked_add(SignedDuration::from_secs(allowed)).ok()

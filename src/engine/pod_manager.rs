@@ -70,7 +70,7 @@ impl PodManager {
     pub fn told_of(&self, pod: &Pod) -> Option<&api::PodStatus> {
         let mirror = self.mirrors.get(self.mirror_by_name.get(&pod.full_name())?)?;
         let is_own = pod.is_static() && mirror.annotation(ANNOTATION_MIRROR) == Some(pod.uid().as_str());
-        mirror.status.as_ref().filter(|told| is_own && goes_on(told))
+        mirror.status.as_deref().filter(|told| is_own && goes_on(told))
     }
 
     /// The static pod of a mirror pod.

@@ -34,10 +34,10 @@ fn empty_dir(pod: &Pod, usage: &PodUse) -> Option<String> {
 }
 
 /// Volumes with a limit, and the limit.
-fn empty_dirs(pod: &Pod) -> impl Iterator<Item = (&str, Amount)> {
-    pod.spec().volumes.iter().flatten().filter_map(|volume| {
+fn empty_dirs(pod: &Pod) -> impl Iterator<Item = (String, Amount)> {
+    pod.spec().volumes().filter_map(|volume| {
         let limit = Amount::try_from(volume.empty_dir.as_ref()?.size_limit.as_ref()?).ok()?;
-        (!limit.is_zero() && !limit.is_negative()).then_some((volume.name.as_str(), limit))
+        (!limit.is_zero() && !limit.is_negative()).then_some((volume.name, limit))
     })
 }
 

@@ -133,11 +133,10 @@ impl Candidate {
 }
 
 /// Volumes that lie on the node's disk.
-fn local_volumes(pod: &Pod) -> BTreeSet<&str> {
-    let volumes = pod.spec().volumes.iter().flatten();
-    let is_local = |volume: &&crate::pod::api::Volume| {
+fn local_volumes(pod: &Pod) -> BTreeSet<String> {
+    let is_local = |volume: &crate::pod::api::Volume| {
         let on_disk = volume.empty_dir.as_ref().is_some_and(|dir| dir.medium.as_deref() != Some("Memory"));
         on_disk || volume.host_path.is_some() || volume.config_map.is_some() || volume.git_repo.is_some()
     };
-    volumes.filter(is_local).map(|volume| volume.name.as_str()).collect()
+    pod.spec().volumes().filter(is_local).map(|volume| volume.name).collect()
 }

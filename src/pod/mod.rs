@@ -12,6 +12,7 @@ pub mod names;
 pub mod node_selector;
 pub mod observed;
 mod operation;
+mod pod_spec;
 pub mod qos;
 pub mod quantity;
 pub mod resource_state;
@@ -23,6 +24,7 @@ pub mod volume;
 
 pub use id::{ContainerId, PodFullName, PodRef, PodUid, SandboxId};
 pub use operation::{Operation, PodChange};
+pub use pod_spec::PodSpec;
 pub use spec::{ContainerKind, MalformedPod, Pod, PodSource, RestartPolicy};
 
 /// The API types this agent speaks (Kubernetes v1.36).

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::{Pod, api, quantity::Amount};
+use super::{Pod, PodSpec, api, quantity::Amount};
 
 /// QoS class of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -39,7 +39,7 @@ impl Qos {
 
     /// Computes the class: only cpu and memory above zero count; pod-level resources decide
     /// alone where set, else all regular and init containers.
-    pub fn compute(spec: &api::PodSpec) -> Self {
+    pub fn compute(spec: &PodSpec) -> Self {
         if let Some(level) = spec.resources.as_ref().filter(|r| r.requests.is_some() || r.limits.is_some()) {
             return classify(std::iter::once(Some(level)));
         }
@@ -91,8 +91,8 @@ mod tests {
             .enumerate()
             .map(|(i, r)| serde_json::json!({"name": format!("c{i}"), "resources": r}))
             .collect();
-        let spec = serde_json::from_value(serde_json::json!({"containers": containers})).expect("a spec");
-        Qos::compute(&spec)
+        let spec: api::PodSpec = serde_json::from_value(serde_json::json!({"containers": containers})).expect("a spec");
+        Qos::compute(&spec.into())
     }
 
     #[test]

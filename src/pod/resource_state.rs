@@ -7,15 +7,47 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{Pod, PodUid, api, hash::fnv1a_32};
+use super::{Pod, PodSpec, PodUid, api, hash::fnv1a_32};
 
 /// Resources of one pod: what it was promised, or what was applied.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PodResources {
     /// By name of the regular or init container.
-    pub containers: BTreeMap<String, api::ResourceRequirements>,
+    pub containers: ByName,
     /// Of the pod level.
     pub pod_level: Option<api::ResourceRequirements>,
+}
+
+/// Resources of few containers, in the order of their names: a map keeps room for eleven.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ByName(Box<[(String, api::ResourceRequirements)]>);
+
+impl ByName {
+    /// Those of that container.
+    pub fn get(&self, name: &str) -> Option<&api::ResourceRequirements> {
+        self.iter().find(|(known, _)| *known == name).map(|(_, own)| own)
+    }
+
+    /// Sets those of a container; what was there before.
+    pub fn insert(&mut self, name: String, own: api::ResourceRequirements) -> Option<api::ResourceRequirements> {
+        if let Some((_, known)) = self.0.iter_mut().find(|(known, _)| *known == name) {
+            return Some(std::mem::replace(known, own));
+        }
+        *self = std::mem::take(&mut self.0).into_iter().chain([(name, own)]).collect();
+        None
+    }
+
+    /// Names and resources.
+    pub fn iter(&self) -> impl Iterator<Item = (&String, &api::ResourceRequirements)> {
+        self.0.iter().map(|(name, own)| (name, own))
+    }
+}
+
+/// The last one of a name counts.
+impl FromIterator<(String, api::ResourceRequirements)> for ByName {
+    fn from_iter<I: IntoIterator<Item = (String, api::ResourceRequirements)>>(all: I) -> Self {
+        Self(all.into_iter().collect::<BTreeMap<_, _>>().into_iter().collect())
+    }
 }
 
 impl PodResources {
@@ -30,7 +62,7 @@ impl PodResources {
 
     /// The specification with these resources in place of its own; `None` where nothing differs.
     /// Containers that are not listed keep what they have.
-    pub fn applied_to(&self, pod: &Pod) -> Option<api::PodSpec> {
+    pub fn applied_to(&self, pod: &Pod) -> Option<PodSpec> {
         if !self.differs_from(pod) {
             return None;
         }
@@ -190,7 +222,7 @@ mod tests {
         let resources: api::ResourceRequirements =
             serde_json::from_str(r#"{"requests":{"memory":"1Ki","cpu":"1Ki"},"limits":{"cpu":"2"}}"#)
                 .expect("resources");
-        let pod = PodResources { containers: [("c".to_owned(), resources)].into(), pod_level: None };
+        let pod = PodResources { containers: [("c".to_owned(), resources)].into_iter().collect(), pod_level: None };
         let expected = r#"{"data":"{\"entries\":{\"u\":{\"ContainerResources\":{\"c\":{\"limits\":{\"cpu\":\"2\"},\"requests\":{\"cpu\":\"1Ki\",\"memory\":\"1Ki\"}}},\"PodLevelResources\":null}}}","#;
         assert!(text(&[("u".into(), pod)].into()).starts_with(expected));
     }
@@ -200,7 +232,7 @@ mod tests {
         // The vectors of spec 06 §4.1.
         let file = r#"{"data":"{\"entries\":{\"pod1\":{\"ContainerResources\":{\"container1\":{\"requests\":{\"cpu\":\"1Ki\",\"memory\":\"1Ki\"}}}}}}","checksum":1178570812}"#;
         let entries = decode(file.as_bytes()).expect("sound");
-        let container = &entries["pod1"].containers["container1"];
+        let container = entries["pod1"].containers.get("container1").expect("listed");
         assert_eq!(container.requests.as_ref().map(|r| r["cpu"].0.as_str()), Some("1Ki"));
         assert!(decode(br#"{"data":"{}","checksum":694314937}"#).expect("sound").is_empty());
     }
@@ -228,9 +260,9 @@ mod tests {
         .expect("complete");
         let mut allocated = PodResources::of(&pod);
         let one = |q: &str| Some([("cpu".to_owned(), Quantity(q.to_owned()))].into());
-        allocated.containers.get_mut("a").expect("listed").requests = one("2000m");
+        allocated.containers.0[0].1.requests = one("2000m");
         assert_eq!(allocated.applied_to(&pod), None, "the same amount, written differently");
-        allocated.containers.get_mut("a").expect("listed").requests = one("1");
+        allocated.containers.0[0].1.requests = one("1");
         let spec = allocated.applied_to(&pod).expect("differs");
         assert_eq!(spec.containers[0].resources.as_ref().and_then(|r| r.requests.clone()), one("1"));
         assert_eq!(spec.containers[1].resources.as_ref().and_then(|r| r.requests.clone()), None);
@@ -256,7 +288,10 @@ mod tests {
             ), 0..4),
         ) {
             let entries: ResourceEntries = entries.into_iter()
-                .map(|(uid, (containers, pod_level))| (PodUid::from(uid), PodResources { containers, pod_level }))
+                .map(|(uid, (containers, pod_level))| {
+                    let containers = containers.into_iter().collect();
+                    (PodUid::from(uid), PodResources { containers, pod_level })
+                })
                 .collect();
             prop_assert_eq!(decode(&encode(&entries)), Ok(entries));
         }

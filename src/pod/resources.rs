@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{
-    Pod, api,
+    Pod, PodSpec, api,
     quantity::{Amount, Format},
 };
 
@@ -120,7 +120,7 @@ pub enum View {
 
 /// What a pod requests in total, overhead included.
 pub fn requests(pod: &Pod, view: View) -> Amounts {
-    let mut total = aggregate(pod.spec(), |container, sidecar_or_regular| {
+    let mut total = aggregate(pod.containers(), pod.init_containers(), |container, sidecar_or_regular| {
         let own = amounts(container.resources.as_ref().and_then(|r| r.requests.as_ref()));
         match view {
             View::Spec => own,
@@ -146,7 +146,7 @@ pub enum Overhead {
 }
 
 /// What a pod requests in total.
-pub fn pod_requests(spec: &api::PodSpec, overhead: Overhead) -> Amounts {
+pub fn pod_requests(spec: &PodSpec, overhead: Overhead) -> Amounts {
     let mut total = container_requests(spec);
     replace(&mut total, spec.resources.as_ref().and_then(|level| level.requests.as_ref()));
     if overhead == Overhead::Included {
@@ -157,7 +157,7 @@ pub fn pod_requests(spec: &api::PodSpec, overhead: Overhead) -> Amounts {
 
 /// What a pod is limited to in total; a resource that not every container limits counts only
 /// what is limited. Overhead is added only where there is a limit above zero.
-pub fn pod_limits(spec: &api::PodSpec, overhead: Overhead) -> Amounts {
+pub fn pod_limits(spec: &PodSpec, overhead: Overhead) -> Amounts {
     let mut total = container_limits(spec);
     replace(&mut total, spec.resources.as_ref().and_then(|level| level.limits.as_ref()));
     if overhead == Overhead::Included {
@@ -171,17 +171,25 @@ pub fn pod_limits(spec: &api::PodSpec, overhead: Overhead) -> Amounts {
 }
 
 /// Requests of the containers together, without pod level and overhead.
-pub fn container_requests(spec: &api::PodSpec) -> Amounts {
-    aggregate(spec, |container, _| amounts(container.resources.as_ref().and_then(|r| r.requests.as_ref())))
+pub fn container_requests(spec: &PodSpec) -> Amounts {
+    requests_of(&spec.containers, spec.init_containers.as_deref().unwrap_or_default())
 }
 
 /// Limits of the containers together, without pod level and overhead.
-pub fn container_limits(spec: &api::PodSpec) -> Amounts {
-    aggregate(spec, |container, _| amounts(container.resources.as_ref().and_then(|r| r.limits.as_ref())))
+pub fn container_limits(spec: &PodSpec) -> Amounts {
+    limits_of(&spec.containers, spec.init_containers.as_deref().unwrap_or_default())
+}
+
+fn requests_of(regular: &[api::Container], init: &[api::Container]) -> Amounts {
+    aggregate(regular, init, |container, _| amounts(container.resources.as_ref().and_then(|r| r.requests.as_ref())))
+}
+
+fn limits_of(regular: &[api::Container], init: &[api::Container]) -> Amounts {
+    aggregate(regular, init, |container, _| amounts(container.resources.as_ref().and_then(|r| r.limits.as_ref())))
 }
 
 /// The limit that counts for a container: its own, else that of the pod level.
-pub fn limit_of(spec: &api::PodSpec, container: &api::Container, resource: &str) -> Option<Amount> {
+pub fn limit_of(spec: &PodSpec, container: &api::Container, resource: &str) -> Option<Amount> {
     let limit = |from: Option<&api::ResourceRequirements>| {
         from.and_then(|r| r.limits.as_ref()?.get(resource)).and_then(|q| Amount::try_from(q).ok())
     };
@@ -197,7 +205,8 @@ pub fn request_of(container: &api::Container, resource: &str) -> Option<Amount> 
 /// Fills in the pod-level requests (and huge page limits) that follow from the rest, as the API
 /// server does; nothing where `spec.resources` is missing.
 pub fn default_pod_level(spec: &mut api::PodSpec) {
-    let (from_requests, from_limits) = (container_requests(spec), container_limits(spec));
+    let (regular, init) = (&spec.containers, spec.init_containers.as_deref().unwrap_or_default());
+    let (from_requests, from_limits) = (requests_of(regular, init), limits_of(regular, init));
     let Some(level) = spec.resources.as_mut() else { return };
     if level.limits.is_none() && level.requests.is_none() {
         return;
@@ -218,13 +227,17 @@ pub fn default_pod_level(spec: &mut api::PodSpec) {
 }
 
 /// Combines the lists of all containers; `list` is told whether a container is long-running.
-fn aggregate(spec: &api::PodSpec, list: impl Fn(&api::Container, bool) -> Amounts) -> Amounts {
+fn aggregate(
+    regular: &[api::Container],
+    init: &[api::Container],
+    list: impl Fn(&api::Container, bool) -> Amounts,
+) -> Amounts {
     let mut long_running = Amounts::new();
-    for container in &spec.containers {
+    for container in regular {
         add(&mut long_running, &list(container, true));
     }
     let (mut sidecars, mut peak) = (Amounts::new(), Amounts::new());
-    for container in spec.init_containers.iter().flatten() {
+    for container in init {
         let sidecar = Pod::is_sidecar(container);
         let mut needed = list(container, sidecar);
         if sidecar {
@@ -369,7 +382,7 @@ mod tests {
             json!({}),
         )
         .spec()
-        .clone();
+        .to_object();
         default_pod_level(&mut spec);
         let level = spec.resources.expect("kept");
         let text =
@@ -405,6 +418,7 @@ mod tests {
 
     fn both(spec: serde_json::Value) -> (String, String) {
         let spec: api::PodSpec = serde_json::from_value(spec).expect("a spec");
+        let spec = PodSpec::from(spec);
         let text = |amounts: Amounts| serde_json::to_string(&quantities(amounts)).expect("JSON");
         (text(pod_requests(&spec, Overhead::Included)), text(pod_limits(&spec, Overhead::Included)))
     }

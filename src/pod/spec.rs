@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Deref, sync::Arc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer, de};
 
-use super::{PodFullName, PodRef, PodUid, api};
+use super::{PodFullName, PodRef, PodSpec, PodUid, api};
 
 /// Where a pod's definition came from (`kubernetes.io/config.source`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -117,16 +117,29 @@ pub struct MalformedPod {
 pub struct Pod {
     id: PodRef,
     head: PodHead,
-    spec: Arc<api::PodSpec>,
+    spec: Arc<PodSpec>,
 }
 
-/// What of a pod is not its specification.
+/// What of a pod is not its specification. Each part is shared by the versions of a pod in which it is the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodHead {
     /// As of the API object.
-    pub metadata: ObjectMeta,
+    pub metadata: Arc<ObjectMeta>,
     /// As of the API object.
-    pub status: Option<api::PodStatus>,
+    pub status: Option<Arc<api::PodStatus>>,
+}
+
+impl PodHead {
+    /// Of these.
+    pub fn new(metadata: ObjectMeta, status: Option<api::PodStatus>) -> Self {
+        Self { metadata: Arc::new(compact(&metadata)), status: status.map(|status| Arc::new(compact(&status))) }
+    }
+}
+
+/// The same without room for more: lists that were read keep place for up to twice as many, and a container's
+/// status alone is 750 bytes.
+fn compact<T: Clone>(read: &T) -> T {
+    read.clone()
 }
 
 impl Pod {
@@ -138,20 +151,15 @@ impl Pod {
     /// # Errors
     /// Names the first missing field.
     pub fn new(object: api::Pod) -> Result<Self, MalformedPod> {
-        let mut spec = object.spec;
-        // Lists that were read have room for more, and a volume is 3 KB.
-        if let Some(volumes) = spec.as_mut().and_then(|spec| spec.volumes.as_mut()) {
-            volumes.shrink_to_fit();
-        }
-        let head = PodHead { metadata: object.metadata, status: object.status };
-        Self::of(head, spec.map(Arc::new))
+        let head = PodHead::new(object.metadata, object.status);
+        Self::of(head, object.spec.map(|spec| Arc::new(compact(&PodSpec::from(spec)))))
     }
 
     /// Of its parts.
     ///
     /// # Errors
     /// Names the first missing field.
-    pub fn of(head: PodHead, spec: Option<Arc<api::PodSpec>>) -> Result<Self, MalformedPod> {
+    pub fn of(head: PodHead, spec: Option<Arc<PodSpec>>) -> Result<Self, MalformedPod> {
         let meta = &head.metadata;
         let name = meta.name.clone().unwrap_or_default();
         let missing = |field| MalformedPod { name: name.clone(), field };
@@ -196,31 +204,35 @@ impl Pod {
     }
 
     /// The specification.
-    pub fn spec(&self) -> &api::PodSpec {
+    pub fn spec(&self) -> &PodSpec {
         &self.spec
     }
 
     /// The specification, to share.
-    pub fn shared_spec(&self) -> &Arc<api::PodSpec> {
+    pub fn shared_spec(&self) -> &Arc<PodSpec> {
         &self.spec
     }
 
-    /// Shares the specification of another where both are the same.
-    pub fn share_spec(&mut self, other: &Self) {
+    /// Shares with another what is the same in both: the specification, the status.
+    pub fn share(&mut self, other: &Self) {
         if self.spec == other.spec {
             self.spec = other.spec.clone();
+        }
+        if self.head.status == other.head.status {
+            self.head.status.clone_from(&other.head.status);
         }
     }
 
     /// The whole API object again, spec included (a deep copy).
     pub fn to_object(&self) -> api::Pod {
         let PodHead { metadata, status } = self.head.clone();
-        api::Pod { metadata, spec: Some((*self.spec).clone()), status }
+        let (metadata, status) = (Arc::unwrap_or_clone(metadata), status.map(Arc::unwrap_or_clone));
+        api::Pod { metadata, spec: Some(self.spec.to_object()), status }
     }
 
     /// A copy with another specification (the allocated one, say).
     #[must_use]
-    pub fn with_spec(&self, spec: api::PodSpec) -> Self {
+    pub fn with_spec(&self, spec: PodSpec) -> Self {
         Self { id: self.id.clone(), head: self.head.clone(), spec: Arc::new(spec) }
     }
 
@@ -233,7 +245,7 @@ impl Pod {
     /// A copy with another status.
     #[must_use]
     pub fn with_status(&self, status: api::PodStatus) -> Self {
-        let head = PodHead { metadata: self.head.metadata.clone(), status: Some(status) };
+        let head = PodHead { metadata: self.head.metadata.clone(), status: Some(Arc::new(status)) };
         Self { id: self.id.clone(), head, spec: self.spec.clone() }
     }
 

@@ -198,7 +198,7 @@ mod tests {
         let (writer, token) = (store.clone(), stop.clone());
         let task = tokio::spawn(async move { writer.run(&token).await });
         store.set_container(&"u".into(), "c", requests("1"));
-        file.holds(|e| e.get("u").is_some_and(|p| p.containers["c"] == requests("1"))).await;
+        file.holds(|e| e.get("u").is_some_and(|p| p.containers.get("c") == Some(&requests("1")))).await;
         let reopened = ActuatedStore::open(file.clone()).await.expect("sound");
         assert_eq!(reopened.get(&"u".into()), store.get(&"u".into()));
         store.remove(&"u".into());

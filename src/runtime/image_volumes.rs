@@ -37,7 +37,7 @@ impl ImageVolumes {
     /// the pod have in common.
     pub(super) fn begin(&mut self, images: &Arc<dyn ImageProvider>, container: &api::Container, ask: &EnsureImage) {
         for (name, source) in mounted(&ask.pod, container) {
-            if self.0.contains_key(name) {
+            if self.0.contains_key(&name) {
                 continue;
             }
             let request = EnsureImage {
@@ -48,7 +48,7 @@ impl ImageVolumes {
             };
             let images = images.clone();
             let task = AbortOnDropHandle::new(tokio::spawn(async move { images.ensure(request).await }));
-            self.0.insert(name.to_owned(), State::Coming(task));
+            self.0.insert(name, State::Coming(task));
         }
     }
 
@@ -56,7 +56,7 @@ impl ImageVolumes {
     pub(super) async fn of(&mut self, pod: &Pod, container: &api::Container) -> Result<VolumeImages, ImageError> {
         let mut all = VolumeImages::new();
         for (name, source) in mounted(pod, container) {
-            let Some(state) = self.0.get_mut(name) else { continue };
+            let Some(state) = self.0.get_mut(&name) else { continue };
             if let State::Coming(task) = state {
                 let gone = |e: tokio::task::JoinError| ImageError {
                     reason: "ErrImagePull",
@@ -73,7 +73,7 @@ impl ImageVolumes {
                     user_specified_image: source.reference.clone().unwrap_or_default(),
                     ..Default::default()
                 };
-                all.insert(name.to_owned(), spec);
+                all.insert(name, spec);
             }
         }
         Ok(all)
@@ -81,14 +81,11 @@ impl ImageVolumes {
 }
 
 /// The image volumes that a container mounts.
-fn mounted<'a>(
-    pod: &'a Pod,
-    container: &'a api::Container,
-) -> impl Iterator<Item = (&'a str, &'a api::ImageVolumeSource)> {
+fn mounted<'a>(pod: &'a Pod, container: &'a api::Container) -> impl Iterator<Item = (String, api::ImageVolumeSource)> {
     let is_mounted =
-        |volume: &&api::Volume| container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name);
-    let volumes = pod.spec().volumes.iter().flatten().filter(is_mounted);
-    volumes.filter_map(|volume| Some((volume.name.as_str(), volume.image.as_ref()?)))
+        |volume: &api::Volume| container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name);
+    let volumes = pod.spec().volumes().filter(is_mounted);
+    volumes.filter_map(|volume| Some((volume.name, volume.image?)))
 }
 
 /// How many images are to be mounted.
@@ -123,6 +120,6 @@ mod tests {
         .expect("complete");
         let found: Vec<_> =
             mounted(&pod, &pod.containers()[0]).map(|(name, source)| (name, source.reference.clone())).collect();
-        assert_eq!(found, [("model", Some("r/m:1".to_owned()))]);
+        assert_eq!(found, [("model".to_owned(), Some("r/m:1".to_owned()))]);
     }
 }

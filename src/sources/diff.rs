@@ -10,6 +10,8 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 use super::normalise::drop_baggage;
 use crate::pod::{
     Operation, Pod, PodChange, PodFullName, PodRef, PodSource, PodUid,
@@ -167,12 +169,12 @@ impl Emission {
 
 /// The pod as it is first told: with the source, the time, and without baggage.
 fn new_pod(sent: &Pod, source: PodSource, seen: &str) -> Pod {
-    let mut metadata = sent.metadata.clone();
+    let mut metadata = ObjectMeta::clone(&sent.metadata);
     drop_baggage(&mut metadata);
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(ANNOTATION_SOURCE.to_owned(), source.as_str().to_owned());
     annotations.insert(ANNOTATION_SEEN.to_owned(), seen.to_owned());
-    sent.with_head(PodHead { metadata, status: sent.status.clone() })
+    sent.with_head(PodHead { metadata: Arc::new(metadata), status: sent.status.clone() })
 }
 
 /// Compares a pod with what was told of it.
@@ -187,7 +189,7 @@ fn compared(held: Held, sent: &Arc<Pod>) -> (Held, Option<Emission>) {
     }
     let mut head = PodHead { metadata: old.metadata.clone(), status: sent.status.clone() };
     let (told, emission) = if differs {
-        let (into, from) = (&mut head.metadata, &sent.metadata);
+        let (into, from) = (Arc::make_mut(&mut head.metadata), &sent.metadata);
         into.labels.clone_from(&from.labels);
         into.deletion_timestamp.clone_from(&from.deletion_timestamp);
         into.deletion_grace_period_seconds = from.deletion_grace_period_seconds;

@@ -15,7 +15,7 @@ use crate::pod::{ContainerKind, Pod, api, observed::SandboxState, qos::Qos, spec
 /// (`accept`): what comes out here with its own output as `previous` is the same again.
 pub fn build(input: &StatusInput<'_>) -> api::PodStatus {
     let empty = api::PodStatus::default();
-    let old = input.previous.or(input.pod.status.as_ref()).unwrap_or(&empty);
+    let old = input.previous.or(input.pod.status.as_deref()).unwrap_or(&empty);
     let mut status = claims_of_others(input.pod);
     status.qos_class = Some(Qos::of(input.pod).as_str().to_owned());
     set_pod_ips(&mut status, own_ips(input, old));
@@ -37,7 +37,7 @@ pub fn build(input: &StatusInput<'_>) -> api::PodStatus {
 
 /// What others write into the status and we only hand on.
 fn claims_of_others(pod: &Pod) -> api::PodStatus {
-    let Some(said) = pod.status.as_ref() else { return api::PodStatus::default() };
+    let Some(said) = pod.status.as_deref() else { return api::PodStatus::default() };
     api::PodStatus {
         resource_claim_statuses: said.resource_claim_statuses.clone(),
         extended_resource_claim_status: said.extended_resource_claim_status.clone(),
@@ -109,7 +109,7 @@ fn final_phase(input: &StatusInput<'_>, old: &api::PodStatus, lists: &Lists, sta
     let before = Phase::of(old);
     let mut phase = if computed.is_terminal() { computed } else { ended(before).or(api_end).unwrap_or(computed) };
     if Some(phase) == before {
-        let said = input.pod.status.as_ref();
+        let said = input.pod.status.as_deref();
         let keep = |own: &Option<String>, api: Option<&String>| own.clone().filter(|t| !t.is_empty()).or(api.cloned());
         status.reason = keep(&old.reason, said.and_then(|s| s.reason.as_ref()));
         status.message = keep(&old.message, said.and_then(|s| s.message.as_ref()));

@@ -11,7 +11,7 @@ use std::{
 use jiff::Timestamp;
 
 use super::lookup::condition;
-use crate::pod::{Pod, PodUid, api};
+use crate::pod::{Pod, PodSpec, PodUid, api};
 
 /// How long one pod took to start.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -76,7 +76,7 @@ impl StartLatency {
             self.pods.remove(pod.uid());
             return None;
         }
-        let status = pod.status.as_ref();
+        let status = pod.status.as_deref();
         if status.and_then(|s| condition(s, "PodScheduled")).is_some_and(|c| c.status == "False") {
             // It waited for a node: its creation tells nothing about us.
             self.pods.remove(pod.uid());
@@ -199,8 +199,8 @@ fn all_running(status: &api::PodStatus) -> bool {
 }
 
 /// Whether any volume is more than configuration and scratch space.
-fn is_stateful(spec: &api::PodSpec) -> bool {
-    spec.volumes.iter().flatten().any(|v| {
+fn is_stateful(spec: &PodSpec) -> bool {
+    spec.volumes().any(|v| {
         v.secret.is_none()
             && v.config_map.is_none()
             && v.downward_api.is_none()
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(latency.watched(&pod(spec.clone(), json!({})), at(101)), None);
         meanwhile(latency, &uid);
         let shown = pod(spec, running());
-        let status = shown.status.as_ref().expect("a status");
+        let status = shown.status.as_deref().expect("a status");
         assert_eq!(latency.status_written(&uid, status, at(111)), None, "not shown yet");
         let sample = latency.watched(&shown, at(112));
         assert_eq!(latency.watched(&shown, at(113)), None, "once");
@@ -269,7 +269,7 @@ mod tests {
     fn the_watch_may_be_faster_than_the_answer_to_the_write() {
         let (mut latency, uid) = (StartLatency::default(), PodUid::from("u"));
         let shown = pod(json!({}), running());
-        let status = shown.status.as_ref().expect("a status");
+        let status = shown.status.as_deref().expect("a status");
         assert_eq!(latency.watched(&pod(json!({}), json!({})), at(101)), None);
         assert_eq!(latency.status_written(&uid, &api::PodStatus::default(), at(102)), None, "does not run yet");
         assert_eq!(latency.watched(&shown, at(110)), None, "not told yet");
@@ -328,7 +328,7 @@ mod tests {
             latency.watched(&pod(json!({}), first), at(101));
             let shown = pod(json!({}), running());
             assert_eq!(latency.watched(&shown, at(102)), None);
-            latency.status_written(&"u".into(), shown.status.as_ref().expect("a status"), at(103));
+            latency.status_written(&"u".into(), shown.status.as_deref().expect("a status"), at(103));
             assert_eq!(latency.watched(&shown, at(104)), None, "{case}");
         }
     }

@@ -133,21 +133,21 @@ impl StatusManager {
     /// Takes a status just built. A pod whose deletion was requested is stored even unchanged,
     /// so that its end can be driven on.
     pub fn set(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> Outcome {
-        let first = pod.status.as_ref();
+        let first = pod.status.as_deref();
         let update = Update { pod, first, now, force: pod.is_deleting(), life: Life::Goes };
         self.update(&update, |_| Some(status.clone()))
     }
 
     /// As [`StatusManager::set`], for a pod of which nothing runs: from then on its end may be told.
     pub fn set_stopped(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> Outcome {
-        let first = pod.status.as_ref();
+        let first = pod.status.as_deref();
         let update = Update { pod, first, now, force: pod.is_deleting(), life: Life::Stopped };
         self.update(&update, |_| Some(status.clone()))
     }
 
     /// Ends a pod's status: what is still open counts as failed (spec 02b §7.1).
     pub fn terminate(&self, pod: &Pod, now: Timestamp) -> Outcome {
-        let update = Update { pod, first: pod.status.as_ref(), now, force: true, life: Life::IsOver };
+        let update = Update { pod, first: pod.status.as_deref(), now, force: true, life: Life::IsOver };
         self.update(&update, |old| Some(terminate(pod, old)))
     }
 
@@ -167,6 +167,14 @@ impl StatusManager {
         self.change(pod, now, |status| {
             own(status, container).is_some_and(|c| c.started.replace(started) != Some(started))
         })
+    }
+
+    /// Keeps the very status that the API shows, where that is what is kept word by word: both are there once then.
+    pub fn share(&self, uid: &PodUid, shown: &Arc<api::PodStatus>) {
+        let Some(kept) = self.status(uid).filter(|kept| !Arc::ptr_eq(kept, shown) && kept == shown) else { return };
+        if let Some(entry) = self.lock().get_mut(uid).filter(|entry| Arc::ptr_eq(&entry.status, &kept)) {
+            entry.status = shown.clone();
+        }
     }
 
     /// Forgets all pods but these.
@@ -362,6 +370,23 @@ mod tests {
 
     fn world(seen: Seen) -> World {
         World::new(pod("Always", &["c"]), observed(&[("c", seen)]))
+    }
+
+    #[test]
+    fn what_the_api_shows_word_by_word_is_kept_once() {
+        let (manager, _) = manager();
+        let world = world(Seen::Running);
+        manager.set(&world.pod, world.build(), at(10));
+        let kept = || manager.kept_of(world.pod.uid()).expect("kept");
+        let shown = Arc::new((*kept().status).clone());
+        let other = Arc::new(api::PodStatus { message: Some("other".to_owned()), ..(*shown).clone() });
+        manager.share(world.pod.uid(), &other);
+        assert!(!Arc::ptr_eq(&kept().status, &other) && !Arc::ptr_eq(&kept().status, &shown));
+        manager.share(world.pod.uid(), &shown);
+        assert!(Arc::ptr_eq(&kept().status, &shown));
+        assert_eq!((kept().version, *manager.changes().borrow()), (1, 1), "nothing is told anew");
+        manager.share(&"unknown".into(), &shown);
+        assert_eq!(manager.kept().len(), 1);
     }
 
     fn version(manager: &StatusManager) -> Option<u64> {

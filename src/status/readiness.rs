@@ -52,7 +52,7 @@ fn ready(input: &StatusInput<'_>, container: &api::Container, status: &api::Cont
 
 /// Whether the API's status said that this very instance is ready.
 fn was_ready(input: &StatusInput<'_>, status: &api::ContainerStatus) -> bool {
-    let Some(told) = input.pod.status.as_ref() else { return false };
+    let Some(told) = input.pod.status.as_deref() else { return false };
     let lists = [&told.container_statuses, &told.init_container_statuses];
     let same = |s: &&api::ContainerStatus| s.container_id.is_some() && s.container_id == status.container_id;
     lists.into_iter().flatten().flatten().find(same).is_some_and(|s| s.ready)

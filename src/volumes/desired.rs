@@ -6,14 +6,14 @@ use std::collections::BTreeSet;
 use crate::pod::{Pod, api};
 
 /// The volumes that some container of any kind mounts, in the order of the specification.
-pub fn used(pod: &Pod) -> Vec<&api::Volume> {
+pub fn used(pod: &Pod) -> Vec<api::Volume> {
     let names: BTreeSet<&str> = mounts_of_containers(pod)
         .into_iter()
         .flatten()
         .map(|mount| mount.name.as_str())
         .chain(devices(pod).map(|device| device.name.as_str()))
         .collect();
-    pod.spec().volumes.iter().flatten().filter(|volume| names.contains(volume.name.as_str())).collect()
+    pod.spec().volumes().filter(|volume| names.contains(volume.name.as_str())).collect()
 }
 
 /// As what containers of a pod use a volume.

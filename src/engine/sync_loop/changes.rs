@@ -131,6 +131,7 @@ impl SyncLoop {
                         preemption::CONDITION_REASON.to_owned(),
                         preemption::CONDITION_MESSAGE.to_owned(),
                     )),
+                    is_unready: false,
                 };
                 if let Err(text) = kill_and_wait(&commands, &victim, None, Some(status)).await {
                     let message = "Container runtime did not kill the pod within specified grace period.";
@@ -190,6 +191,9 @@ impl SyncLoop {
             if pod.is_mirror() {
                 self.pass_on_what_mirror_tells(&pod);
             } else if let Some(old) = old {
+                if let Some(shown) = &pod.status {
+                    self.context.status.share(pod.uid(), shown);
+                }
                 trigger = trigger.or_else(|| self.freed(&old, &pod));
                 self.reconcile(&old, &pod);
             }
@@ -227,7 +231,7 @@ impl SyncLoop {
         let Some(pod) = self.pods.pod_of_mirror(mirror).cloned() else { return };
         let Some(told) = self.pods.told_of(&pod) else { return };
         let knows = |record: &Record| {
-            let known = record.pod.as_ref().and_then(|pod| pod.status.as_ref());
+            let known = record.pod.as_ref().and_then(|pod| pod.status.as_deref());
             known.is_some_and(|status| status.start_time.is_some())
         };
         let knows = self.records.get(pod.uid()).is_none_or(knows);

@@ -75,7 +75,7 @@ async fn told(volume: Value, container: Value, claim: Value, persistent: Value) 
     let object = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"},
         "spec": {"containers": [container], "volumes": [volume]}});
     let pod = Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete");
-    let volume = pod.spec().volumes.as_ref().and_then(|all| all.first()).cloned().expect("a volume");
+    let volume = pod.spec().volumes().next().expect("a volume");
     resolve(&World { claim, volume: persistent }, &pod, &volume).await
 }
 

@@ -116,11 +116,9 @@ pub fn host_names(data: &[u8]) {
     let (name, rest) = first_line(data);
     let (subdomain, rest) = first_line(rest);
     let (domain, node_file) = first_line(rest);
-    let spec = api::PodSpec {
-        hostname: Some(name.clone().into_owned()),
-        subdomain: Some(subdomain.into_owned()),
-        ..POD.spec().clone()
-    };
+    let mut spec = POD.spec().clone();
+    spec.hostname = Some(name.clone().into_owned());
+    spec.subdomain = Some(subdomain.into_owned());
     let alias = api::HostAlias { ip: name.into_owned(), hostnames: Some(vec![domain.clone().into_owned()]) };
     let aliases = std::slice::from_ref(&alias);
     assert!(
