@@ -4,10 +4,16 @@
 
 use std::{
     ffi::OsString,
-    fs, io,
+    fs::{self, File},
+    io::{self, Read, Seek},
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
 };
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const TABLE: &str = "/proc/self/mountinfo";
 
 /// One mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,15 +35,62 @@ pub struct Mount {
 /// # Errors
 /// If `/proc` cannot be read.
 pub fn read() -> io::Result<Vec<Mount>> {
-    Ok(parse(&fs::read("/proc/self/mountinfo")?))
+    Ok(parse(&fs::read(TABLE)?))
 }
 
 /// The mounts at or below a path, which must be without symbolic links.
 ///
+/// The table is read again only when something was mounted or unmounted since: who asks for a thousand paths in turn
+/// reads it once. For the agent itself, not for a child that goes to another mount namespace.
+///
 /// # Errors
 /// If `/proc` cannot be read.
 pub fn below(path: &Path) -> io::Result<Vec<Mount>> {
-    Ok(read()?.into_iter().filter(|mount| mount.target.starts_with(path)).collect())
+    static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
+    let mounts = {
+        let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+        // What fails is opened anew next time.
+        let mut table = match seen.take() {
+            Some(table) => table,
+            None => Seen::open()?,
+        };
+        let mounts = table.current()?;
+        *seen = Some(table);
+        mounts
+    };
+    Ok(mounts.iter().filter(|mount| mount.target.starts_with(path)).cloned().collect())
+}
+
+/// The table as it was last read. The kernel tells of each open file of it, once, that there is another by now.
+struct Seen {
+    file: File,
+    mounts: Option<Arc<[Mount]>>,
+}
+
+impl Seen {
+    fn open() -> io::Result<Self> {
+        Ok(Self { file: File::open(TABLE)?, mounts: None })
+    }
+
+    fn current(&mut self) -> io::Result<Arc<[Mount]>> {
+        // Before it is read: what changes meanwhile is told the next time.
+        let is_old = self.is_old()?;
+        if let Some(mounts) = self.mounts.as_ref().filter(|_| !is_old) {
+            return Ok(mounts.clone());
+        }
+        let mut text = Vec::new();
+        self.file.rewind()?;
+        self.file.read_to_end(&mut text)?;
+        let mounts: Arc<[Mount]> = parse(&text).into();
+        self.mounts = Some(mounts.clone());
+        Ok(mounts)
+    }
+
+    fn is_old(&self) -> io::Result<bool> {
+        let mut asked = [PollFd::new(&self.file, PollFlags::PRI)];
+        poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+        Ok(asked.iter().any(|one| one.revents().intersects(PollFlags::PRI | PollFlags::ERR)))
+    }
 }
 
 /// Reads the table's text; lines that are not understood are left out.
@@ -112,6 +165,24 @@ mod tests {
             ]
         );
         assert_eq!(unescaped(b"a\\\\1\\134\\0"), b"a\\\\1\\\\0");
+    }
+
+    /// Needs root.
+    #[test]
+    fn what_is_mounted_is_seen_at_once() {
+        use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().canonicalize().expect("it is there");
+        for _ in 0..50 {
+            assert_eq!(below(&path).expect("readable").len(), 0, "nothing there");
+            if let Err(e) = mount("none", &path, "tmpfs", MountFlags::empty(), None) {
+                eprintln!("skipped: what_is_mounted_is_seen_at_once needs root ({e})");
+                return;
+            }
+            assert_eq!(below(&path).expect("readable").len(), 1, "at once");
+            assert_eq!(below(&path).expect("readable").len(), 1, "and still");
+            unmount(&path, UnmountFlags::empty()).expect("mounted");
+        }
     }
 
     #[test]
