@@ -107,7 +107,8 @@ pub(super) async fn start(
     if let Some(port) = port(config.healthz_port) {
         let address = listen_address("healthzBindAddress", &config.healthz_bind_address)?;
         let router = Serves::Router(server::healthz_router(health.clone()));
-        base.tasks.spawn(server::serve_persistently(address, port, router, base.stop.child_token()));
+        let serving = server::serve_persistently(address, port, router, base.stop.child_token()).await;
+        base.tasks.spawn(serving);
     }
     Ok(health)
 }

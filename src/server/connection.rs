@@ -19,7 +19,10 @@ use std::{
 
 use axum::{
     body::{Body, HttpBody},
-    http::{HeaderValue, Method, Request, Response, header::CONTENT_LENGTH},
+    http::{
+        HeaderValue, Method, Request, Response, StatusCode,
+        header::{CONNECTION, CONTENT_LENGTH, EXPECT},
+    },
 };
 use bytes::Bytes;
 use futures::FutureExt;
@@ -28,18 +31,16 @@ use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, Sleep, sleep, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::debug;
 
-use super::{Serves, pipeline::Peer};
+use super::{Serves, body::Awaited, pipeline::Peer};
 
 /// Longest wait for the head of a request, silence included (spec 04 §2).
 const IDLE_LIMIT: Duration = Duration::from_secs(90);
-/// How long the body of a request may take: forms and numbers, all of them short.
-const BODY_LIMIT: Duration = Duration::from_secs(90);
 /// How long a client may take nothing of all it has asked for. The reference cuts every answer
 /// after four hours instead (spec 04 §11).
 const STALL_LIMIT: Duration = Duration::from_secs(300);
@@ -84,12 +85,21 @@ pub async fn connection(
         let (serves, peer, mut asked) = (serves.clone(), peer.clone(), counting.asked());
         let is_head = request.method() == Method::HEAD;
         async move {
-            let mut request = request.map(|body| Body::new(Awaited { body, until: None }));
+            let awaits_word = request.headers().contains_key(EXPECT);
+            let (parts, body) = request.into_parts();
+            let (body, unread) = Awaited::new(body);
+            let mut request = Request::from_parts(parts, Body::new(body));
             request.extensions_mut().insert(peer);
-            let response = match serves {
+            let mut response = match serves {
                 Serves::Site(site) => site.answer(request).await,
                 Serves::Router(router) => router.oneshot(request).await?,
             };
+            // A body that waits for a word of ours is never sent.
+            let ends =
+                protocol == Protocol::One && if awaits_word { unread.is_there() } else { !unread.is_taken().await };
+            if ends && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
             if is_head {
                 asked.is_over = true;
                 drop(asked);
@@ -300,39 +310,6 @@ impl Drop for Asked {
         if !self.is_over {
             self.account.give_up();
         }
-    }
-}
-
-/// The body of a request. A wait for it has an end, whoever waits.
-struct Awaited {
-    body: hyper::body::Incoming,
-    /// The end of the wait, once there is one.
-    until: Option<Pin<Box<Sleep>>>,
-}
-
-impl HttpBody for Awaited {
-    type Data = Bytes;
-    type Error = axum::BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
-        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
-            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
-        }
-        let until = self.until.get_or_insert_with(|| Box::pin(sleep(BODY_LIMIT)));
-        ready!(until.as_mut().poll(context));
-        let text = format!("the body did not come within {BODY_LIMIT:?}");
-        Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, text).into())))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

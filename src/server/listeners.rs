@@ -174,15 +174,26 @@ async fn shake_hands(
 
 /// Like [`serve`], binding again every 5 s where the port cannot be had: the healthz port is
 /// never fatal (spec 01 §7.1).
-pub async fn serve_persistently(address: IpAddr, port: u16, serves: Serves, cancel: CancellationToken) {
-    loop {
-        match bind(address, port).await {
-            Ok(listening) => return serve(listening, serves, None, cancel).await,
-            Err(error) => error!(err = %error, "Failed to start healthz server"),
-        }
-        tokio::select! {
-            () = cancel.cancelled() => return,
-            () = tokio::time::sleep(RETRY) => {}
+///
+/// The first try is over when this returns: whoever is told then that the agent has started may ask.
+pub async fn serve_persistently(
+    address: IpAddr,
+    port: u16,
+    serves: Serves,
+    cancel: CancellationToken,
+) -> impl Future<Output = ()> + Send {
+    let mut tried = bind(address, port).await;
+    async move {
+        loop {
+            match tried {
+                Ok(listening) => return serve(listening, serves, None, cancel).await,
+                Err(error) => error!(err = %error, "Failed to start healthz server"),
+            }
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = tokio::time::sleep(RETRY) => {}
+            }
+            tried = bind(address, port).await;
         }
     }
 }

@@ -8,6 +8,7 @@
 //! worker. Behaviour: spec 04, 04b, spec 01 §7.1.
 
 pub mod auth;
+mod body;
 mod connection;
 mod door;
 mod endpoints;

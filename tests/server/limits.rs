@@ -5,6 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use berth::server::routing::Switches;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
     time::Instant,
 };
 
@@ -103,6 +104,46 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
         let answer = String::from_utf8_lossy(&answer);
         assert!((85..100).contains(&begun.elapsed().as_secs()), "{drips} {:?}", begun.elapsed());
         assert!(answer.starts_with("HTTP/1.1 500") && answer.contains("the body did not come within 90s"), "{answer}");
+    }
+}
+
+/// One answer with a length.
+async fn answer(stream: &mut TcpStream) -> String {
+    let mut read = Vec::new();
+    loop {
+        let text = String::from_utf8_lossy(&read).to_lowercase();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+            if body.len() >= length.unwrap_or_default() {
+                return text;
+            }
+        }
+        assert!(stream.read_buf(&mut read).await.expect("no reset") > 0, "it ended: {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_nobody_reads_does_not_cost_the_connection() {
+    let served = Served::start(Switches::READ_ONLY, None, false).await;
+    let mut stream = served.connect().await;
+    let head = |length: usize| format!("POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
+    for _ in 0..3 {
+        stream.write_all(head(5).as_bytes()).await.expect("taken");
+        let mut early = [0];
+        let moment = tokio::time::timeout(Duration::from_millis(50), stream.read(&mut early)).await;
+        assert!(moment.is_err(), "answered before the body came");
+        stream.write_all(b"hello").await.expect("taken");
+        let answer = answer(&mut stream).await;
+        assert!(answer.starts_with("http/1.1 404") && !answer.contains("connection: close"), "{answer}");
+    }
+    // One that does not come, one that the client only sends when it is asked for it, one that is too large.
+    let expects = head(5).replace("Host", "Expect: 100-continue\r\nHost");
+    for (head, body) in [(head(5), 0), (expects, 0), (head(1 << 20), 300 << 10)] {
+        let mut stream = served.connect().await;
+        stream.write_all(head.as_bytes()).await.expect("taken");
+        stream.write_all(&vec![b'x'; body]).await.expect("taken");
+        let answer = answer(&mut stream).await;
+        assert!(answer.starts_with("http/1.1 404") && answer.contains("connection: close"), "{head}{answer}");
     }
 }
 
