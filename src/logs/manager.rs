@@ -4,12 +4,15 @@ use std::{
     collections::HashSet,
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::{
+    sync::mpsc,
+    task::{JoinHandle, spawn_blocking},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
@@ -17,7 +20,7 @@ use super::{
     busy::Busy,
     dirs, links,
     read::LogReader,
-    rotate::{Rotator, RunningLogs},
+    rotate::{Rotator, RunningLog, RunningLogs, packing},
     rotated, termination,
 };
 use crate::{
@@ -70,12 +73,21 @@ pub struct Manager {
     deps: Arc<LogsDeps>,
     config: Arc<LogsConfig>,
     busy: Busy,
+    /// To whoever rotates: this container began to write.
+    started: mpsc::Sender<RunningLog>,
+    /// Until somebody does.
+    heard: Mutex<Option<mpsc::Receiver<RunningLog>>>,
 }
+
+/// Containers that began and nobody has taken in yet; of more the next round knows.
+const STARTED: usize = 256;
 
 impl Manager {
     /// Touches nothing.
     pub fn new(deps: LogsDeps, config: LogsConfig) -> Arc<Self> {
-        Arc::new(Self { deps: Arc::new(deps), config: Arc::new(config), busy: Busy::default() })
+        let (started, heard) = mpsc::channel(STARTED);
+        let (deps, config, heard) = (Arc::new(deps), Arc::new(config), Mutex::new(Some(heard)));
+        Arc::new(Self { deps, config, busy: Busy::default(), started, heard })
     }
 
     /// Creates `podLogsDir` (0750) and the directory of links (0755).
@@ -91,11 +103,12 @@ impl Manager {
         made.await.map_err(io::Error::other)?
     }
 
-    /// Starts rotation; `None` where it is switched off. The task ends with `cancel`.
+    /// Starts rotation; `None` where it is switched off, or on already. The task ends with `cancel`.
     pub fn start_rotation(&self, running: RunningLogs, cancel: CancellationToken) -> Option<JoinHandle<()>> {
         let max = self.config.max_size.filter(|size| *size > 0)?;
         let (deps, config) = (self.deps.clone(), self.config.clone());
-        let rotator = Rotator { deps, config, busy: self.busy.clone(), running, max };
+        let started = self.heard.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let rotator = Rotator { deps, config, busy: self.busy.clone(), running, started, max };
         Some(tokio::spawn(rotator.run(cancel)))
     }
 
@@ -126,6 +139,7 @@ impl Manager {
 #[async_trait]
 impl ContainerLogs for Manager {
     async fn link(&self, file: ContainerLogFile) {
+        let _ = self.started.try_send(RunningLog { container: file.id.clone(), path: file.path.clone() }); // see STARTED
         let Some(link) = self.link_of(&file) else { return };
         let (shown, log) = (link.clone(), file.path.clone());
         let made =
@@ -136,7 +150,7 @@ impl ContainerLogs for Manager {
     }
 
     async fn remove(&self, file: ContainerLogFile) -> Result<(), String> {
-        let held = self.busy.hold(&file.path).await;
+        let held = [self.busy.hold(&file.path).await, self.busy.hold(&packing(&file.path)).await];
         let link = self.link_of(&file);
         let removed = spawn_blocking(move || {
             let _held = held;

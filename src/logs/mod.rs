@@ -22,11 +22,14 @@ mod line;
 mod links;
 mod manager;
 mod own;
+mod pace;
+mod pack;
 mod read;
 mod rotate;
 mod rotated;
 mod tail;
 mod termination;
+mod wakes;
 mod watch;
 
 pub use filter::{Filter, LogFormatError, LogOptions, LogStreams, since};

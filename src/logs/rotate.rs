@@ -1,35 +1,44 @@
 //! Log rotation: one task, a few workers, exact names (spec 03b §11).
 //!
 //! Each interval the log of every running container is looked at once; which run, and where they
-//! log, is known from PLEG. Files are compressed as streams on the blocking pool.
+//! log, is known from PLEG. In between, logs that are written to are looked at before they can be
+//! full (`pace.rs`, pure); of the first write to others the kernel tells (`wakes.rs`). Nobody waits
+//! for compression: a log moves first, and older files are compressed behind it (`pack.rs`).
 
 use std::{
-    fs::{self, File},
-    io,
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    collections::{HashMap, HashSet},
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
-use flate2::{Compression, write::GzEncoder};
-use futures::{StreamExt, stream};
+use inotify::WatchDescriptor;
 use jiff::{Zoned, tz::TimeZone};
 use rustix::fs::RenameFlags;
-use tokio::time::{MissedTickBehavior, interval_at};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::{JoinSet, spawn_blocking},
+    time::{Instant, MissedTickBehavior, interval_at, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use super::{
-    busy::Busy,
-    dirs,
+    busy::{Busy, Held},
     manager::{LogsConfig, LogsDeps},
-    rotated,
+    pace::{BEGUN, Next, Pace},
+    pack::{pack, tidy, with_suffix},
+    wakes::{Armer, Wakes},
 };
 use crate::{cri::CriError, pod::ContainerId};
 
+/// Looks that are due within so much time are one.
+const TOGETHER: Duration = Duration::from_millis(20);
+
 /// Why a log was not rotated.
 #[derive(Debug, thiserror::Error)]
-enum RotateError {
+pub(super) enum RotateError {
     #[error(transparent)]
     Runtime(#[from] CriError),
     #[error("{action} {}: {source}", path.display())]
@@ -38,7 +47,8 @@ enum RotateError {
     Reopen(#[source] CriError),
 }
 
-fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> RotateError + 'a {
+/// What a file operation failed at.
+pub(super) fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> RotateError + 'a {
     move |source| RotateError::File { action, path: path.to_owned(), source }
 }
 
@@ -60,63 +70,288 @@ pub(super) struct Rotator {
     pub config: Arc<LogsConfig>,
     pub busy: Busy,
     pub running: RunningLogs,
+    /// Logs of containers that just began.
+    pub started: mpsc::Receiver<RunningLog>,
     /// In bytes.
     pub max: u64,
 }
 
+/// What is known of a log.
+struct Known {
+    container: ContainerId,
+    pace: Pace,
+    /// When it is looked at next, where somebody writes to it.
+    due: Option<Duration>,
+    /// Its next write is told.
+    is_armed: bool,
+    /// It is being rotated, or waits for that.
+    is_rotating: bool,
+}
+
+/// A look at a log.
+struct Looked {
+    log: RunningLog,
+    size: io::Result<u64>,
+    watch: Option<WatchDescriptor>,
+}
+
+/// The rotator's task.
+struct Turns {
+    rotator: Arc<Rotator>,
+    began: Instant,
+    known: HashMap<PathBuf, Known>,
+    wakes: Wakes,
+    rotating: JoinSet<(RunningLog, bool)>,
+    rotators: Arc<Semaphore>,
+    packing: JoinSet<()>,
+    packers: Arc<Semaphore>,
+    /// Logs that wait to be compressed.
+    waiting: Busy,
+}
+
 impl Rotator {
     /// Runs until cancelled.
-    pub async fn run(self, cancel: CancellationToken) {
+    pub async fn run(mut self, cancel: CancellationToken) {
+        let (_, nothing) = mpsc::channel(1);
+        let mut started = std::mem::replace(&mut self.started, nothing);
         let period = self.config.monitor_interval;
-        let mut ticks = interval_at(tokio::time::Instant::now() + period, period);
+        let mut ticks = interval_at(Instant::now() + period, period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let workers = || Arc::new(Semaphore::new(self.config.max_workers.max(1)));
+        let (rotators, packers) = (workers(), workers());
+        let mut turns = Turns {
+            rotator: Arc::new(self),
+            began: Instant::now(),
+            known: HashMap::new(),
+            wakes: Wakes::new(),
+            rotating: JoinSet::new(),
+            rotators,
+            packing: JoinSet::new(),
+            packers,
+            waiting: Busy::default(),
+        };
+        // The first round says what there is to be heard of.
+        turns.meet().await;
         loop {
+            let idle = turns.known.values().filter(|known| !known.is_rotating);
+            let due = idle.filter_map(|known| known.due).min().map(|due| turns.began + due);
+            let comes = async {
+                match due {
+                    Some(due) => sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
-                () = cancel.cancelled() => return,
-                _ = ticks.tick() => {}
+                () = cancel.cancelled() => return turns.end().await,
+                _ = ticks.tick() => {
+                    turns.meet().await;
+                    let all = turns.logs(|_| true);
+                    turns.round(all).await;
+                }
+                () = comes => {
+                    let until = turns.now().saturating_add(TOGETHER);
+                    let due = turns.logs(|known| known.due.is_some_and(|due| due <= until));
+                    turns.round(due).await;
+                }
+                log = turns.wakes.next() => {
+                    let due = turns.now().saturating_add(BEGUN);
+                    if let Some(known) = turns.known.get_mut(&log) {
+                        (known.due, known.is_armed) = (Some(due), false);
+                    }
+                }
+                Some(log) = started.recv() => turns.begin(vec![log]).await,
+                Some(ended) = turns.rotating.join_next(), if !turns.rotating.is_empty() => {
+                    if let Ok((log, is_rotated)) = ended {
+                        turns.rotated(&log, is_rotated);
+                    }
+                }
+                Some(_) = turns.packing.join_next(), if !turns.packing.is_empty() => {}
             }
-            // Not cut short between rename and reopen: containers end the round instead.
-            self.round(&cancel).await;
+        }
+    }
+}
+
+impl Turns {
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn logs(&self, which: impl Fn(&Known) -> bool) -> Vec<RunningLog> {
+        let wanted = self.known.iter().filter(|(_, known)| which(known));
+        wanted.map(|(path, known)| RunningLog { container: known.container.clone(), path: path.clone() }).collect()
+    }
+
+    /// Takes in which containers run now, and hears of what is written to new logs.
+    async fn meet(&mut self) {
+        let running = (self.rotator.running)();
+        let paths: HashSet<&PathBuf> = running.iter().map(|log| &log.path).collect();
+        self.known.retain(|path, _| paths.contains(path));
+        self.begin(running).await;
+    }
+
+    /// Hears of what is written to these logs, where they are new.
+    async fn begin(&mut self, logs: Vec<RunningLog>) {
+        let is_new = |log: &RunningLog| self.known.get(&log.path).is_none_or(|known| known.container != log.container);
+        let new: Vec<_> = logs.into_iter().filter(is_new).map(|log| (log, None)).collect();
+        if new.is_empty() {
+            return;
+        }
+        for looked in look(self.wakes.armer(), new).await {
+            let (is_armed, now) = (looked.watch.is_some(), self.now());
+            if let Some(watch) = looked.watch {
+                self.wakes.armed(watch, looked.log.path.clone());
+            }
+            let size = looked.size.unwrap_or_default();
+            // Maybe full since an earlier agent.
+            let due = (size >= self.rotator.max).then_some(now);
+            let known = Known {
+                container: looked.log.container,
+                pace: Pace::new(size, now),
+                due,
+                is_armed,
+                is_rotating: false,
+            };
+            self.known.insert(looked.log.path, known);
         }
     }
 
-    /// Looks at every running container once.
-    async fn round(&self, cancel: &CancellationToken) {
-        let (running, max) = ((self.running)(), self.max);
+    /// Looks at these logs and has rotated what is full.
+    async fn round(&mut self, mut logs: Vec<RunningLog>) {
+        logs.retain(|log| self.known.get(&log.path).is_some_and(|known| !known.is_rotating));
         // One job for all: most logs need nothing, and a job each would wake a thread each.
-        let looked = tokio::task::spawn_blocking(move || {
-            let due = |log: RunningLog| match fs::metadata(&log.path) {
-                Ok(meta) if meta.len() < max => None,
-                size => Some((log, size.map(|meta| meta.len()))),
-            };
-            running.into_iter().filter_map(due).collect()
+        let logs = logs.into_iter().map(|log| {
+            let last = self.known.get(&log.path).filter(|known| !known.is_armed).map(|known| known.pace.size());
+            (log, Some(last.unwrap_or(u64::MAX)))
         });
-        let due: Vec<(RunningLog, io::Result<u64>)> = looked.await.unwrap_or_default();
-        stream::iter(due)
-            .take_until(Box::pin(cancel.cancelled()))
-            .for_each_concurrent(self.config.max_workers.max(1), |(log, size)| self.look_after(log, size))
-            .await;
+        for looked in look(self.wakes.armer(), logs.collect()).await {
+            let Some((log, size)) = self.take(looked) else { continue };
+            if let Some(known) = self.known.get_mut(&log.path) {
+                known.is_rotating = true;
+            }
+            let (rotator, rotators) = (self.rotator.clone(), self.rotators.clone());
+            self.rotating.spawn(async move {
+                let Ok(_place) = rotators.acquire().await else { return (log, false) };
+                // The last words of a container that has ended meanwhile stay where they are.
+                let runs = (rotator.running)().iter().any(|running| running.container == log.container);
+                let is_rotated = runs && rotator.look_after(&log, size).await;
+                (log, is_rotated)
+            });
+        }
     }
 
-    /// Rotates one log where that is due.
-    async fn look_after(&self, log: RunningLog, size: io::Result<u64>) {
-        let RunningLog { container: id, path } = log;
+    /// The rotation of a log has ended.
+    fn rotated(&mut self, log: &RunningLog, is_rotated: bool) {
+        let now = self.now();
+        if let Some(known) = self.known.get_mut(&log.path).filter(|known| known.container == log.container) {
+            known.is_rotating = false;
+            if is_rotated {
+                known.pace.rotate(now);
+                // Whoever was heard of is the file that moved.
+                (known.due, known.is_armed) = (Some(now.saturating_add(BEGUN)), false);
+            }
+        }
+        if is_rotated {
+            self.pack(&log.path);
+        }
+    }
+
+    /// Begins no rotation any more, and ends those that were begun: none is cut short between rename and reopen.
+    async fn end(mut self) {
+        self.rotators.close();
+        while self.rotating.join_next().await.is_some() {}
+    }
+
+    /// What a look comes to: the log, where something has to be done.
+    fn take(&mut self, looked: Looked) -> Option<(RunningLog, io::Result<u64>)> {
+        let now = self.now();
+        let known = self.known.get_mut(&looked.log.path)?;
+        if let Some(watch) = looked.watch {
+            known.is_armed = true;
+            self.wakes.armed(watch, looked.log.path.clone());
+        }
+        known.due = None;
+        let size = match looked.size {
+            Ok(size) => size,
+            Err(error) => return Some((looked.log, Err(error))),
+        };
+        match known.pace.look(size, self.rotator.max, now) {
+            Next::Rotate => return Some((looked.log, Ok(size))),
+            Next::Again(due) => (known.due, known.is_armed) = (Some(due), false),
+            Next::Idle => {}
+        }
+        None
+    }
+
+    /// Compresses what is older than the file that was rotated last; nobody waits for it. A log has one place in the line
+    /// at most, and is held by nobody while it stands there.
+    fn pack(&mut self, log: &Path) {
+        let Some(waits) = self.waiting.try_hold(log) else { return };
+        let (log, max_files, packers) = (log.to_owned(), self.rotator.config.max_files, self.packers.clone());
+        let busy = self.rotator.busy.clone();
+        self.packing.spawn(async move {
+            let Ok(_place) = packers.acquire().await else { return };
+            drop(waits);
+            let Some(held) = busy.try_hold(&packing(&log)) else { return };
+            let job = spawn_blocking(move || {
+                let _held: Held = held;
+                if let Err(error) = pack(&log, max_files) {
+                    error!(err = %error, path = %log.display(), "Failed to compress rotated logs");
+                }
+            });
+            let _ = job.await; // a panic there is told by its thread
+        });
+    }
+}
+
+/// What is held while files of a log are compressed.
+pub(super) fn packing(log: &Path) -> PathBuf {
+    with_suffix(log, ".tmp")
+}
+
+/// Looks at logs. Of one that has still that size, or none, the next write is told: it is asked for before the look, so
+/// that nothing falls between.
+async fn look(mut armer: Armer, logs: Vec<(RunningLog, Option<u64>)>) -> Vec<Looked> {
+    let looked = spawn_blocking(move || {
+        let size = |path: &Path| fs::metadata(path).map(|meta| meta.len());
+        let look = |(log, last): (RunningLog, Option<u64>)| {
+            let mut found = size(&log.path);
+            let is_idle = found.is_ok() && last.is_none_or(|last| found.as_ref().is_ok_and(|found| *found == last));
+            let watch = if is_idle { armer.arm(&log.path) } else { None };
+            if watch.is_some() {
+                found = size(&log.path);
+            }
+            Looked { log, size: found, watch }
+        };
+        logs.into_iter().map(look).collect()
+    });
+    looked.await.unwrap_or_default()
+}
+
+impl Rotator {
+    /// Rotates one log where that is due; whether that was done.
+    async fn look_after(&self, log: &RunningLog, size: io::Result<u64>) -> bool {
+        let (id, path) = (&log.container, &log.path);
         // A log that is being removed needs no rotation.
-        let Some(_held) = self.busy.try_hold(&path) else { return };
+        let Some(_held) = self.busy.try_hold(path) else { return false };
         let max = self.max;
-        let size = match self.size(&id, &path, size).await {
-            Ok(size) if size < max => return,
+        let size = match self.size(id, path, size).await {
+            Ok(size) if size < max => return false,
             Ok(size) => size,
             Err(error) => {
                 error!(err = %error, containerID = %id, path = %path.display(), "Failed to stat container log");
-                return;
+                return false;
             }
         };
-        if let Err(error) = self.rotate(id.as_str(), &path).await {
+        if let Err(error) = self.rotate(id.as_str(), path).await {
             error!(err = %error, containerID = %id, path = %path.display(), currentSize = size, maxSize = max,
                 "Failed to rotate log for container");
+            return false;
         }
+        if let Err(error) = self.tidy(path).await {
+            error!(err = %error, containerID = %id, path = %path.display(), "Failed to remove old logs");
+        }
+        true
     }
 
     /// A log that is not there is opened anew by the runtime first.
@@ -131,9 +366,8 @@ impl Rotator {
     }
 
     async fn rotate(&self, id: &str, path: &Path) -> Result<(), RotateError> {
-        let (log, max_files, now) = (path.to_owned(), self.config.max_files, self.deps.clock.now());
-        let moved = tokio::task::spawn_blocking(move || {
-            tidy(&log, max_files)?;
+        let (log, now) = (path.to_owned(), self.deps.clock.now());
+        let moved = spawn_blocking(move || {
             let target = target(&log, now.to_zoned(TimeZone::system()));
             fs::rename(&log, &target).map_err(failed("rename", &log))?;
             Ok(target)
@@ -143,6 +377,14 @@ impl Rotator {
             Ok(()) => Ok(()),
             Err(error) => undo(path, &target, error),
         }
+    }
+
+    /// Removes what is too old; only once there is another file: where nothing can be rotated, nothing goes either.
+    async fn tidy(&self, path: &Path) -> Result<(), RotateError> {
+        let (log, max_files) = (path.to_owned(), self.config.max_files);
+        let packs = self.busy.try_hold(&packing(path));
+        let tidied = spawn_blocking(move || tidy(&log, max_files, packs.is_none()));
+        tidied.await.unwrap_or_else(|e| Err(failed("tidy", path)(io::Error::other(e))))
     }
 }
 
@@ -155,12 +397,6 @@ fn target(log: &Path, mut at: Zoned) -> PathBuf {
         }
         at = at.saturating_add(jiff::SignedDuration::from_secs(1));
     }
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    PathBuf::from(name)
 }
 
 /// The name comes back, so that the next round tries again; unless the runtime has opened a
@@ -178,42 +414,4 @@ fn undo(path: &Path, target: &Path, error: CriError) -> Result<(), RotateError> 
         }
         Ok(()) => Err(RotateError::Reopen(error)),
     }
-}
-
-/// Makes room for one more rotated file.
-fn tidy(log: &Path, max_files: usize) -> Result<(), RotateError> {
-    let names = dirs::beside(log, ".").map_err(failed("list", log))?;
-    let plan = rotated::plan(names, max_files);
-    for name in plan.remove {
-        let path = log.with_file_name(name);
-        dirs::remove(&path).map_err(failed("remove", &path))?;
-    }
-    for name in plan.compress {
-        let path = log.with_file_name(name);
-        compress(&path).map_err(failed("compress", &path))?;
-    }
-    Ok(())
-}
-
-/// `<f>` → `<f>.tmp` → `<f>.gz`, then `<f>` goes; the mode stays.
-fn compress(path: &Path) -> io::Result<()> {
-    let (tmp, packed) = (with_suffix(path, ".tmp"), with_suffix(path, ".gz"));
-    // A container may have its hands on the directory: links are not followed.
-    let no_links = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-    let mut source = File::options().read(true).custom_flags(no_links).open(path)?;
-    let mode = source.metadata()?.permissions().mode();
-    let written = (|| {
-        let target = File::options().write(true).create(true).truncate(true).custom_flags(no_links).open(&tmp)?;
-        target.set_permissions(fs::Permissions::from_mode(mode))?;
-        let mut encoder = GzEncoder::new(io::BufWriter::with_capacity(64 * 1024, target), Compression::default());
-        io::copy(&mut source, &mut encoder)?;
-        encoder.finish()?.into_inner().map_err(io::IntoInnerError::into_error)?;
-        fs::rename(&tmp, &packed)
-    })();
-    if written.is_err() {
-        // The error that is reported is the first one; the next round removes leftovers too.
-        let _ = fs::remove_file(&tmp);
-    }
-    written?;
-    dirs::remove(path)
 }

@@ -29,6 +29,13 @@ pub fn plan(names: Vec<String>, max_files: usize) -> Plan {
     Plan { remove, compress: kept.into_iter().filter(|n| !n.ends_with(".gz")).collect() }
 }
 
+/// The next rotated file to compress, the newest of all left out; `None` where there is none.
+pub fn to_compress(names: Vec<String>, max_files: usize) -> Option<String> {
+    let newest = oldest_first(names.clone()).pop()?;
+    let older: Vec<String> = names.into_iter().filter(|name| !name.starts_with(newest.as_str())).collect();
+    plan(older, max_files).compress.into_iter().next()
+}
+
 /// Rotated files of a log, oldest first, without leftovers.
 pub fn oldest_first(mut names: Vec<String>) -> Vec<String> {
     names.retain(|name| !name.ends_with(".tmp"));
@@ -57,6 +64,21 @@ mod tests {
         ] {
             let wanted = Plan { remove: names(remove), compress: names(compress) };
             assert_eq!(plan(names(have), max), wanted, "{have:?} {max}");
+        }
+    }
+
+    #[test]
+    fn all_but_the_newest_are_compressed() {
+        for (have, expected) in [
+            (&[][..], None),
+            (&["0.log.1"], None),
+            (&["0.log.2", "0.log.1"], Some("0.log.1")),
+            (&["0.log.3", "0.log.2", "0.log.1.gz"], Some("0.log.2")),
+            (&["0.log.3", "0.log.2", "0.log.1"], Some("0.log.2")),
+            (&["0.log.2", "0.log.1", "0.log.1.tmp"], Some("0.log.1")),
+            (&["0.log.2", "0.log.1", "0.log.1.gz"], None),
+        ] {
+            assert_eq!(to_compress(names(have), 3).as_deref(), expected, "{have:?}");
         }
     }
 

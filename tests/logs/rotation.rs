@@ -87,6 +87,39 @@ async fn three_rotations_of_three_files() {
     assert_eq!(found, [&names[1], &names[2], &names[0]], "oldest first");
 }
 
+/// Longer than anything but a round.
+async fn until_names(house: &House, count: usize) {
+    let wait = async {
+        while house.names().len() != count {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), wait).await.expect("in time");
+}
+
+/// In real time: nobody waits for the next round, which is an hour away.
+#[tokio::test]
+async fn a_log_that_is_written_to_is_not_left_until_the_next_round() {
+    let house = House::new(LogsConfig { monitor_interval: Duration::from_secs(3600), ..small(4) }).await;
+    house.write(&line("before"));
+    let _task = house.rotation().expect("on");
+    for count in 2..=4 {
+        house.write(&line(&format!("{count}{}", ".".repeat(200))));
+        until_names(&house, count).await;
+        house.write(&line("the next file"));
+    }
+    // Older files are compressed behind it.
+    let packed = async {
+        while house.names().iter().filter(|name| name.ends_with(".gz")).count() != 2 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), packed).await.expect("in time");
+    assert!(house.read_file("0.log").contains("the next file"));
+    let oldest = house.names().into_iter().find(|name| name.ends_with(".gz")).expect("there");
+    assert!(house.read_file(&oldest).contains("before"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_log_that_is_small_or_of_no_running_container_stays() {
     let house = House::new(small(3)).await;
@@ -108,7 +141,9 @@ async fn a_failed_reopen_restores_the_name() {
     let _task = house.rotation().expect("on");
     house.cri.fault("reopen_container_log", "", Fault::Error(Code::Internal, "no".into()), Some(1));
     house.write(&line(&".".repeat(200)));
-    round().await;
+    // It is full, so it is tried at once; and again in the next round, not before.
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(house.cri.count("reopen_container_log"), 1);
     assert_eq!((house.names(), house.read_file("0.log").len() > 200), (vec!["0.log".to_owned()], true));
     round().await;
     assert_eq!(house.names().len(), 2, "tried again");
@@ -179,4 +214,61 @@ async fn dead_links_and_directories_of_gone_pods_are_removed() {
     house.manager.remove_directories(Arc::new(|uid| uid.as_str() == "uid-old")).await;
     assert!(!pods.join("default_old_uid-old").exists());
     assert!(pods.join("default_web_uid-web").exists() && pods.join("lost+found").exists());
+}
+
+/// Rotated files of the log that are not compressed.
+fn rotated(house: &House) -> usize {
+    house.names().iter().filter(|name| name.starts_with("0.log.") && !name.ends_with(".gz")).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_nothing_is_reopened_nothing_is_deleted() {
+    let house = House::new(small(2)).await;
+    let old = house.log.with_file_name("0.log.20200101-000000.gz");
+    fs::write(&old, "old").expect("written");
+    let _task = house.rotation().expect("on");
+    house.cri.fault("reopen_container_log", "", Fault::Error(Code::NotFound, "it has ended".into()), Some(1));
+    house.write(&line(&".".repeat(200)));
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(house.cri.count("reopen_container_log"), 1);
+    assert!(old.exists(), "{:?}", house.names());
+    round().await;
+    assert!(!old.exists() && rotated(&house) == 1, "another took its place: {:?}", house.names());
+}
+
+/// In real time.
+#[tokio::test]
+async fn one_runtime_call_that_hangs_stops_no_other_log() {
+    let interval = Duration::from_millis(200);
+    let house = House::new(LogsConfig { max_workers: 2, monitor_interval: interval, ..small(5) }).await;
+    let other = house.log.with_file_name("other.log");
+    let logs = vec![
+        RunningLog { container: "hangs".into(), path: house.log.clone() },
+        RunningLog { container: house.id.clone(), path: other.clone() },
+    ];
+    let (end, ends) = (CancellationToken::new(), CancellationToken::new());
+    house.cri.fault("reopen_container_log", "hangs", Fault::Held(ends.clone()), None);
+    let task = house.manager.start_rotation(Box::new(move || logs.clone()), end.clone()).expect("on");
+    let until = async |what: &str, is_so: &dyn Fn() -> bool| {
+        let wait = async {
+            while !is_so() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), wait).await.expect(what);
+    };
+    house.write(&line(&".".repeat(200)));
+    until("the first hangs", &|| house.cri.targets("reopen_container_log").iter().any(|id| id == "hangs")).await;
+    for count in 1..=3 {
+        fs::write(&other, ".".repeat(200)).expect("written");
+        until("the other goes on", &|| {
+            let names: HashSet<String> = house.names().iter().map(|name| name.replace(".gz", "")).collect();
+            names.iter().filter(|name| name.starts_with("other.log.") && !name.ends_with(".tmp")).count() >= count
+        })
+        .await;
+    }
+    end.cancel();
+    assert!(!task.is_finished(), "what was begun is ended");
+    ends.cancel();
+    tokio::time::timeout(Duration::from_secs(60), task).await.expect("in time").expect("no panic");
 }

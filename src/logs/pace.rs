@@ -1,0 +1,107 @@
+//! When a log is looked at again, and when it is rotated. Pure. Behaviour: spec 03b §11.
+//!
+//! A log that is written to is looked at again before it can be full, by how fast it grew last; one that is not is left
+//! alone until the kernel tells of a write.
+
+use std::time::Duration;
+
+/// Least and most time between two looks at a log that is written to.
+const SOONEST: Duration = Duration::from_millis(50);
+const LATEST: Duration = Duration::from_secs(1);
+/// How soon a log is looked at that somebody began to write to.
+pub const BEGUN: Duration = Duration::from_millis(100);
+/// Least time between two rotations of a log: rotated files are named by the second.
+const APART: Duration = Duration::from_secs(1);
+
+/// What is remembered of a log; moments count from any begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    size: u64,
+    at: Duration,
+    rotated: Option<Duration>,
+}
+
+/// What a look at a log comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It has to be rotated now.
+    Rotate,
+    /// It is looked at again then.
+    Again(Duration),
+    /// Nobody writes to it.
+    Idle,
+}
+
+impl Pace {
+    /// Of a log that was just seen for the first time.
+    pub fn new(size: u64, now: Duration) -> Self {
+        Self { size, at: now, rotated: None }
+    }
+
+    /// The size it had when it was looked at last.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// A look: it has that size.
+    pub fn look(&mut self, size: u64, max: u64, now: Duration) -> Next {
+        // Less than before: it is another file.
+        let grown = size.checked_sub(self.size).unwrap_or(size);
+        let passed = now.saturating_sub(self.at);
+        (self.size, self.at) = (size, now);
+        if size >= max {
+            let free = self.rotated.map(|at| at.saturating_add(APART)).filter(|free| *free > now);
+            return free.map_or(Next::Rotate, Next::Again);
+        }
+        if grown == 0 {
+            return Next::Idle;
+        }
+        let left = max.saturating_sub(size);
+        let until_full = u128::from(left).saturating_mul(passed.as_nanos()) / u128::from(grown);
+        let until_full = Duration::from_nanos(u64::try_from(until_full).unwrap_or(u64::MAX));
+        Next::Again(now.saturating_add(until_full.clamp(SOONEST, LATEST)))
+    }
+
+    /// It was rotated: it is empty.
+    pub fn rotate(&mut self, now: Duration) {
+        *self = Self { size: 0, at: now, rotated: Some(now) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: u64 = 10_000_000;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_look_comes_before_the_log_is_full_as_fast_as_it_grew() {
+        for (name, size, at, expected) in [
+            ("nothing was written", 1_000_000, 500, Next::Idle),
+            ("a line", 1_000_100, 500, Next::Again(ms(1500))),
+            ("ten times a second is full", 2_000_000, 100, Next::Again(ms(900))),
+            ("nearly full", 9_999_999, 100, Next::Again(ms(150))),
+            ("full", MAX, 100, Next::Rotate),
+            ("in no time at all", 2_000_000, 0, Next::Again(ms(50))),
+            ("another file", 500, 100, Next::Again(ms(1100))),
+            ("another, empty file", 0, 100, Next::Idle),
+            ("more than there is", u64::MAX, u64::MAX, Next::Rotate),
+        ] {
+            let mut pace = Pace::new(1_000_000, ms(0));
+            assert_eq!(pace.look(size, MAX, ms(at)), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_log_is_rotated_once_a_second_at_most() {
+        let mut pace = Pace::new(0, ms(0));
+        assert_eq!(pace.look(MAX, MAX, ms(10)), Next::Rotate);
+        pace.rotate(ms(20));
+        assert_eq!(pace.look(MAX, MAX, ms(300)), Next::Again(ms(1020)));
+        assert_eq!(pace.look(2 * MAX, MAX, ms(1020)), Next::Rotate);
+    }
+}
