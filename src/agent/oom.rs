@@ -9,13 +9,16 @@ use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
     task::yield_now,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::groups::Groups;
-use super::{build::Base, state_file::DiskStateFile};
+use super::{
+    build::Base,
+    state_file::{DiskStateFile, OneWrite},
+};
 use crate::{
     engine::ports::{Event, EventSink, PodObserver, StateFile},
     metrics::OomMetrics,
@@ -115,7 +118,8 @@ struct Teller {
 }
 
 impl Teller {
-    /// Tells of a kill that the log names; in which container it was, where that is known.
+    /// Tells of a kill that the log names; in which container it was, where its group says so: it may have begun so lately
+    /// that nobody has seen it yet.
     fn tell(&mut self, kill: &Kill) -> Option<String> {
         let pods = self.pods.borrow().clone();
         let pod = pods.iter().find(|pod| kill.is_of_pod(pod.uid().as_str()));
@@ -142,7 +146,7 @@ impl Teller {
                 self.record(pod, container.as_ref().map(|(_, name)| &**name), text);
             }
         }
-        container.map(|(id, _)| id)
+        container.map(|(id, _)| id).or_else(|| Some(kill.container_of(pod?.uid().as_str())?.to_owned()))
     }
 
     /// Tells of kills in a container that nothing but its counter tells of.
@@ -202,6 +206,7 @@ pub(super) fn watch(base: &Base, root: &Path, parts: OomParts) {
     };
     let groups = Groups::open(parts.groups, parts.observer, base.clock.now());
     let file = Arc::new(DiskStateFile::new(root.join("kernel_log_state")));
+    let file = OneWrite::new(file, WRITE);
     let listener = Listener { teller, groups, changes: parts.changes, file };
     base.tasks.spawn(listener.run(base.stop.child_token()));
 }
@@ -212,18 +217,18 @@ struct Listener {
     /// `None` where the kernel has none.
     groups: Option<Groups>,
     changes: watch::Receiver<u64>,
-    file: Arc<dyn StateFile>,
+    file: OneWrite,
 }
 
 impl Listener {
     async fn run(mut self, stop: CancellationToken) {
-        let mut journal = Journal::open(&*self.file).await;
+        let mut journal = Journal::open(self.file.file()).await;
         let mut looked = Instant::now();
         let (mut look_at, mut has_changes) = (Some(looked), true);
         loop {
             if let Some(open) = &mut journal {
                 match open.read(&mut self.teller, self.groups.as_mut()) {
-                    Ok(true) => open.save(&*self.file).await,
+                    Ok(true) => open.save(&mut self.file).await,
                     Ok(false) => {
                         yield_now().await;
                         continue;
@@ -341,19 +346,17 @@ impl Journal {
     }
 
     /// Keeps how far it was read, where there was something to tell.
-    async fn save(&mut self, file: &dyn StateFile) {
+    async fn save(&mut self, file: &mut OneWrite) {
         if std::mem::take(&mut self.is_dirty) {
             save(file, &Place { boot_id: self.boot_id.clone(), sequence: self.last }).await;
         }
     }
 }
 
-async fn save(file: &dyn StateFile, place: &Place) {
+async fn save(file: &mut OneWrite, place: &Place) {
     let content = serde_json::to_vec(place).unwrap_or_default();
-    match timeout(WRITE, file.replace(content)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => warn!(err = %error, "How far the kernel's log was read cannot be kept"),
-        Err(_) => warn!("How far the kernel's log was read cannot be kept: the disk takes too long"),
+    if let Err(error) = file.replace(content).await {
+        warn!(err = %error, "How far the kernel's log was read cannot be kept");
     }
 }
 

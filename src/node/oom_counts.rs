@@ -9,8 +9,13 @@ use std::{
     time::Duration,
 };
 
+use crate::sys::oom_events::Kills;
+
 /// How long the log and the counter of a kill may be apart.
 pub const APART: Duration = Duration::from_secs(1);
+/// How long the events of a group are left alone after one: a group at its limit has one for each page it wants. No
+/// longer: a group is gone soon after the kill that ended its container.
+pub const CALM: Duration = Duration::from_millis(10);
 /// How long a kill is remembered of a container that is not watched yet.
 const EARLY: Duration = Duration::from_secs(10);
 
@@ -21,29 +26,33 @@ pub struct Counts(HashMap<Arc<str>, Group>);
 #[derive(Debug, Default)]
 struct Group {
     /// What the counter said when it was settled last; `None` for one that is not watched.
-    settled: Option<u64>,
+    settled: Option<Kills>,
     /// What it said last.
-    latest: u64,
+    latest: Kills,
     /// What was heard of meanwhile.
     heard: u64,
     /// When that is settled.
     due: Option<Duration>,
+    /// When its events are heeded again.
+    calm: Option<Duration>,
+    /// There were some meanwhile.
+    is_stirred: bool,
 }
 
 impl Counts {
     /// A container is watched from now on. What its counter says is old, unless the container began when we listened
     /// already.
-    pub fn watch(&mut self, id: Arc<str>, count: u64, is_new: bool, now: Duration) {
+    pub fn watch(&mut self, id: Arc<str>, count: Kills, is_new: bool, now: Duration) {
         let group = self.0.entry(id).or_default();
         if group.settled.is_some() {
             return;
         }
-        group.settled = Some(if is_new { 0 } else { count });
+        group.settled = Some(if is_new { Kills::default() } else { count });
         if !is_new {
             group.heard = 0;
         }
         group.latest = count;
-        group.due = (is_new && count > 0).then(|| now.saturating_add(APART));
+        group.due = (is_new && count.processes > 0).then(|| now.saturating_add(APART));
     }
 
     /// Whether it is.
@@ -51,11 +60,33 @@ impl Counts {
         self.0.get(id).is_some_and(|group| group.settled.is_some())
     }
 
-    /// Its counter may have moved.
-    pub fn counted(&mut self, id: &str, count: Option<u64>, now: Duration) {
+    /// Something happened in its group; whether its counter is to be read now.
+    pub fn stirs(&mut self, id: &str, now: Duration) -> bool {
+        let Some(group) = self.0.get_mut(id) else { return false };
+        group.is_stirred = group.calm.is_some_and(|calm| now < calm);
+        if !group.is_stirred {
+            group.calm = Some(now.saturating_add(CALM));
+        }
+        !group.is_stirred
+    }
+
+    /// Whose counters are to be read now, as something happened while nobody looked.
+    pub fn stirred(&mut self, now: Duration) -> Vec<Arc<str>> {
+        let is_stirred = |group: &Group| group.is_stirred && group.calm.is_some_and(|calm| calm <= now);
+        let stirred = self.0.iter().filter(|(_, group)| is_stirred(group)).map(|(id, _)| id.clone());
+        let stirred: Vec<Arc<str>> = stirred.collect();
+        stirred.into_iter().filter(|id| self.stirs(id, now)).collect()
+    }
+
+    /// Its counter was read. Where it `is_ahead`, the kernel tells before it kills: it is read once more.
+    pub fn counted(&mut self, id: &str, count: Option<Kills>, is_ahead: bool, now: Duration) {
         let Some(group) = self.0.get_mut(id) else { return };
-        group.latest = group.latest.max(count.unwrap_or_default());
-        group.due.get_or_insert(now.saturating_add(APART));
+        let count = count.unwrap_or_default();
+        if is_ahead || count.processes > group.latest.processes {
+            group.due.get_or_insert(now.saturating_add(APART));
+        }
+        group.latest.processes = group.latest.processes.max(count.processes);
+        group.latest.groups = group.latest.groups.max(count.groups);
     }
 
     /// The log told of a kill.
@@ -68,7 +99,8 @@ impl Counts {
 
     /// When something is to be settled next.
     pub fn due(&self) -> Option<Duration> {
-        self.0.values().filter_map(|group| group.due).min()
+        let stirs = |group: &Group| group.calm.filter(|_| group.is_stirred);
+        self.0.values().flat_map(|group| [group.due, stirs(group)]).flatten().min()
     }
 
     /// What is to be settled now.
@@ -84,14 +116,18 @@ impl Counts {
             self.0.remove(id);
             return 0;
         };
-        let untold = group.latest.saturating_sub(settled).saturating_sub(group.heard);
+        let processes = group.latest.processes.saturating_sub(settled.processes);
+        let groups = group.latest.groups.saturating_sub(settled.groups);
+        // Of all that die together the log tells once.
+        let is_told = groups > 0 && group.heard >= groups;
+        let untold = if is_told { 0 } else { processes.saturating_sub(group.heard) };
         (group.settled, group.heard, group.due) = (Some(group.latest), 0, None);
         untold
     }
 
     /// Forgets containers that run no more, but for what is still to be settled.
     pub fn retain(&mut self, running: &HashSet<Arc<str>>) {
-        self.0.retain(|id, group| group.due.is_some() || running.contains(id));
+        self.0.retain(|id, group| group.due.is_some() || group.is_stirred || running.contains(id));
     }
 }
 
@@ -99,7 +135,13 @@ impl Counts {
 mod tests {
     use super::*;
 
-    /// Steps at their second: `new 0`, `old 3`, `count 1`, `gone`, `heard`; what is told at the end of it all.
+    /// Processes, and groups: `4/1`.
+    fn kills(text: &str) -> Kills {
+        let (processes, groups) = text.split_once('/').unwrap_or((text, "0"));
+        Kills { processes: processes.parse().expect("a number"), groups: groups.parse().expect("a number") }
+    }
+
+    /// Steps at their moment: `new 0`, `old 3`, `count 1`, `gone`, `heard`; what is told at the end of it all.
     fn told(steps: &[(u64, &str)]) -> Vec<u64> {
         let (mut counts, mut told) = (Counts::default(), Vec::new());
         let mut settle = |counts: &mut Counts, now: Duration| {
@@ -111,10 +153,10 @@ mod tests {
             let now = Duration::from_millis(*at);
             settle(&mut counts, now);
             match step.split_once(' ').unwrap_or((step, "0")) {
-                ("new", count) => counts.watch("c".into(), count.parse().expect("a number"), true, now),
-                ("old", count) => counts.watch("c".into(), count.parse().expect("a number"), false, now),
-                ("count", count) => counts.counted("c", count.parse().ok(), now),
-                ("gone", _) => counts.counted("c", None, now),
+                ("new", count) => counts.watch("c".into(), kills(count), true, now),
+                ("old", count) => counts.watch("c".into(), kills(count), false, now),
+                ("count", count) => counts.counted("c", Some(kills(count)), false, now),
+                ("gone", _) => counts.counted("c", None, false, now),
                 ("heard", _) => counts.heard("c", now),
                 (other, _) => panic!("{other}"),
             }
@@ -139,6 +181,9 @@ mod tests {
             ("gone with its counter", &[(0, "new 0"), (5, "count 1"), (6, "gone")], vec![1]),
             ("gone before anybody read", &[(0, "new 0"), (5, "gone")], vec![]),
             ("watched twice", &[(0, "new 0"), (5, "count 1"), (6, "new 1")], vec![1]),
+            ("all of a group", &[(0, "new 0"), (5, "heard"), (6, "count 4/1")], vec![]),
+            ("all of a group, unheard of", &[(0, "new 0"), (6, "count 4/1")], vec![4]),
+            ("all of two groups, one heard of", &[(0, "new 0"), (5, "heard"), (6, "count 8/2")], vec![7]),
             ("nobody's", &[(0, "heard"), (1, "count 5")], vec![]),
         ] {
             assert_eq!(told(steps), expected, "{name}");
@@ -146,11 +191,32 @@ mod tests {
     }
 
     #[test]
+    fn a_group_at_its_limit_that_kills_nobody_wakes_nobody() {
+        let at = Duration::from_millis;
+        let mut counts = Counts::default();
+        counts.watch("c".into(), kills("0"), true, at(0));
+        assert!(counts.stirs("c", at(1)), "the first is heeded");
+        counts.counted("c", Some(kills("0")), false, at(1));
+        assert_eq!(counts.due(), None, "nobody was killed");
+        assert!((2..11).all(|now| !counts.stirs("c", at(now))), "those that follow are not");
+        counts.retain(&HashSet::new());
+        assert!(counts.is_watched("c"), "its last word is still to be read");
+        assert_eq!((counts.due(), counts.stirred(at(10))), (Some(at(11)), Vec::new()));
+        assert_eq!(counts.stirred(at(11)), [Arc::<str>::from("c")], "but once, after a while");
+        counts.counted("c", Some(kills("1")), false, at(11));
+        assert_eq!((counts.due(), counts.stirred(at(900))), (Some(at(1011)), Vec::new()));
+        counts.settle("c");
+        counts.counted("c", Some(kills("1")), true, at(2000));
+        assert_eq!(counts.due(), Some(at(3000)), "what is told ahead is read again");
+        assert!(!counts.stirs("other", at(1)));
+    }
+
+    #[test]
     fn what_runs_no_more_is_forgotten_when_it_is_settled() {
         let mut counts = Counts::default();
-        counts.watch("a".into(), 0, true, Duration::ZERO);
-        counts.watch("b".into(), 0, true, Duration::ZERO);
-        counts.counted("b", Some(1), Duration::ZERO);
+        counts.watch("a".into(), kills("0"), true, Duration::ZERO);
+        counts.watch("b".into(), kills("0"), true, Duration::ZERO);
+        counts.counted("b", Some(kills("1")), false, Duration::ZERO);
         counts.retain(&HashSet::new());
         assert!(!counts.is_watched("a") && counts.is_watched("b"));
         assert_eq!((counts.due(), counts.settle("b")), (Some(APART), 1));

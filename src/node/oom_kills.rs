@@ -57,13 +57,25 @@ impl Kill {
 
     /// Whether the process was one of that pod: a group of its path is the pod's, by either driver's name.
     pub fn is_of_pod(&self, uid: &str) -> bool {
+        self.below(uid).is_some()
+    }
+
+    /// The id of the container of that pod that the process was in, by the name of its group: nobody needs to have seen
+    /// that container yet.
+    pub fn container_of(&self, uid: &str) -> Option<&str> {
+        self.below(uid)?.next().map(container_id).filter(|id| !id.is_empty())
+    }
+
+    /// The rest of the group's path below the group of that pod.
+    fn below(&self, uid: &str) -> Option<impl Iterator<Item = &str>> {
         let plain = format!("pod{uid}");
         let slice = format!("pod{}.slice", uid.replace('-', "_"));
         let is_it = |name: &str| {
             name == plain
                 || name.strip_suffix(slice.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('-'))
         };
-        !uid.is_empty() && self.of.split('/').any(is_it)
+        let mut names = self.of.split('/');
+        (!uid.is_empty() && names.any(is_it)).then_some(names)
     }
 
     /// Whether the process was one of that container.
@@ -74,6 +86,12 @@ impl Kill {
         };
         !id.is_empty() && self.of.split('/').any(is_it)
     }
+}
+
+/// The container that a group of that name is of, whatever it is called before its id.
+fn container_id(name: &str) -> &str {
+    let name = name.strip_suffix(".scope").unwrap_or(name);
+    name.rsplit_once('-').map_or(name, |(_, id)| id)
 }
 
 /// Puts together what the kernel says of a kill in several records.
@@ -114,11 +132,15 @@ impl Hearing {
     }
 }
 
-/// One line for all, of a group that has reached its limit; names may hold commas.
+/// One line for all, of a group that has reached its limit, or of a machine that has no memory left; names may hold
+/// commas.
 fn summary(text: &str) -> Option<Kill> {
     let rest = text.split_once("oom-kill:constraint=")?.1;
-    let (_, rest) = rest.split_once(",oom_memcg=")?;
-    let (short, rest) = rest.split_once(",task_memcg=")?;
+    let (before, rest) = rest.split_once(",task_memcg=")?;
+    let short = match before.split_once(",oom_memcg=") {
+        Some((_, short)) => short,
+        None => before.ends_with(",global_oom").then_some(ROOT)?,
+    };
     let (of, rest) = rest.split_once(",task=")?;
     let (rest, _) = rest.rsplit_once(",uid=")?;
     let (process, pid) = rest.rsplit_once(",pid=")?;
@@ -166,6 +188,11 @@ mod tests {
         ]);
         assert_eq!(kills.len(), 1);
         assert!(kills[0].is_of_system());
+        assert_eq!(kills[0].of, "/user.slice", "whose counters say it, too");
+        assert!(
+            heard(&[BEGINS, "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task_memcg=/a,task=x,pid=7,uid=0"])
+                .is_empty()
+        );
         assert_eq!(kills[0].message(), "System OOM encountered, victim process: stress, pid: 2003");
         let nameless = Kill { process: String::new(), ..kills[0].clone() };
         assert_eq!(nameless.message(), "System OOM encountered");
@@ -210,7 +237,9 @@ mod tests {
         ] {
             let kill = of(group);
             assert_eq!((kill.is_of_pod(uid), kill.is_of_container(id)), (pod, container), "{group}");
+            assert_eq!(kill.container_of(uid), container.then_some(id), "{group}");
         }
+        assert_eq!(of("/kubepods/podaa-bb").container_of(uid), None);
         assert!(!of("/pod").is_of_pod("") && !of("/").is_of_container(""));
     }
 

@@ -21,6 +21,8 @@ const UNIFIED: &str = "memory.events";
 const OLD: &str = "memory.oom_control";
 /// In both.
 const KILLS: &str = "oom_kill ";
+/// Groups that were killed as one, in the first; kernels before 5.17 do not count them.
+const WHOLE: &str = "oom_group_kill ";
 /// Bytes of events read at once.
 const EVENTS: usize = 4096;
 
@@ -28,7 +30,12 @@ const EVENTS: usize = 4096;
 pub struct OomEvents(Kind);
 
 enum Kind {
-    Unified { watches: Watches, events: EventStream<Vec<u8>>, names: HashMap<WatchDescriptor, Arc<str>> },
+    Unified {
+        watches: Watches,
+        events: EventStream<Vec<u8>>,
+        names: HashMap<WatchDescriptor, Arc<str>>,
+        watched: HashMap<Arc<str>, WatchDescriptor>,
+    },
     Old(SelectAll<Pin<Box<dyn Stream<Item = Arc<str>> + Send>>>),
 }
 
@@ -43,17 +50,20 @@ impl OomEvents {
         }
         let inotify = Inotify::init()?;
         let watches = inotify.watches();
-        Ok(Self(Kind::Unified { watches, events: inotify.into_event_stream(vec![0; EVENTS])?, names: HashMap::new() }))
+        let events = inotify.into_event_stream(vec![0; EVENTS])?;
+        Ok(Self(Kind::Unified { watches, events, names: HashMap::new(), watched: HashMap::new() }))
     }
 
-    /// Hears of the group of that directory, too, until it goes.
+    /// Hears of the group of that directory, too, until it is [`OomEvents::remove`]d: the kernel does not say when it goes.
     ///
     /// # Errors
     /// There is no such group, or the kernel does not tell.
     pub fn add(&mut self, group: &Path, name: Arc<str>) -> io::Result<()> {
         match &mut self.0 {
-            Kind::Unified { watches, names, .. } => {
-                names.insert(watches.add(group.join(UNIFIED), WatchMask::MODIFY)?, name);
+            Kind::Unified { watches, names, watched, .. } => {
+                let watch = watches.add(group.join(UNIFIED), WatchMask::MODIFY)?;
+                watched.insert(name.clone(), watch.clone());
+                names.insert(watch, name);
             }
             Kind::Old(all) => {
                 let counter = Counter::of(group, OLD, "")?;
@@ -67,13 +77,25 @@ impl OomEvents {
         Ok(())
     }
 
+    /// Hears of that group no more. Of the old hierarchy the kernel says itself when a group goes.
+    pub fn remove(&mut self, name: &str) {
+        if let Kind::Unified { watches, names, watched, .. } = &mut self.0
+            && let Some(watch) = watched.remove(name)
+        {
+            names.remove(&watch);
+            let _ = watches.remove(watch); // it may be gone with the group
+        }
+    }
+
     /// Waits for the next event and says of which group; for ever where there is none to come. Safe to drop.
     pub async fn next(&mut self) -> Arc<str> {
         match &mut self.0 {
-            Kind::Unified { events, names, .. } => loop {
+            Kind::Unified { events, names, watched, .. } => loop {
                 match events.next().await {
                     Some(Ok(event)) if event.mask.contains(EventMask::IGNORED) => {
-                        names.remove(&event.wd);
+                        if let Some(name) = names.remove(&event.wd) {
+                            watched.remove(&name);
+                        }
                     }
                     Some(Ok(event)) => {
                         if let Some(name) = names.get(&event.wd) {
@@ -92,11 +114,21 @@ impl OomEvents {
     }
 }
 
-/// How many processes of the group of that directory were killed for want of memory; `None` where it is gone, or the
-/// kernel does not say.
-pub fn kills(group: &Path, is_unified: bool) -> Option<u64> {
+/// What was killed in a group for want of memory, ever.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Kills {
+    /// Processes.
+    pub processes: u64,
+    /// How often all of a group at once.
+    pub groups: u64,
+}
+
+/// What was killed in the group of that directory; `None` where it is gone, or the kernel does not say.
+pub fn kills(group: &Path, is_unified: bool) -> Option<Kills> {
     let text = std::fs::read_to_string(group.join(if is_unified { UNIFIED } else { OLD })).ok()?;
-    text.lines().find_map(|line| line.strip_prefix(KILLS))?.trim().parse().ok()
+    let number =
+        |name: &str| -> Option<u64> { text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok() };
+    Some(Kills { processes: number(KILLS)?, groups: number(WHOLE).unwrap_or_default() })
 }
 
 #[cfg(test)]
@@ -123,7 +155,8 @@ mod tests {
         }
         fs::write(groups[1].join(UNIFIED), "oom 1\noom_kill 2\noom_group_kill 1\n").expect("written");
         assert_eq!(&*timeout(PATIENCE, events.next()).await.expect("told"), "b");
-        assert_eq!((kills(&groups[0], true), kills(&groups[1], true)), (Some(0), Some(2)));
+        assert_eq!(kills(&groups[0], true), Some(Kills::default()));
+        assert_eq!(kills(&groups[1], true), Some(Kills { processes: 2, groups: 1 }));
         fs::remove_file(groups[0].join(UNIFIED)).expect("removed");
         assert_eq!(kills(&groups[0], true), None);
         let gone = async {
@@ -139,6 +172,37 @@ mod tests {
         timeout(PATIENCE, gone).await.expect("what is gone is forgotten");
     }
 
+    /// What is kept of groups.
+    fn watches(events: &OomEvents) -> (usize, usize) {
+        match &events.0 {
+            Kind::Unified { names, watched, .. } => (names.len(), watched.len()),
+            Kind::Old(_) => (0, 0),
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_of_a_group_that_is_removed() {
+        // As of a group of the kernel, nothing is said when the file goes: it is held open by another name.
+        let root = tempfile::tempdir().expect("a folder");
+        let file = root.path().join(UNIFIED);
+        let mut events = OomEvents::new(true).expect("watched");
+        for round in 0..3 {
+            fs::write(&file, "oom_kill 0\n").expect("written");
+            fs::hard_link(&file, root.path().join(format!("kept-{round}"))).expect("linked");
+            events.add(root.path(), "c".into()).expect("watched");
+            assert_eq!(watches(&events), (1, 1));
+            fs::remove_file(&file).expect("removed");
+            events.remove("c");
+            events.remove("c");
+            assert_eq!(watches(&events), (0, 0));
+        }
+        fs::write(root.path().join("kept-0"), "oom_kill 1\n").expect("written");
+        fs::write(&file, "oom_kill 0\n").expect("written");
+        events.add(root.path(), "d".into()).expect("watched");
+        fs::write(&file, "oom_kill 1\n").expect("written");
+        assert_eq!(&*timeout(PATIENCE, events.next()).await.expect("told"), "d", "the kernel tells of no other");
+    }
+
     #[test]
     fn garbage_counts_nothing() {
         let root = tempfile::tempdir().expect("a folder");
@@ -147,7 +211,7 @@ mod tests {
             assert_eq!(kills(root.path(), false), None, "{garbage:?}");
         }
         fs::write(root.path().join(OLD), "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n").expect("written");
-        assert_eq!(kills(root.path(), false), Some(7));
+        assert_eq!(kills(root.path(), false), Some(Kills { processes: 7, groups: 0 }));
     }
 
     #[tokio::test]
@@ -178,6 +242,6 @@ mod tests {
         }
         assert_eq!(&*told.expect("told"), "c");
         ended.expect("in time").expect("no panic").expect("a shell");
-        assert_eq!((before, after), (Some(0), Some(1)));
+        assert_eq!(before.zip(after).map(|(b, a)| (b.processes, a.processes)), Some((0, 1)));
     }
 }

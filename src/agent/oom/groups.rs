@@ -91,7 +91,11 @@ impl Groups {
             .collect();
         let ids: HashSet<Arc<str>> = running.iter().map(|running| running.id.clone()).collect();
         self.counts.retain(&ids);
-        self.places.retain(|id, _| self.counts.is_watched(id));
+        let gone: Vec<Arc<str>> = self.places.keys().filter(|id| !self.counts.is_watched(id)).cloned().collect();
+        for id in gone {
+            self.places.remove(&id);
+            self.events.remove(&id);
+        }
         self.tried.retain(|id, _| ids.contains(id));
         let is_fresh = |running: &Running| {
             !self.counts.is_watched(&running.id) && self.tried.get(&running.id).is_none_or(|tries| *tries < TRIES)
@@ -111,7 +115,10 @@ impl Groups {
                 continue;
             }
             // Read when it is listened to: nothing falls between.
-            let Some(count) = kills(&place, self.mounts.is_unified()) else { continue };
+            let Some(count) = kills(&place, self.mounts.is_unified()) else {
+                self.events.remove(&container.id);
+                continue;
+            };
             self.counts.watch(container.id.clone(), count, container.is_new, self.began.elapsed());
             self.places.insert(container.id, place);
         }
@@ -134,20 +141,26 @@ impl Groups {
         tokio::select! {
             biased;
             () = settles => {}
-            id = self.events.next() => self.look(&id),
+            id = self.events.next() => if self.counts.stirs(&id, self.began.elapsed()) {
+                self.look(&id, !self.mounts.is_unified());
+            },
         }
     }
 
     /// Containers in which processes were killed that the log did not tell of, and how many.
     pub(super) fn settle(&mut self) -> Vec<(Arc<str>, u64)> {
+        for id in self.counts.stirred(self.began.elapsed()) {
+            self.look(&id, !self.mounts.is_unified());
+        }
         let due = self.counts.due_now(self.began.elapsed());
-        due.iter().for_each(|id| self.look(id));
+        due.iter().for_each(|id| self.look(id, false));
         due.into_iter().map(|id| (self.counts.settle(&id), id)).filter(|(n, _)| *n > 0).map(|(n, id)| (id, n)).collect()
     }
 
-    fn look(&mut self, id: &str) {
+    /// The old hierarchy tells ahead of what it does.
+    fn look(&mut self, id: &str, is_ahead: bool) {
         let count = self.places.get(id).and_then(|place| kills(place, self.mounts.is_unified()));
-        self.counts.counted(id, count, self.began.elapsed());
+        self.counts.counted(id, count, is_ahead, self.began.elapsed());
     }
 }
 

@@ -68,7 +68,8 @@ const READY: &str = "Ready";
 
 pub(super) fn pressures(work: &mut Work<'_>) {
     for (kind, there, gone) in &PRESSURES {
-        let is_there = work.known.facts.pressures.iter().any(|pressure| pressure == kind);
+        let facts = &work.known.facts;
+        let is_there = facts.pressures.iter().chain(&facts.restored_pressures).any(|pressure| pressure == kind);
         let texts = if is_there { there } else { gone };
         let status = if is_there { "True" } else { "False" };
         let before = previous(work, kind);
