@@ -114,7 +114,8 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
     let node = Arc::new(Disk::at(settings::root(loaded)));
     let gauges = Machinery { look: Arc::new(look), node, places, thresholds: config.thresholds.clone(), line };
     let file = Arc::new(DiskStateFile::new(settings::root(loaded).join("eviction_state")));
-    let restored = history::restored(&*file, base.clock.now()).await;
+    let boot_id = &parts.machine.boot_id;
+    let restored = history::restored(&*file, boot_id, base.clock.now()).await;
     let deps = WatcherDeps {
         gauges: Arc::new(gauges),
         alarm: bell,
@@ -123,8 +124,8 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
         restored,
     };
     let (watcher, mut pictures) = Watcher::new(config.clone(), deps, began);
-    let keeping = history::keep(file, base.clock.clone(), began, pictures.clone(), base.stop.child_token());
-    base.tasks.spawn(keeping);
+    let keeper = history::Keeper { file, boot_id: boot_id.clone(), clock: base.clock.clone(), began };
+    base.tasks.spawn(keeper.run(pictures.clone(), base.stop.child_token()));
     base.tasks.spawn(watcher.run(base.stop.child_token()));
     let _ = timeout(SETTLE, pictures.wait_for(Option::is_some)).await;
     Ok(Watched { config, metrics, pictures, began })
@@ -160,14 +161,18 @@ pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
     base.tasks.spawn(Evictor::new(config, deps, pictures, began).run(base.stop.child_token()));
 }
 
-/// Admission and the node's status read pressures among the facts of the node.
+/// Admission and the node's status read pressures among the facts of the node. What only an earlier agent has seen is for
+/// the status alone: pods that run are admitted anew, and none of them may fail for what is over.
 fn tell(node: watch::Sender<Arc<NodeFacts>>) -> Pressures {
-    Arc::new(move |conditions: &BTreeSet<Condition>| {
-        let pressures: Vec<String> = conditions.iter().map(|condition| condition.as_str().to_owned()).collect();
+    Arc::new(move |conditions: &BTreeSet<Condition>, restored: &BTreeSet<Condition>| {
+        let names = |conditions: Vec<&Condition>| conditions.iter().map(|c| c.as_str().to_owned()).collect();
+        let met: Vec<String> = names(conditions.difference(restored).collect());
+        let restored: Vec<String> = names(conditions.intersection(restored).collect());
         node.send_if_modified(|facts| {
-            let is_news = facts.pressures != pressures;
+            let is_news = facts.pressures != met || facts.restored_pressures != restored;
             if is_news {
-                Arc::make_mut(facts).pressures = pressures;
+                let facts = Arc::make_mut(facts);
+                (facts.pressures, facts.restored_pressures) = (met, restored);
             }
             is_news
         });
@@ -337,7 +342,7 @@ impl Pods for EnginePods {
     async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
         let message = verdict.message.clone();
         let disruption = verdict.is_disruption.then(|| ("TerminationByKubelet".to_owned(), message.clone()));
-        let status = StatusOverride { reason: "Evicted".to_owned(), message, disruption };
+        let status = StatusOverride { reason: "Evicted".to_owned(), message, disruption, is_unready: false };
         kill_and_wait(&self.commands, pod, Some(verdict.grace), Some(status)).await
     }
 
@@ -391,20 +396,78 @@ fn late(what: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
+    use serde_json::json;
+
     use super::*;
+    use crate::{
+        engine::admission::{AdmissionRules, AdmitInput, Purpose, admit},
+        metrics::Registry,
+    };
 
     #[test]
     fn pressures_are_facts_of_the_node() {
         let (node, mut facts) = watch::channel(Arc::<NodeFacts>::default());
         let tell = tell(node);
-        tell(&BTreeSet::new());
+        let none = BTreeSet::new();
+        tell(&none, &none);
         assert!(!facts.has_changed().expect("open"), "no news");
-        tell(&[Condition::Disk, Condition::Memory].into());
+        tell(&[Condition::Disk, Condition::Memory].into(), &none);
         assert_eq!(facts.borrow_and_update().pressures, ["MemoryPressure", "DiskPressure"]);
-        tell(&[Condition::Disk, Condition::Memory].into());
+        tell(&[Condition::Disk, Condition::Memory].into(), &none);
         assert!(!facts.has_changed().expect("open"));
-        tell(&BTreeSet::new());
-        assert!(facts.borrow().pressures.is_empty());
+        tell(&[Condition::Disk, Condition::Memory].into(), &[Condition::Disk].into());
+        let seen = facts.borrow_and_update().clone();
+        assert_eq!(
+            (&*seen.pressures, &*seen.restored_pressures),
+            (&["MemoryPressure".to_owned()][..], &["DiskPressure".to_owned()][..])
+        );
+        tell(&none, &none);
+        assert!(facts.borrow().pressures.is_empty() && facts.borrow().restored_pressures.is_empty());
+    }
+
+    /// Sees that all is well.
+    struct Well;
+
+    #[async_trait]
+    impl Gauges for Well {
+        async fn look(&self) -> Readings {
+            Readings::default()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_survives_a_restart_under_a_pressure_that_is_over() {
+        let (node, mut facts) = watch::channel(Arc::<NodeFacts>::default());
+        let config = EvictionConfig {
+            thresholds: Vec::new(),
+            transition: Duration::from_secs(300),
+            max_pod_grace: 0,
+            local_storage: true,
+        };
+        let deps = WatcherDeps {
+            gauges: Arc::new(Well),
+            alarm: Arc::new(Bell::default()),
+            pressures: tell(node),
+            metrics: EvictionMetrics::new(&Registry::new()),
+            restored: vec![(Condition::Disk, Duration::from_secs(60))],
+        };
+        let (watcher, _pictures) = Watcher::new(Arc::new(config), deps, Instant::now());
+        let stop = CancellationToken::new();
+        let watching = tokio::spawn(watcher.run(stop.clone()));
+        let reported = facts.wait_for(|facts| facts.restored_pressures == ["DiskPressure"]).await;
+        let seen = reported.expect("it is reported").clone();
+        let object = json!({"metadata": {"name": "web", "namespace": "n", "uid": "u"}, "spec": {"containers": []}});
+        let pod = Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"));
+        for purpose in [Purpose::New, Purpose::Restored] {
+            let (rejected, rules) = (HashSet::new(), AdmissionRules::default());
+            let input = AdmitInput { pod: &pod, purpose, active: &[], rejected: &rejected, node: &seen, rules: &rules };
+            let refusal = admit(&input).err();
+            assert!(refusal.as_ref().is_none_or(|refusal| refusal.reason != "Evicted"), "{refusal:?}");
+        }
+        stop.cancel();
+        watching.await.expect("ends");
     }
 
     #[test]

@@ -73,5 +73,5 @@ pub trait Reclaim: Send + Sync + 'static {
     async fn images(&self) -> Result<(), String>;
 }
 
-/// Hears which pressures there are, whenever that changes.
-pub type Pressures = Arc<dyn Fn(&BTreeSet<Condition>) + Send + Sync>;
+/// Hears which pressures there are, and which of them only an earlier agent has seen, whenever that changes.
+pub type Pressures = Arc<dyn Fn(&BTreeSet<Condition>, &BTreeSet<Condition>) + Send + Sync>;

@@ -16,6 +16,8 @@ pub struct Pressure {
     first: Vec<(Threshold, Moment)>,
     /// Until when a condition is reported, unless a threshold of it is met again.
     conditions: BTreeMap<Condition, Moment>,
+    /// Those of them that only an earlier agent has seen.
+    restored: BTreeSet<Condition>,
     /// Thresholds that called for a pod: they hold until enough is free again.
     called: Vec<Threshold>,
     /// When each signal was seen last.
@@ -27,6 +29,8 @@ pub struct Pressure {
 pub struct Turn {
     /// Pressures to be reported.
     pub conditions: BTreeSet<Condition>,
+    /// Those of them that only an earlier agent has seen: no reason to refuse a pod.
+    pub restored: BTreeSet<Condition>,
     /// Until when, unless a threshold is met again.
     pub until: Vec<(Condition, Moment)>,
     /// Thresholds for which something has to go now, the first first, and since when they call for it.
@@ -38,8 +42,10 @@ pub struct Turn {
 impl Pressure {
     /// What an earlier agent would have reported for so long: that it ended is no reason to say that all is well.
     pub fn restored(left: impl IntoIterator<Item = (Condition, Duration)>, transition: Duration) -> Self {
-        let conditions = left.into_iter().map(|(condition, left)| (condition, left.min(transition))).collect();
-        Self { conditions, ..Self::default() }
+        let conditions: BTreeMap<_, _> =
+            left.into_iter().map(|(condition, left)| (condition, left.min(transition))).collect();
+        let restored = conditions.keys().copied().collect();
+        Self { conditions, restored, ..Self::default() }
     }
 
     /// Takes a look in: `thresholds` are those in force, sorted by signal; `transition` is how long a pressure is
@@ -58,7 +64,11 @@ impl Pressure {
         self.first = met.iter().map(|threshold| ((*threshold).clone(), since(threshold))).collect();
         let until = now.saturating_add(transition);
         self.conditions.extend(met.iter().map(|threshold| (Condition::of(threshold.signal), until)));
+        for threshold in &met {
+            self.restored.remove(&Condition::of(threshold.signal));
+        }
         self.conditions.retain(|_, until| now < *until);
+        self.restored.retain(|condition| self.conditions.contains_key(condition));
         let called: Vec<(Threshold, Moment)> = self
             .first
             .iter()
@@ -74,7 +84,7 @@ impl Pressure {
         self.seen.extend(seen.iter().map(|(signal, seen)| (*signal, seen.at)));
         let until: Vec<_> = self.conditions.iter().map(|(condition, until)| (*condition, *until)).collect();
         let conditions = self.conditions.keys().copied().collect();
-        Turn { conditions, until, due, is_met: !self.first.is_empty() }
+        Turn { conditions, restored: self.restored.clone(), until, due, is_met: !self.first.is_empty() }
     }
 }
 
@@ -192,7 +202,12 @@ mod tests {
             let turn = pressure.turn(&all, &seen(Signal::Memory, "3Gi", now), now, TRANSITION);
             assert_eq!(turn.conditions.contains(&Condition::Memory), expected, "{left} {at}");
             assert!(turn.due.is_empty(), "nobody has to go for what was");
+            assert_eq!(turn.restored, turn.conditions, "nobody is refused for it either");
         }
+        let mut pressure = Pressure::restored(minutes(2), TRANSITION);
+        let now = Moment::from_secs(1);
+        let turn = pressure.turn(&all, &seen(Signal::Memory, "1Gi", now), now, TRANSITION);
+        assert!(turn.conditions.contains(&Condition::Memory) && turn.restored.is_empty(), "it is met again");
     }
 
     #[test]

@@ -188,7 +188,7 @@ impl World {
         let deps = WatcherDeps {
             gauges: node.clone(),
             alarm: node.clone(),
-            pressures: Arc::new(move |conditions| hears.with(|state| state.conditions.push(conditions.clone()))),
+            pressures: Arc::new(move |conditions, _| hears.with(|state| state.conditions.push(conditions.clone()))),
             metrics: metrics.clone(),
             restored: Vec::new(),
         };

@@ -61,7 +61,8 @@ pub struct Watcher {
     deps: WatcherDeps,
     began: Instant,
     pressure: Pressure,
-    told: BTreeSet<Condition>,
+    /// What is reported, and what of it only an earlier agent has seen.
+    told: [BTreeSet<Condition>; 2],
     pictures: watch::Sender<Option<Arc<Picture>>>,
 }
 
@@ -74,7 +75,7 @@ impl Watcher {
     ) -> (Self, watch::Receiver<Option<Arc<Picture>>>) {
         let (pictures, seen) = watch::channel(None);
         let pressure = Pressure::restored(deps.restored.iter().copied(), config.transition);
-        let watcher = Self { config, deps, began, pressure, told: BTreeSet::new(), pictures };
+        let watcher = Self { config, deps, began, pressure, told: Default::default(), pictures };
         (watcher, seen)
     }
 
@@ -114,10 +115,11 @@ impl Watcher {
         let now = self.began.elapsed();
         let turn = self.pressure.turn(&thresholds, &seen, now, self.config.transition);
         self.count(&thresholds, &seen);
-        if turn.conditions != self.told {
+        let [reported, restored] = &self.told;
+        if turn.conditions != *reported || turn.restored != *restored {
             info!(nodeCondition = ?turn.conditions, "Eviction manager: node conditions - observed");
-            (self.deps.pressures)(&turn.conditions);
-            self.told.clone_from(&turn.conditions);
+            (self.deps.pressures)(&turn.conditions, &turn.restored);
+            self.told = [turn.conditions.clone(), turn.restored.clone()];
         }
         let pause = pause(&thresholds, &seen, &turn);
         let picture = Picture { at, seen, layout, thresholds: thresholds.into(), due: turn.due, pressures: turn.until };

@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
     time::{Instant, timeout},
@@ -12,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::{
+    agent::state_file::OneWrite,
     engine::ports::{Clock, StateFile},
     eviction::{Picture, signals::Condition},
 };
@@ -21,65 +23,90 @@ const FILE: Duration = Duration::from_secs(10);
 /// How old what it says of a pressure that goes on may become.
 const AGE: Duration = Duration::from_secs(10);
 
-/// By type, until when each is reported.
-type Written = BTreeMap<String, Timestamp>;
+/// What is kept.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Written {
+    /// In which life of the machine it was.
+    boot_id: String,
+    /// By type, until when each is reported.
+    until: BTreeMap<String, Timestamp>,
+}
 
 /// What an earlier agent reported, and for how long it still would have; nothing where that is not known.
-pub(super) async fn restored(file: &dyn StateFile, now: Timestamp) -> Vec<(Condition, Duration)> {
+pub(super) async fn restored(file: &dyn StateFile, boot_id: &str, now: Timestamp) -> Vec<(Condition, Duration)> {
     let content = match timeout(FILE, file.read()).await {
         Ok(Ok(content)) => content.unwrap_or_default(),
         Ok(Err(_)) | Err(_) => Vec::new(),
     };
-    left(&content, now)
+    left(&content, boot_id, now)
 }
 
-fn left(content: &[u8], now: Timestamp) -> Vec<(Condition, Duration)> {
+/// Of another life of the machine only what is on disks is left.
+fn left(content: &[u8], boot_id: &str, now: Timestamp) -> Vec<(Condition, Duration)> {
     let written: Written = serde_json::from_slice(content).unwrap_or_default();
+    let is_same_life = written.boot_id == boot_id && !boot_id.is_empty();
     let left = |condition: Condition| {
-        let until = written.get(condition.as_str())?;
+        let until = written.until.get(condition.as_str())?;
         let left = Duration::try_from(until.duration_since(now)).ok()?;
         Some((condition, left)).filter(|(_, left)| !left.is_zero())
     };
-    [Condition::Memory, Condition::Disk, Condition::Pid].into_iter().filter_map(left).collect()
+    let may_last = |condition: &Condition| is_same_life || *condition == Condition::Disk;
+    [Condition::Memory, Condition::Disk, Condition::Pid].into_iter().filter(may_last).filter_map(left).collect()
 }
 
-/// Keeps it from now on, until stopped; `began` is when moments of pictures begin.
-pub(super) async fn keep(
-    file: Arc<dyn StateFile>,
-    clock: Arc<dyn Clock>,
-    began: Instant,
-    mut pictures: watch::Receiver<Option<Arc<Picture>>>,
-    stop: CancellationToken,
-) {
-    let (mut kept, mut at): (Option<Vec<Condition>>, _) = (None, Instant::now());
-    loop {
-        let moved = stop.run_until_cancelled(pictures.changed()).await;
-        if !matches!(moved, Some(Ok(()))) {
-            return;
+/// Who keeps it.
+pub(super) struct Keeper {
+    /// Where.
+    pub(super) file: Arc<dyn StateFile>,
+    /// This life of the machine.
+    pub(super) boot_id: String,
+    /// Wall time.
+    pub(super) clock: Arc<dyn Clock>,
+    /// When moments of pictures begin.
+    pub(super) began: Instant,
+}
+
+impl Keeper {
+    /// Keeps it from now on, until stopped.
+    pub(super) async fn run(self, mut pictures: watch::Receiver<Option<Arc<Picture>>>, stop: CancellationToken) {
+        let mut writes = OneWrite::new(self.file.clone(), FILE);
+        let (mut kept, mut at): (Option<Vec<Condition>>, _) = (None, Instant::now());
+        let mut is_written = true;
+        loop {
+            let moved = stop.run_until_cancelled(pictures.changed()).await;
+            if !matches!(moved, Some(Ok(()))) {
+                return;
+            }
+            let Some(picture) = pictures.borrow_and_update().clone() else { continue };
+            let reported: Vec<Condition> = picture.pressures.iter().map(|(condition, _)| *condition).collect();
+            let is_stale = (!reported.is_empty() || !is_written) && at.elapsed() >= AGE;
+            if kept.as_ref() == Some(&reported) && !is_stale {
+                continue;
+            }
+            // A node without pressure that never had any needs no file.
+            if kept.is_none() && reported.is_empty() && matches!(timeout(FILE, self.file.read()).await, Ok(Ok(None))) {
+                kept = Some(reported);
+                continue;
+            }
+            let written = writes.replace(self.content(&picture)).await;
+            if let Err(error) = &written {
+                warn!(err = %error, path = %writes.file().path().display(), "Which pressures the node reports cannot be kept");
+            }
+            (kept, at, is_written) = (Some(reported), Instant::now(), written.is_ok());
         }
-        let Some(picture) = pictures.borrow_and_update().clone() else { continue };
-        let reported: Vec<Condition> = picture.pressures.iter().map(|(condition, _)| *condition).collect();
-        let is_stale = !reported.is_empty() && at.elapsed() >= AGE;
-        if kept.as_ref() == Some(&reported) && !is_stale {
-            continue;
-        }
-        // A node without pressure that never had any needs no file.
-        if kept.is_none() && reported.is_empty() && matches!(timeout(FILE, file.read()).await, Ok(Ok(None))) {
-            kept = Some(reported);
-            continue;
-        }
-        let (now, uptime) = (clock.now(), began.elapsed());
+    }
+
+    fn content(&self, picture: &Picture) -> Vec<u8> {
+        let (now, uptime) = (self.clock.now(), self.began.elapsed());
         let wall = |until: Duration| {
             let left = SignedDuration::try_from(until.saturating_sub(uptime)).unwrap_or(SignedDuration::MAX);
             now.saturating_add(left).unwrap_or(now)
         };
-        let written: Written =
+        let until =
             picture.pressures.iter().map(|(condition, until)| (condition.as_str().to_owned(), wall(*until))).collect();
-        let content = serde_json::to_vec(&written).unwrap_or_default(); // texts and times
-        if !matches!(timeout(FILE, file.replace(content)).await, Ok(Ok(()))) {
-            warn!(path = %file.path().display(), "Which pressures the node reports cannot be kept");
-        }
-        (kept, at) = (Some(reported), Instant::now());
+        let written = Written { boot_id: self.boot_id.clone(), until };
+        serde_json::to_vec(&written).unwrap_or_default() // texts and times
     }
 }
 
@@ -91,11 +118,29 @@ mod tests {
     #[test]
     fn what_is_left_of_a_pressure() {
         let now: Timestamp = "2026-01-01T00:01:00Z".parse().expect("a time");
-        let content = br#"{"MemoryPressure":"2026-01-01T00:03:00Z","DiskPressure":"2026-01-01T00:00:59Z","X":"2027-01-01T00:00:00Z"}"#;
-        assert_eq!(left(content, now), [(Condition::Memory, Duration::from_secs(120))]);
-        for garbage in ["", "{", "[]", r#"{"MemoryPressure":"x"}"#, r#"{"MemoryPressure":7}"#, "\0"] {
-            assert_eq!(left(garbage.as_bytes(), now), [], "{garbage}");
+        let of = |until: &str| format!(r#"{{"bootId":"b","until":{until}}}"#);
+        let content = of(
+            r#"{"MemoryPressure":"2026-01-01T00:03:00Z","DiskPressure":"2026-01-01T00:00:59Z","X":"2027-01-01T00:00:00Z"}"#,
+        );
+        assert_eq!(left(content.as_bytes(), "b", now), [(Condition::Memory, Duration::from_secs(120))]);
+        for garbage in ["", "{", "[]", &of(r#"{"MemoryPressure":"x"}"#), &of(r#"{"MemoryPressure":7}"#), "\0"] {
+            assert_eq!(left(garbage.as_bytes(), "b", now), [], "{garbage}");
         }
+    }
+
+    #[test]
+    fn only_disks_outlast_the_life_of_a_machine() {
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().expect("a time");
+        let at = "2026-01-01T00:01:01Z";
+        let content = format!(
+            r#"{{"bootId":"b","until":{{"MemoryPressure":"{at}","DiskPressure":"{at}","PIDPressure":"{at}"}}}}"#
+        );
+        let kinds = |boot_id| -> Vec<Condition> {
+            left(content.as_bytes(), boot_id, now).into_iter().map(|(condition, _)| condition).collect()
+        };
+        assert_eq!(kinds("b"), [Condition::Memory, Condition::Disk, Condition::Pid]);
+        assert_eq!(kinds("c"), [Condition::Disk]);
+        assert_eq!(kinds(""), [Condition::Disk]);
     }
 
     #[tokio::test]
@@ -104,14 +149,16 @@ mod tests {
         let file = Arc::new(DiskStateFile::new(dir.path().join("eviction_state")));
         let (pictures, seen) = watch::channel(None);
         let stop = CancellationToken::new();
-        let keeping = tokio::spawn(keep(file.clone(), Arc::new(SystemClock), Instant::now(), seen, stop.clone()));
+        let (clock, began) = (Arc::new(SystemClock), Instant::now());
+        let keeper = Keeper { file: file.clone(), boot_id: "b".to_owned(), clock, began };
+        let keeping = tokio::spawn(keeper.run(seen, stop.clone()));
         let show = |pressures| {
             pictures.send_replace(Some(Arc::new(Picture { pressures, ..Picture::default() })));
         };
         let until = async |expected: &[Condition]| {
             let found = async {
                 loop {
-                    let found = restored(&*file, Timestamp::now()).await;
+                    let found = restored(&*file, "b", Timestamp::now()).await;
                     if found.iter().map(|(condition, _)| *condition).eq(expected.iter().copied()) {
                         return found;
                     }

@@ -1,11 +1,12 @@
-//! Refuses pods while the node is under pressure. Pure. Behaviour: spec 02a §6.1, 05 §3.8.
+//! Refuses pods while the node is under pressure, but for those that run already: to evict them is the evictor's to
+//! decide. Pure. Behaviour: spec 02a §6.1, §14, 05 §3.8.
 
-use super::{AdmitInput, Admitted, Refusal, taints};
+use super::{AdmitInput, Admitted, Purpose, Refusal, taints};
 use crate::pod::{api, qos::Qos};
 
 pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refusal> {
     let pressures = &input.node.pressures;
-    if pressures.is_empty() || input.pod.is_critical() {
+    if pressures.is_empty() || input.pod.is_critical() || matches!(input.purpose, Purpose::Restored) {
         return Ok(());
     }
     if pressures.iter().all(|p| p == "MemoryPressure") && (Qos::of(input.pod) != Qos::BestEffort || tolerates(input)) {

@@ -117,6 +117,10 @@ fn pressure_refuses_best_effort_and_more() {
     assert_eq!(case.refused(&pod("web", json!({"spec": {"tolerations": [tolerating]}}))), None);
     case.node.pressures.push("DiskPressure".to_owned());
     assert_eq!(case.refused(&requesting("burstable", "1m")), evicted("MemoryPressure DiskPressure"));
+    assert!(case.ask(&best_effort, Purpose::Restored).is_ok(), "it runs");
+    let mut case = Case::new();
+    case.node.restored_pressures = vec!["DiskPressure".to_owned()];
+    assert_eq!(case.refused(&best_effort), None, "nobody has seen it in this life");
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub struct NodeFacts {
     pub host_ips: Vec<IpAddr>,
     /// Node pressure conditions that are true now (`MemoryPressure`, …).
     pub pressures: Vec<String>,
+    /// Those that an earlier agent has seen and this one has not: they are reported, and refuse nobody.
+    pub restored_pressures: Vec<String>,
     /// Whether the node is shutting down.
     pub shutting_down: bool,
     /// Features the node declares.
