@@ -175,11 +175,17 @@ impl Collector {
                     let _ = answer.send(freed);
                 }
                 _ = listing.tick() => self.publish_list().await,
-                _ = collecting.tick(), if !self.policy.is_off() => self.round().await,
-                () = self.watch.crossed() => {
-                    self.round().await;
-                    collecting.reset();
+                _ = collecting.tick(), if !self.policy.is_off() => {
+                    let rests = self.watch.rests();
+                    if rests.is_zero() {
+                        self.round().await;
+                    } else {
+                        collecting.reset_after(rests);
+                    }
                 }
+                () = self.watch.crossed() => if self.round().await {
+                    collecting.reset();
+                },
             }
         }
     }
@@ -194,10 +200,15 @@ impl Collector {
         }
     }
 
-    /// One round; from the second consecutive failure on the node tells of it.
-    async fn round(&mut self) {
-        match self.collect().await {
-            Ok(()) => self.failures = 0,
+    /// One round; whether it freed what was to be freed. From the second consecutive failure on the node tells of it.
+    async fn round(&mut self) -> bool {
+        let collected = self.collect().await;
+        self.watch.tried();
+        match collected {
+            Ok(()) => {
+                self.failures = 0;
+                true
+            }
             Err(error) => {
                 self.failures = self.failures.saturating_add(1);
                 if self.failures > 1 {
@@ -206,6 +217,7 @@ impl Collector {
                 } else {
                     warn!(err = %error, "Image garbage collection failed once; stats may not be available yet");
                 }
+                false
             }
         }
     }
@@ -265,7 +277,6 @@ impl Collector {
             }
             Demand::Free { bytes, percent } => (bytes, percent),
         };
-        self.watch.know_it_is_over();
         info!(
             usage = percent,
             highThreshold = self.policy.high_percent,
