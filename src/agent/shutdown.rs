@@ -81,7 +81,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
         pods: Arc::new(pods),
         events: base.events.clone(),
         clock: base.clock.clone(),
-        file: Arc::new(DiskStateFile::new(settings::root(loaded).join("graceful_node_shutdown_state"))),
+        file: Arc::new(DiskStateFile::shown(settings::root(loaded).join("graceful_node_shutdown_state"))),
         metrics,
     };
     let drain = Arc::new(Drain::open(plan, deps).await);
@@ -110,7 +110,13 @@ impl Pods for EnginePods {
 
     async fn end(&self, pod: &Arc<Pod>, grace: i64) -> Result<(), String> {
         let disruption = Some((CONDITION.to_owned(), MESSAGE.to_owned()));
-        let status = StatusOverride { reason: REASON.to_owned(), message: MESSAGE.to_owned(), disruption };
+        let status = StatusOverride {
+            reason: REASON.to_owned(),
+            message: MESSAGE.to_owned(),
+            disruption,
+            // Nobody shall send it anything while it ends.
+            is_unready: true,
+        };
         kill_and_wait(&self.commands, pod, Some(grace), Some(status)).await?;
         self.fates.finished(pod.uid()).await;
         Ok(())

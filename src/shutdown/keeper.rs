@@ -11,7 +11,7 @@ use crate::{
     config::GoDuration,
     sys::{
         atomic_file,
-        logind::{Logind, LogindError, Session},
+        logind::{Heard, Logind, LogindError, Session},
     },
 };
 
@@ -121,7 +121,14 @@ impl Keeper {
         let mut session = self.logind.connect().await?;
         let mut lock = self.lock(&session).await?;
         loop {
-            let begins = session.next().await?;
+            let begins = match session.next().await? {
+                Heard::Begins(begins) => begins,
+                // A soft reboot ends processes as any other: what it leaves running is no business of ours.
+                Heard::How(how) => {
+                    info!(how, "logind tells how the machine goes down");
+                    continue;
+                }
+            };
             // Anybody on the bus may send us a signal; what logind itself says counts.
             if session.is_preparing().await? != begins {
                 continue;

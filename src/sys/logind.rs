@@ -1,6 +1,7 @@
 //! logind over D-Bus: how long it waits for whom, and that the machine goes down. Behaviour: spec 05 §7.2.
 
 use std::{
+    collections::HashMap,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     time::Duration,
@@ -69,7 +70,21 @@ pub struct Logind(PathBuf);
 pub struct Session {
     connection: Connection,
     signals: MessageStream,
+    /// The same again in other words, of releases that say how.
+    details: MessageStream,
 }
+
+/// What logind says of the machine's end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Heard {
+    /// It begins (true), or is called off.
+    Begins(bool),
+    /// How it will be: `reboot`, `power-off`, `soft-reboot`, …
+    How(String),
+}
+
+/// Longest word for how that is taken, characters.
+const HOW: usize = 64;
 
 impl Logind {
     /// This machine's.
@@ -94,19 +109,32 @@ impl Logind {
             let stream = UnixStream::connect(&self.0).await.and_then(UnixStream::into_std);
             let stream = stream.map_err(|error| failed(error.to_string()))?;
             let connection = Builder::unix_stream(stream).build().await.map_err(|error| failed(error.to_string()))?;
-            let rule = MatchRule::builder()
-                .msg_type(Type::Signal)
-                .sender(LOGIND.name) // others can shout on the bus, too
-                .interface(LOGIND.interface)
-                .member("PrepareForShutdown")
-                .path(LOGIND.object)
-                .build()
-                .map_err(|error| failed(error.to_string()))?;
-            let signals = MessageStream::for_match_rule(rule, &connection, None).await;
-            Ok(Session { signals: signals.map_err(|error| failed(error.to_string()))?, connection })
+            let signals = listen(&connection, "PrepareForShutdown").await.map_err(|error| failed(error.to_string()))?;
+            let details = listen(&connection, "PrepareForShutdownWithMetadata").await;
+            let details = details.map_err(|error| failed(error.to_string()))?;
+            Ok(Session { signals, details, connection })
         };
         timeout(CONNECT, connecting).await.unwrap_or_else(|_| Err(failed(format!("no answer within {CONNECT:?}"))))
     }
+}
+
+async fn listen(connection: &Connection, member: &'static str) -> zbus::Result<MessageStream> {
+    let rule = MatchRule::builder()
+        .msg_type(Type::Signal)
+        .sender(LOGIND.name) // others can shout on the bus, too
+        .interface(LOGIND.interface)
+        .member(member)
+        .path(LOGIND.object)
+        .build()?;
+    MessageStream::for_match_rule(rule, connection, None).await
+}
+
+/// How the machine goes down; `None` where that is not said, or it does not.
+fn how(message: &Message) -> Option<String> {
+    let (begins, mut said): (bool, HashMap<String, OwnedVariant>) = message.body().deserialize().ok()?;
+    let how = String::try_from(said.remove("type")?).ok()?;
+    begins
+        .then(|| how.chars().take(HOW).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect())
 }
 
 impl Session {
@@ -151,16 +179,27 @@ impl Session {
         self.call(&SYSTEMD, None, "KillUnit", &("systemd-logind.service", "all", HANGUP)).await.map(drop)
     }
 
-    /// Waits until the machine begins to go down (true), or stays after all. Safe to drop.
+    /// Waits until the machine begins to go down, or stays after all. Safe to drop.
     ///
     /// # Errors
     /// The connection is lost.
-    pub async fn next(&mut self) -> Result<bool, LogindError> {
+    pub async fn next(&mut self) -> Result<Heard, LogindError> {
         loop {
-            let message = self.signals.next().await.ok_or(LogindError::Lost)?.map_err(|_| LogindError::Lost)?;
             // Signals of another shape are nobody's: they are passed over.
-            if let Ok(begins) = message.body().deserialize::<bool>() {
-                return Ok(begins);
+            tokio::select! {
+                biased;
+                message = self.details.next() => {
+                    let message = message.ok_or(LogindError::Lost)?.map_err(|_| LogindError::Lost)?;
+                    if let Some(how) = how(&message) {
+                        return Ok(Heard::How(how));
+                    }
+                }
+                message = self.signals.next() => {
+                    let message = message.ok_or(LogindError::Lost)?.map_err(|_| LogindError::Lost)?;
+                    if let Ok(begins) = message.body().deserialize::<bool>() {
+                        return Ok(Heard::Begins(begins));
+                    }
+                }
             }
         }
     }

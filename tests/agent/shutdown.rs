@@ -2,8 +2,10 @@
 //! new comes. logind is played on a bus of the test's own.
 
 use std::{
+    collections::HashMap,
     fs::File,
     io::Read,
+    os::unix::fs::PermissionsExt,
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
@@ -113,6 +115,11 @@ impl Logind {
     /// The machine begins to go down, or stays.
     async fn prepare(&self, begins: bool) {
         *self.state.is_preparing.lock().expect("whole") = begins;
+        let how = HashMap::from([("type", Variant::new("soft-reboot"))]);
+        let said = (begins, how);
+        let told =
+            self.connection.emit_signal(None::<()>, OBJECT, MANAGER, "PrepareForShutdownWithMetadata", &said).await;
+        told.expect("sent");
         let told = self.connection.emit_signal(None::<()>, OBJECT, MANAGER, "PrepareForShutdown", &begins).await;
         told.expect("sent");
     }
@@ -228,12 +235,15 @@ async fn pods_go_before_the_machine_does() {
     assert!(plain.contains("default/plain-") && plain.contains("gracePeriod=15"), "{plain}");
     assert!(critical.contains("default/critical-") && critical.contains("gracePeriod=10"), "{critical}");
     assert_eq!(ground.cri.count("stop_container"), 2);
-    assert!(log.contains("Shutdown manager detected shutdown event"), "{log}");
+    assert_eq!(log.matches("Shutdown manager detected shutdown event").count(), 1, "{log}");
+    assert_eq!(log.matches("how=\"soft-reboot\"").count(), 1, "{log}");
 
     home.put_pod(&pod("late", 0));
     let refused = agent.until_pod("late", "refused", |pod| pod["status"]["reason"] == "NodeShutdown").await;
     assert_eq!(refused["status"]["message"], "Pod was rejected: Pod was rejected as the node is shutting down.");
-    let written = std::fs::read_to_string(home.root().join("graceful_node_shutdown_state")).expect("it is there");
+    let file = home.root().join("graceful_node_shutdown_state");
+    assert_eq!(std::fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o644);
+    let written = std::fs::read_to_string(file).expect("it is there");
     assert!(written.starts_with("{\"startTime\":\"2") && !written.contains("0001-01-01"), "{written}");
     let start = agent.metric("kubelet_graceful_shutdown_start_time_seconds").await.expect("told");
     let end = agent.metric("kubelet_graceful_shutdown_end_time_seconds").await.expect("told");

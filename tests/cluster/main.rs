@@ -23,6 +23,7 @@ mod probes;
 mod quiet;
 mod resize;
 mod restart;
+mod shutdown;
 mod start;
 mod tokens;
 mod volumes;

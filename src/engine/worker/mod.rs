@@ -136,7 +136,8 @@ impl Worker {
             let (end, overheard) = tokio::select! {
                 biased;
                 () = context.shutdown.cancelled() => return,
-                end = self.turn(&desired, fresh_word) => end,
+                // In a place of its own: a worker rests nearly always, and a turn is most of what it needs.
+                end = Box::pin(self.turn(&desired, fresh_word)) => end,
             };
             if let Some((handed_at, cause)) = begun {
                 context.metrics.worker_duration(cause.label(), handed_at.elapsed());

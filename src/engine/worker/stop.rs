@@ -1,10 +1,13 @@
 //! The turns at the end of a pod's life: stop its containers, then take down what it had
 //! (spec 02a §9.7 SyncTerminatingPod, SyncTerminatingRuntimePod, SyncTerminatedPod).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use tokio::sync::watch;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
 use tracing::{debug, warn};
 
 use super::sync::{Outcome, Turn};
@@ -16,6 +19,11 @@ use crate::{
     pod::{Pod, api, observed::ObservedPod},
     status::{Build, Phase},
 };
+
+/// How long containers wait at most until others hear that their pod is unready.
+const HEARD: Duration = Duration::from_secs(1);
+/// How often it is looked whether they have.
+const LOOK: Duration = Duration::from_millis(10);
 
 impl Turn<'_> {
     /// Stops everything the pod runs. `grace` is live: shortening it cuts a kill short.
@@ -29,7 +37,10 @@ impl Turn<'_> {
             self.publish(&pod, &observed, Build::Ongoing, order.as_ref());
             self.context.probes.stop_liveness(pod.uid());
         }
-        self.kill(observed, grace).await?;
+        match order.as_ref().filter(|order| order.is_unready) {
+            Some(_) => self.kill_unready(observed, grace).await?,
+            None => self.kill(observed, grace).await?,
+        }
         if let Some(pod) = &self.pod {
             self.context.probes.remove(pod.uid());
         }
@@ -66,6 +77,45 @@ impl Turn<'_> {
     pub async fn kill_all(&mut self, observed: Arc<ObservedPod>) -> Result<(), String> {
         let (_keep, grace) = watch::channel(None);
         self.kill(observed, grace).await
+    }
+
+    /// Kills once the API server has heard that the pod is unready, or a while later; that while is part of the grace
+    /// period (spec 05 §7.7).
+    async fn kill_unready(
+        &mut self,
+        observed: Arc<ObservedPod>,
+        mut grace: watch::Receiver<Option<Grace>>,
+    ) -> Result<(), String> {
+        let given = *grace.borrow_and_update();
+        let waited = self.told(given).await;
+        let left = |grace: Option<Grace>| grace.map(|Grace(grace)| Grace(grace.saturating_sub(waited)));
+        let (shorter, live) = watch::channel(left(given));
+        let shortens = async {
+            while grace.changed().await.is_ok() {
+                shorter.send_replace(left(*grace.borrow_and_update()));
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            killed = self.kill(observed, live) => killed,
+            () = shortens => Ok(()), // it has no end
+        }
+    }
+
+    /// Waits until the status was sent, or has taken its time; how long that was.
+    async fn told(&mut self, grace: Option<Grace>) -> Duration {
+        let pod = self.pod.as_ref().filter(|_| self.context.config.api_client);
+        let Some(uid) = pod.map(|pod| pod.uid().clone()) else { return Duration::ZERO };
+        self.memory.stage.set("tell that the pod is unready");
+        let (began, status) = (Instant::now(), self.context.status.clone());
+        let is_unsent = || status.kept_of(&uid).is_some_and(|kept| kept.unsent_since.is_some());
+        let sent = async {
+            while is_unsent() {
+                sleep(LOOK).await;
+            }
+        };
+        let _ = timeout(patience(grace), sent).await; // nobody waits for a server that does not answer
+        began.elapsed()
     }
 
     async fn kill(&mut self, observed: Arc<ObservedPod>, grace: watch::Receiver<Option<Grace>>) -> Result<(), String> {
@@ -142,11 +192,31 @@ impl Turn<'_> {
     }
 }
 
+/// A quarter of the grace period, and no more than [`HEARD`].
+fn patience(grace: Option<Grace>) -> Duration {
+    grace.map_or(HEARD, |Grace(grace)| (grace / 4).min(HEARD))
+}
+
+/// Spec 05 §7.7: what ends with its node is no endpoint any more.
+fn make_unready(status: &mut api::PodStatus, now: jiff::Timestamp) {
+    let conditions = status.conditions.iter_mut().flatten();
+    for condition in conditions.filter(|c| ["Ready", "ContainersReady"].contains(&c.type_.as_str())) {
+        if condition.status == "True" {
+            condition.status = "False".to_owned();
+            condition.reason = Some("PodFailed".to_owned());
+            condition.last_transition_time = Some(Time(now));
+        }
+    }
+}
+
 /// Lets an eviction, preemption or shutdown have the last word on phase, reason and message.
 fn overrule(status: &mut api::PodStatus, order: &StatusOverride, generation: i64, now: jiff::Timestamp) {
     status.phase = Some("Failed".to_owned());
     status.reason = Some(order.reason.clone());
     status.message = Some(order.message.clone());
+    if order.is_unready {
+        make_unready(status, now);
+    }
     let Some((reason, message)) = &order.disruption else { return };
     let conditions = status.conditions.get_or_insert_default();
     conditions.retain(|c| c.type_ != "DisruptionTarget");
@@ -159,4 +229,17 @@ fn overrule(status: &mut api::PodStatus, order: &StatusOverride, generation: i64
         observed_generation: Some(generation).filter(|generation| *generation != 0),
         ..Default::default()
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_waits_long_for_others_to_hear() {
+        for (grace, expected) in [(None, 1000), (Some(0), 0), (Some(1), 250), (Some(4), 1000), (Some(300), 1000)] {
+            let expected = Duration::from_millis(expected);
+            assert_eq!(patience(grace.map(Grace::from_secs)), expected, "{grace:?}");
+        }
+    }
 }

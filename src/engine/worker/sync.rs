@@ -198,7 +198,7 @@ impl Turn<'_> {
     /// Whether the pod is past its active deadline; else remembers to wake up when it is.
     fn past_deadline(&mut self, pod: &Pod) -> Option<status::Eviction> {
         let previous = self.context.status.before(pod);
-        let told = previous.as_deref().or(pod.status.as_ref());
+        let told = previous.as_deref().or(pod.status.as_deref());
         let start = told.and_then(|status| status.start_time.as_ref()).map(|time| time.0);
         let now = self.context.clock.now();
         self.memory.deadline = deadline::expires_at(pod.spec(), start);

@@ -1,0 +1,79 @@
+//! The end of a node of a cluster (spec 05 §7): who goes with it is no endpoint any more before its containers end, and
+//! critical pods stay until the last words of the others are told.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+
+use crate::{
+    World, condition,
+    kit::{
+        api_server::{Effect, Fault, Logged},
+        process::skips,
+        scripted::Behaviour,
+    },
+    pod_of,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_leave_service_before_they_end() {
+    // AC-05-29, spec 05 §7.7
+    if skips("pods_leave_service_before_they_end") {
+        return;
+    }
+    let mut world = World::new().await;
+    let settings = world.home.path().join("berth.yaml");
+    std::fs::write(&settings, "shutdown: {onTermination: true}\n").expect("written");
+    let periods = json!({"shutdownGracePeriod": "600s", "shutdownGracePeriodCriticalPods": "300s"});
+    world.home = world.home.environment("BERTH_CONFIG", settings.display().to_string()).with(periods);
+    // It takes its time to end.
+    let slow = Behaviour { stops_after: Some(Duration::from_secs(3600)), ..Behaviour::default() };
+    world.ground.cri.behave("web/main", [slow]);
+    let mut agent = world.start().await;
+    // It takes a moment for each status, and containers do not end before it has answered.
+    world.api.fault(
+        Fault::new(Effect::Delay(Duration::from_millis(100))).on("patch", "pods").subresource("status").always(),
+    );
+    let spec = |fields: Value| {
+        let mut spec = json!({"terminationGracePeriodSeconds": 300, "containers": [{"name": "main"}]});
+        for (key, value) in fields.as_object().expect("an object") {
+            spec[key] = value.clone();
+        }
+        spec
+    };
+    world.run(pod_of("web", spec(json!({}))));
+    world.run(pod_of("critical", spec(json!({"priorityClassName": "system-cluster-critical"}))));
+    let web = world.until_ready(&agent, "web").await;
+    world.until_ready(&agent, "critical").await;
+    let before = world.api.last();
+    agent.signal(Signal::SIGTERM);
+    let is_out = |pod: &Value| condition(pod, "Ready") == "False" && pod["status"]["phase"] == "Running";
+    let left = world.until_pod(&agent, "web", "is out of service while it runs", is_out).await;
+    assert_eq!(condition(&left, "ContainersReady"), "False");
+    assert!(!world.ground.cri.running("web", "main").is_empty(), "it still runs");
+    let stops = async {
+        while world.ground.cri.count("stop_container") == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), stops).await.expect("it is told to stop");
+    let is_told = |logged: &Logged| {
+        let mut conditions = logged.body["status"]["conditions"].as_array().into_iter().flatten();
+        logged.name == "web" && conditions.any(|c| c["type"] == "Ready" && c["status"] == "False")
+    };
+    let told = world.asked().since(before).of("pods").sub("status").filter(is_told);
+    let calls = world.ground.cri.calls();
+    let stopped = calls.iter().find(|call| call.op == "stop_container" && call.target == "web/main").expect("told");
+    let heard = told.first().and_then(|logged| logged.ended).expect("answered");
+    assert!(heard <= stopped.at, "containers end before others hear that they are unready\n{told}");
+    let critical = world.pod("critical").expect("there");
+    assert_eq!(condition(&critical, "Ready"), "True", "it is not its turn");
+    world.end(&web, 0);
+    let is_over = |pod: &Value| pod["status"]["reason"] == "Terminated" && condition(pod, "DisruptionTarget") == "True";
+    for name in ["web", "critical"] {
+        world.until_pod(&agent, name, "has gone with its node", is_over).await;
+    }
+    assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
+}
