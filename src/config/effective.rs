@@ -39,11 +39,6 @@ const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
     "memory QoS":
         "qosReserved" => qos_reserved, "memoryThrottlingFactor" => memory_throttling_factor,
         "memoryReservationPolicy" => memory_reservation_policy;
-    "swap": "memorySwap.swapBehavior" => memory_swap;
-    "graceful node shutdown":
-        "shutdownGracePeriod" => shutdown_grace_period,
-        "shutdownGracePeriodCriticalPods" => shutdown_grace_period_critical_pods,
-        "shutdownGracePeriodByPodPriority" => shutdown_grace_period_by_pod_priority;
     "tracing": "tracing" => tracing;
     "user namespaces": "userNamespaces" => user_namespaces;
     "volume plugins": "volumePluginDir" => volume_plugin_dir;

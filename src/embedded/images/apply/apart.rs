@@ -78,7 +78,11 @@ impl Running {
         let handle = pidfd_open(pid, PidfdFlags::empty())?;
         match ready(&mut [PollFd::new(&handle, PollFlags::IN)], limit)? {
             false => Ok(None),
-            true => child.wait().map(Some),
+            true => {
+                let status = child.wait()?;
+                self.0 = None; // its number may be somebody else's from here on
+                Ok(Some(status))
+            }
         }
     }
 }
@@ -303,6 +307,13 @@ mod tests {
         let program = program(dir.path(), "exec sleep 600");
         let error = apply(Broken, &program, &job(dir.path())).expect_err("broken");
         assert_eq!(error.text, "invalid layer: broke off");
+    }
+
+    #[test]
+    fn who_has_ended_is_not_looked_for_again() {
+        let mut running = Running(Some(Command::new("true").spawn().expect("a process")));
+        assert!(running.wait(PATIENCE).expect("asked").expect("in time").success());
+        assert!(running.0.is_none(), "its number may be another's");
     }
 
     #[test]
