@@ -28,12 +28,17 @@ use crate::{
     server::ports::Health,
     shutdown::{Cause, Drain},
     sys::heap,
+    volumes,
 };
 
 /// How long tasks may take to end.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Worker threads: everything that could block is elsewhere, so two are enough.
 const WORKERS: usize = 2;
+
+/// Threads for what blocks. Volumes take no more than their share of them (`volumes::THREADS`), however many hang.
+const BLOCKING: usize = 48;
+const _: () = assert!(BLOCKING >= volumes::THREADS + 16, "others have threads of their own");
 
 /// Runs the agent until it is told to stop.
 pub fn run(loaded: Loaded) -> ExitCode {
@@ -71,7 +76,7 @@ pub fn run(loaded: Loaded) -> ExitCode {
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
-        .max_blocking_threads(32)
+        .max_blocking_threads(BLOCKING)
         .thread_keep_alive(Duration::from_secs(5))
         .thread_name("berth")
         .enable_all()

@@ -14,7 +14,11 @@ use std::{
 
 use async_trait::async_trait;
 use serde::Deserialize;
-use tokio::{sync::mpsc, task::spawn_blocking, time::timeout};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::spawn_blocking,
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -85,6 +89,8 @@ pub(super) struct ManifestObjects {
     directory: PathBuf,
     known: Mutex<(Mark, Arc<Objects>)>,
     pods: Mutex<BTreeMap<PodUid, ()>>,
+    /// One look at a time: where the directory hangs, one thread does.
+    looking: Arc<Semaphore>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -94,17 +100,25 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 impl ManifestObjects {
     /// Nothing is read yet.
     pub(super) fn new(directory: PathBuf) -> Arc<Self> {
-        Arc::new(Self { directory, known: Mutex::default(), pods: Mutex::default() })
+        let looking = Arc::new(Semaphore::new(1));
+        Arc::new(Self { directory, known: Mutex::default(), pods: Mutex::default(), looking })
     }
 
     /// What the directory holds now.
     async fn objects(self: &Arc<Self>) -> Result<Arc<Objects>, ObjectError> {
         let own = self.clone();
-        let look = spawn_blocking(move || own.look());
+        let looked = async {
+            let turn = self.looking.clone().acquire_owned().await.ok()?;
+            let task = spawn_blocking(move || {
+                let _turn = turn;
+                own.look()
+            });
+            task.await.ok()
+        };
         let told = |cause: String| ObjectError::Other(format!("{}: {cause}", self.directory.display()));
-        match timeout(LIMIT, look).await {
-            Ok(Ok(found)) => found.map_err(|error| told(error.to_string())),
-            Ok(Err(_)) | Err(_) => Err(told("reading it did not return".to_owned())),
+        match timeout(LIMIT, looked).await {
+            Ok(Some(found)) => found.map_err(|error| told(error.to_string())),
+            Ok(None) | Err(_) => Err(told("reading it did not return".to_owned())),
         }
     }
 
@@ -325,5 +339,27 @@ stringData: {b: plain}
         drop(folder);
         let gone = source.config_map("default", "settings").await.expect_err("no directory");
         assert!(gone.to_string().contains("No such file"), "{gone}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_directory_that_hangs_takes_one_thread() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let objects = ManifestObjects::new(folder.path().to_owned());
+        let (release, hangs) = std::sync::mpsc::channel::<()>();
+        let turn = objects.looking.clone().acquire_owned().await.expect("free");
+        let own = objects.clone();
+        // A thread of the pool would stop the clock of the test.
+        let stuck = std::thread::spawn(move || {
+            let _turn = turn;
+            let _released = hangs.recv();
+            own.look()
+        });
+        for _ in 0..3 {
+            let told = objects.objects().await.expect_err("it hangs").to_string();
+            assert!(told.ends_with("reading it did not return"), "{told}");
+        }
+        drop(release);
+        stuck.join().expect("it ends").expect("readable");
+        objects.objects().await.expect("read again");
     }
 }

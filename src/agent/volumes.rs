@@ -64,7 +64,8 @@ impl VolumeSeam {
         };
         let config = VolumesConfig { root: root.to_owned(), credentials: Credentials::of_this_process() };
         let manager = Arc::new(Manager::new(config, deps));
-        manager.rebuild().await;
+        // Told where it failed, and tried again by whoever needs it.
+        let _known = manager.rebuild().await;
         manager
     }
 }

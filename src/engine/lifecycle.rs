@@ -38,6 +38,8 @@ pub struct StatusOverride {
     pub message: String,
     /// Reason and message of a `DisruptionTarget=True` condition to add.
     pub disruption: Option<(String, String)>,
+    /// It is told to be unready before its containers are told to end, whatever they say of themselves.
+    pub is_unready: bool,
 }
 
 /// What the sync loop wants of a pod, the latest word only.

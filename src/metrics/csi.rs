@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::HistogramVec;
+use prometheus::{HistogramVec, core::Collector};
 
 use super::{Registry, Stability::Alpha, buckets::STORAGE};
 
@@ -28,5 +28,22 @@ impl CsiMetrics {
     /// A call ended with that code: `OK`, `DeadlineExceeded`, ...
     pub fn ended(&self, driver: &str, method: &str, code: &str, elapsed: Duration) {
         self.operations.with_label_values(&[driver, method, code, "false"]).observe(elapsed.as_secs_f64());
+    }
+
+    /// Drops all series of a driver that never was one: whoever registers under ever new names would make ever more.
+    pub fn forget(&self, driver: &str) {
+        for family in self.operations.collect() {
+            for series in family.get_metric() {
+                let value = |name: &str| {
+                    let found = series.get_label().iter().find(|label| label.name() == name);
+                    found.map(|label| label.value().to_owned()).unwrap_or_default()
+                };
+                if value("driver_name") == driver {
+                    let labels = [driver, &value("method_name"), &value("grpc_status_code"), "false"];
+                    // It may have been dropped meanwhile.
+                    let _ = self.operations.remove_label_values(&labels);
+                }
+            }
+        }
     }
 }

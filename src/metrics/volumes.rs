@@ -23,6 +23,8 @@ pub enum StorageOperation {
     UnmapDevice,
     /// The node's part of an expansion.
     Resize,
+    /// It is given to the pod's group.
+    Give,
 }
 
 impl StorageOperation {
@@ -35,6 +37,7 @@ impl StorageOperation {
             Self::UnmountDevice => "unmount_device",
             Self::UnmapDevice => "unmap_device",
             Self::Resize => "volume_fs_resize",
+            Self::Give => "volume_apply_access_control",
         }
     }
 }

@@ -29,7 +29,7 @@ const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
 
 /// A file to publish.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Content {
     /// Its bytes.
     pub data: Vec<u8>,
@@ -195,7 +195,7 @@ fn clean(dir: &Path, first: &BTreeSet<&OsStr>) {
 }
 
 /// The name of the version in place; a link in its place is none.
-fn current(dir: &Path) -> Option<PathBuf> {
+pub fn current(dir: &Path) -> Option<PathBuf> {
     let target = fs::read_link(dir.join(DATA)).ok()?;
     let mut parts = target.components();
     let is_name = matches!((parts.next(), parts.next()), (Some(std::path::Component::Normal(_)), None));

@@ -12,8 +12,9 @@ use rustix::{
     io::Errno,
     mount::{UnmountFlags, mount_bind, unmount},
 };
-use tokio::{process::Command, task::spawn_blocking};
+use tokio::process::Command;
 
+use super::{device::OpError, operation::Operation};
 use crate::pod::PodUid;
 
 /// What belongs together.
@@ -27,6 +28,8 @@ pub struct Map {
     pub pod: PodUid,
     /// Its link.
     pub link: PathBuf,
+    /// What is being done.
+    pub operation: Operation,
 }
 
 fn told(action: &str, path: &Path) -> impl Fn(io::Error) -> String {
@@ -34,8 +37,12 @@ fn told(action: &str, path: &Path) -> impl Fn(io::Error) -> String {
     move |cause| format!("{action} {path}: {cause}")
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, String> + Send + 'static) -> Result<T, String> {
-    spawn_blocking(work).await.unwrap_or_else(|_| Err("the operation was aborted".to_owned()))
+async fn blocking<T: Send + 'static>(
+    operation: &Operation,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    let done = operation.blocking(move || work().map_err(OpError::uncertain)).await;
+    done.map_err(|error| error.text)
 }
 
 /// Gives the device to the pod; the path of the device itself, links resolved.
@@ -44,15 +51,15 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, String> + 
 /// What stands in the way.
 pub async fn map(map: &Map) -> Result<PathBuf, String> {
     let own = map.clone();
-    let (device, file) = blocking(move || {
+    let (device, file) = blocking(&map.operation, move || {
         let device = fs::canonicalize(&own.device).map_err(told("resolving", &own.device))?;
         let file = bind(&device, &own)?;
         relink(&device, &own.link)?;
         Ok((device, file))
     })
     .await?;
-    if loop_of(file.clone()).await?.is_none() {
-        run("losetup", &["-f".as_ref(), file.as_os_str()]).await?;
+    if loop_of(&map.operation, file.clone()).await?.is_none() {
+        run(&map.operation, "losetup", &["-f".as_ref(), file.as_os_str()]).await?;
     }
     Ok(device)
 }
@@ -85,15 +92,15 @@ fn relink(device: &Path, link: &Path) -> Result<(), String> {
 /// What stands in the way.
 pub async fn unmap(map: &Map) -> Result<(), String> {
     let file = map.global.join(map.pod.as_str());
-    if let Some(device) = loop_of(file.clone()).await? {
+    if let Some(device) = loop_of(&map.operation, file.clone()).await? {
         // It may have gone meanwhile.
-        let detached = run("losetup", &["-d".as_ref(), device.as_os_str()]).await;
-        if loop_of(file.clone()).await?.is_some() {
+        let detached = run(&map.operation, "losetup", &["-d".as_ref(), device.as_os_str()]).await;
+        if loop_of(&map.operation, file.clone()).await?.is_some() {
             detached?;
         }
     }
     let link = map.link.clone();
-    blocking(move || {
+    blocking(&map.operation, move || {
         gone(fs::remove_file(&link)).map_err(told("removing", &link))?;
         match unmount(&file, UnmountFlags::NOFOLLOW) {
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
@@ -108,17 +115,23 @@ pub async fn unmap(map: &Map) -> Result<(), String> {
 ///
 /// # Errors
 /// Names the pods.
-pub async fn unused(global: &Path) -> Result<(), String> {
+pub async fn unused(operation: &Operation, global: &Path) -> Result<(), String> {
     let global = global.to_owned();
-    blocking(move || {
+    blocking(operation, move || {
         let entries = match fs::read_dir(&global) {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(e) => return Err(told("listing", &global)(e)),
         };
-        let is_device = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
-        let users: Vec<String> =
-            entries.flatten().filter(is_device).map(|entry| entry.path().display().to_string()).collect();
+        let mut users = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(told("listing", &global))?;
+            match entry.metadata() {
+                Ok(meta) if meta.file_type().is_block_device() => users.push(entry.path().display().to_string()),
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(told("looking at", &entry.path())(e)),
+                Ok(_) | Err(_) => {}
+            }
+        }
         if users.is_empty() {
             return Ok(());
         }
@@ -132,21 +145,21 @@ pub async fn unused(global: &Path) -> Result<(), String> {
 ///
 /// # Errors
 /// It is not empty.
-pub async fn remove_dir(global: &Path) -> Result<(), String> {
+pub async fn remove_dir(operation: &Operation, global: &Path) -> Result<(), String> {
     let global = global.to_owned();
-    blocking(move || gone(fs::remove_dir(&global)).map_err(told("removing", &global))).await
+    blocking(operation, move || gone(fs::remove_dir(&global)).map_err(told("removing", &global))).await
 }
 
 /// Refuses while somebody has the device open.
 ///
 /// # Errors
 /// That somebody has.
-pub async fn idle(device: &str) -> Result<(), String> {
+pub async fn idle(operation: &Operation, device: &str) -> Result<(), String> {
     if device.is_empty() {
         return Ok(());
     }
     let device = PathBuf::from(device);
-    blocking(move || {
+    blocking(operation, move || {
         if !fs::metadata(&device).is_ok_and(|meta| meta.file_type().is_block_device()) {
             return Ok(());
         }
@@ -162,8 +175,8 @@ pub async fn idle(device: &str) -> Result<(), String> {
 }
 
 /// The loop device on a file.
-async fn loop_of(file: PathBuf) -> Result<Option<PathBuf>, String> {
-    blocking(move || Ok(loop_on(Path::new("/sys/block"), &file))).await
+async fn loop_of(operation: &Operation, file: PathBuf) -> Result<Option<PathBuf>, String> {
+    blocking(operation, move || Ok(loop_on(Path::new("/sys/block"), &file))).await
 }
 
 fn loop_on(blocks: &Path, file: &Path) -> Option<PathBuf> {
@@ -178,8 +191,10 @@ fn loop_on(blocks: &Path, file: &Path) -> Option<PathBuf> {
     })
 }
 
-async fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> Result<(), String> {
-    let done = Command::new(program).args(arguments).kill_on_drop(true).output().await;
+async fn run(operation: &Operation, program: &str, arguments: &[&std::ffi::OsStr]) -> Result<(), String> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let done = operation.run(command).await;
     let output = done.map_err(|e| format!("running {program}: {e}"))?;
     if output.status.success() {
         return Ok(());
@@ -223,8 +238,9 @@ mod tests {
         relink(Path::new("/dev/one"), &link).expect("linked");
         relink(Path::new("/dev/two"), &link).expect("linked again");
         assert_eq!(fs::read_link(&link).expect("a link"), PathBuf::from("/dev/two"));
-        unused(&dir.path().join("none")).await.expect("nobody");
-        remove_dir(&dir.path().join("none")).await.expect("nothing there");
-        idle("/dev/null").await.expect("not a block device");
+        let operation = Operation::default();
+        unused(&operation, &dir.path().join("none")).await.expect("nobody");
+        remove_dir(&operation, &dir.path().join("none")).await.expect("nothing there");
+        idle(&operation, "/dev/null").await.expect("not a block device");
     }
 }

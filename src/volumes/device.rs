@@ -6,8 +6,9 @@
 //!                        unstage      ◄─ unpublish
 //! ```
 //!
-//! The owner of a volume calls one of these at a time per volume, each with a deadline; a plugin keeps no
-//! state of its own but what it writes beside its mounts. Everything is asked again until it succeeds, so
+//! The owner of a volume calls one of these at a time per volume, each with a deadline; whatever outlives that
+//! (`operation.rs`) is waited for before the next one. A plugin keeps no state of its own but what it writes beside its
+//! mounts. Everything is asked again until it succeeds, so
 //! everything is idempotent. Behaviour: spec 07 §2.4, §4, §7, §12.
 
 use std::{
@@ -21,6 +22,7 @@ use tokio::sync::watch;
 
 use super::{
     layout::PodLayout,
+    operation::Operation,
     spec::{Mode, UniqueName, VolumeSpec},
 };
 use crate::pod::{Pod, PodUid};
@@ -158,6 +160,8 @@ pub struct Usage {
     pub is_republish: bool,
     /// It was there before this agent: a failure leaves what is there.
     pub was_rebuilt: bool,
+    /// What is being done: whatever blocks does so through it.
+    pub operation: Operation,
 }
 
 /// What of a volume is to go.
@@ -173,6 +177,8 @@ pub struct Removal {
     pub pod: Option<(PodUid, PathBuf)>,
     /// Where it is attached; empty where nothing says so.
     pub device: String,
+    /// What is being done: whatever blocks does so through it.
+    pub operation: Operation,
 }
 
 /// What the pod gets.
@@ -269,8 +275,11 @@ pub trait DevicePlugin: Send + Sync + 'static {
     fn rebuild(&self, found: &Found) -> Result<Rebuilt, String>;
 
     /// What an earlier agent staged, whether a pod has it or not. Blocking, as [`rebuild`](Self::rebuild).
-    fn staged(&self) -> Vec<(Mode, Rebuilt)> {
-        Vec::new()
+    ///
+    /// # Errors
+    /// Some of it cannot be told.
+    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+        Ok(Vec::new())
     }
 
     /// The directory in which each pod that has the device finds it (`global map path`).

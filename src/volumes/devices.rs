@@ -20,7 +20,9 @@ use tokio::{
 use super::{
     claims,
     device::{DevicePlugin, GroupOf, Traits, Usage},
+    expand,
     layout::PodLayout,
+    operation::Operation,
     owner::{Board, Desire, Presence, Shown},
     ownership, plugins,
     spec::{Mode, UniqueName, VolumeSpec},
@@ -46,6 +48,14 @@ struct Known {
     /// Where it is device-like: its plugin's place in the list, its name on the node, what it is like.
     device: Option<(usize, UniqueName, Traits)>,
     read_at: Instant,
+}
+
+impl Known {
+    /// Whether it follows from the pod alone. Such a one is not remembered: nobody has to be asked for it, and
+    /// most volumes are such.
+    fn is_said_by_the_pod(&self) -> bool {
+        self.device.is_none() && self.spec.as_inline().is_some()
+    }
 }
 
 /// A volume that could not be resolved.
@@ -113,7 +123,7 @@ impl Devices {
     }
 
     /// Finds out what the volumes are, and has those seen to that are more than files.
-    pub async fn resolve(&self, pod: &Arc<Pod>, layout: &PodLayout, used: &[&api::Volume]) -> Resolved {
+    pub async fn resolve(&self, pod: &Arc<Pod>, layout: &PodLayout, used: &[api::Volume]) -> Resolved {
         let found = join_all(used.iter().map(|volume| self.one(pod, volume))).await;
         let turn = self.turns.fetch_add(1, Ordering::Relaxed) + 1;
         let mut resolved = Resolved::default();
@@ -129,7 +139,8 @@ impl Devices {
                     let Some(plugin) = self.plugins.get(plugin) else { continue };
                     let usage = usage(pod, layout, &spec, unique, plugin.name());
                     let target = usage.target.clone();
-                    let growth = claims::growth(&spec);
+                    // What is nobody's to do yet is not done: the claim may follow its volume late.
+                    let growth = claims::growth(&spec).filter(|(_, to)| expand::is_due(&spec, *to));
                     let since =
                         *self.pods().entry(pod.uid().clone()).or_default().since.get_or_insert_with(Instant::now);
                     let shown = self.board.want(plugin, Desire { usage, traits, turn, growth, since });
@@ -142,10 +153,9 @@ impl Devices {
 
     async fn one(&self, pod: &Pod, volume: &api::Volume) -> Result<Known, String> {
         let (uid, name) = (pod.uid(), &volume.name);
-        let (known, failed) = {
-            let mut pods = self.pods();
-            let memory = pods.entry(uid.clone()).or_default();
-            (memory.known.get(name).cloned(), memory.failed.get(name).cloned())
+        let (known, failed) = match self.pods().get(uid) {
+            Some(memory) => (memory.known.get(name).cloned(), memory.failed.get(name).cloned()),
+            None => (None, None),
         };
         // What is there serves on, whatever can be found out about it now.
         let there = known.filter(|known| is_of(known, pod, volume) && self.is_there(uid, known));
@@ -158,6 +168,12 @@ impl Devices {
         let limit = if there.is_some() { GLANCE } else { READ_LIMIT };
         let found = timeout(limit, self.find_out(pod, volume)).await;
         let found = found.unwrap_or_else(|_| Err("context deadline exceeded".to_owned()));
+        if found.as_ref().is_ok_and(Known::is_said_by_the_pod) {
+            if let Some(memory) = self.pods().get_mut(uid) {
+                memory.failed.remove(name);
+            }
+            return found;
+        }
         let mut pods = self.pods();
         let memory = pods.entry(uid.clone()).or_default();
         match (found, there) {
@@ -335,6 +351,7 @@ fn usage(pod: &Arc<Pod>, layout: &PodLayout, spec: &Arc<VolumeSpec>, unique: Uni
         is_shared_now: false,
         is_republish: false,
         was_rebuilt: false,
+        operation: Operation::default(),
     }
 }
 

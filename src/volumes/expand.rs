@@ -53,6 +53,11 @@ fn way(spec: &VolumeSpec, to: u64) -> Way {
     }
 }
 
+/// Whether an expansion to that size is the node's to do, as the claim says now.
+pub fn is_due(spec: &VolumeSpec, to: u64) -> bool {
+    way(spec, to) != Way::Nothing
+}
+
 fn bytes(text: &str) -> Option<u64> {
     u64::try_from(crate::pod::quantity::Amount::parse(text).ok()?.value()).ok()
 }

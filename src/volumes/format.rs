@@ -10,10 +10,13 @@ use std::{
     time::Duration,
 };
 
-use tokio::{process::Command, task::spawn_blocking, time::timeout};
+use tokio::{process::Command, time::timeout};
 use tracing::{info, warn};
 
-use super::device::{OpError, Trouble};
+use super::{
+    device::{OpError, Trouble},
+    operation::Operation,
+};
 
 /// Bytes that are read to see whether a device can be read, and how long that may take.
 const PROBED: usize = 4096;
@@ -51,9 +54,14 @@ pub fn options(given: &[String], ours: &[&str]) -> Vec<String> {
     all.into_iter().collect()
 }
 
-async fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> Result<Output, OpError> {
-    let done = Command::new(program).args(arguments).kill_on_drop(true).output().await;
-    done.map_err(|e| OpError::failed(format!("running {program}: {e}")))
+async fn run<S: AsRef<OsStr>>(
+    operation: &Operation,
+    program: &str,
+    arguments: impl IntoIterator<Item = S>,
+) -> Result<Output, OpError> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    operation.run(command).await.map_err(|e| OpError::failed(format!("running {program}: {e}")))
 }
 
 fn text(output: &Output) -> String {
@@ -64,30 +72,29 @@ fn text(output: &Output) -> String {
 
 /// That it can be read: `blkid` says of a device that it cannot read what it says of a blank one, and what is taken
 /// for blank is formatted.
-async fn readable(device: &Path) -> Result<(), OpError> {
-    let path = device.to_owned();
-    let reading = spawn_blocking(move || File::open(path)?.read_exact(&mut [0; PROBED]));
-    let cause = match timeout(READING, reading).await {
-        Ok(Ok(Ok(()))) => return Ok(()),
-        Ok(Ok(Err(error))) => error.to_string(),
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {READING:?}"),
-    };
-    Err(OpError::transient(format!("cannot read {}: {cause}", device.display())))
+async fn readable(operation: &Operation, device: &Path) -> Result<(), OpError> {
+    let (path, told) = (device.to_owned(), device.display().to_string());
+    let cannot = move |cause: String| OpError::transient(format!("cannot read {told}: {cause}"));
+    let fails = cannot.clone();
+    let reading = operation.blocking(move || {
+        let read = File::open(path).and_then(|mut file| file.read_exact(&mut [0; PROBED]));
+        read.map_err(|error| fails(error.to_string()))
+    });
+    timeout(READING, reading).await.unwrap_or_else(|_| Err(cannot(format!("no answer within {READING:?}"))))
 }
 
-async fn look(device: &Path) -> Result<Content, OpError> {
-    readable(device).await?;
-    let found = probe(device).await?;
+async fn look(operation: &Operation, device: &Path) -> Result<Content, OpError> {
+    readable(operation, device).await?;
+    let found = probe(operation, device).await?;
     if found == Content::Nothing {
-        readable(device).await?; // it may have gone in between
+        readable(operation, device).await?; // it may have gone in between
     }
     Ok(found)
 }
 
-async fn probe(device: &Path) -> Result<Content, OpError> {
+async fn probe(operation: &Operation, device: &Path) -> Result<Content, OpError> {
     let base = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"].map(OsStr::new);
-    let output = run("blkid", base.into_iter().chain([device.as_os_str()])).await?;
+    let output = run(operation, "blkid", base.into_iter().chain([device.as_os_str()])).await?;
     content(output.status, &String::from_utf8_lossy(&output.stdout))
 }
 
@@ -96,27 +103,28 @@ async fn probe(device: &Path) -> Result<Content, OpError> {
 /// # Errors
 /// In the reference's words.
 pub async fn format_and_mount(
+    operation: &Operation,
     device: &Path,
     target: &Path,
     kind: &str,
     given: &[String],
     read_only: bool,
 ) -> Result<(), OpError> {
-    let found = look(device).await?;
+    let found = look(operation, device).await?;
     match &found {
         Content::Nothing if read_only => {
             let device = device.display();
             let cause = format!("cannot mount unformatted disk {device} as we are manipulating it in read-only mode");
             return Err(OpError::failed(cause));
         }
-        Content::Nothing => make(device, kind).await?,
-        Content::Filesystem(_) if !read_only => check(device).await?,
+        Content::Nothing => make(operation, device, kind).await?,
+        Content::Filesystem(_) if !read_only => check(operation, device).await?,
         Content::Filesystem(_) => {}
         Content::Unknown => warn!(device = %device.display(), "Unknown data, probably partitions: not formatted"),
     }
     let options = options(given, if read_only { &["defaults", "ro"] } else { &["defaults"] }).join(",");
     let arguments = ["-t", kind, "-o", &options].map(OsStr::new);
-    let output = run("mount", arguments.into_iter().chain([device.as_os_str(), target.as_os_str()])).await?;
+    let output = run(operation, "mount", arguments.into_iter().chain([device.as_os_str(), target.as_os_str()])).await?;
     if output.status.success() {
         return Ok(());
     }
@@ -142,7 +150,7 @@ pub async fn format_and_mount(
     }
 }
 
-async fn make(device: &Path, kind: &str) -> Result<(), OpError> {
+async fn make(operation: &Operation, device: &Path, kind: &str) -> Result<(), OpError> {
     info!(device = %device.display(), fstype = kind, "Disk appears to be unformatted, attempting to format");
     let options: &[&str] = match kind {
         "ext3" | "ext4" => &["-F", "-m0"],
@@ -150,7 +158,7 @@ async fn make(device: &Path, kind: &str) -> Result<(), OpError> {
         _ => &[],
     };
     let arguments = options.iter().map(OsStr::new).chain([device.as_os_str()]);
-    let output = run(&format!("mkfs.{kind}"), arguments).await?;
+    let output = run(operation, &format!("mkfs.{kind}"), arguments).await?;
     if output.status.success() {
         return Ok(());
     }
@@ -159,8 +167,8 @@ async fn make(device: &Path, kind: &str) -> Result<(), OpError> {
 }
 
 /// Errors that it fixed, or that are none, do not stand in the way.
-async fn check(device: &Path) -> Result<(), OpError> {
-    let Ok(output) = run("fsck", [OsStr::new("-a"), device.as_os_str()]).await else {
+async fn check(operation: &Operation, device: &Path) -> Result<(), OpError> {
+    let Ok(output) = run(operation, "fsck", [OsStr::new("-a"), device.as_os_str()]).await else {
         warn!("'fsck' not found on system; continuing mount without running 'fsck'");
         return Ok(());
     };
@@ -189,8 +197,8 @@ async fn check(device: &Path) -> Result<(), OpError> {
 ///
 /// # Errors
 /// It cannot be grown.
-pub async fn grow(device: &Path, mounted: &Path) -> Result<(), OpError> {
-    let kind = match look(device).await? {
+pub async fn grow(operation: &Operation, device: &Path, mounted: &Path) -> Result<(), OpError> {
+    let kind = match look(operation, device).await? {
         Content::Nothing => return Ok(()),
         Content::Filesystem(kind) => kind,
         Content::Unknown => "unknown data".to_owned(),
@@ -210,7 +218,7 @@ pub async fn grow(device: &Path, mounted: &Path) -> Result<(), OpError> {
             return Err(OpError::failed(cause));
         }
     };
-    let output = run(program, arguments).await?;
+    let output = run(operation, program, arguments).await?;
     if output.status.success() {
         return Ok(());
     }
@@ -241,7 +249,7 @@ mod tests {
     async fn what_cannot_be_read_is_not_blank() {
         // blkid says the same of both.
         let folder = tempfile::tempdir().expect("a folder");
-        let error = look(&folder.path().join("gone")).await.expect_err("there is none");
+        let error = look(&Operation::default(), &folder.path().join("gone")).await.expect_err("there is none");
         assert!(
             error.class == crate::volumes::device::Class::Transient && error.text.starts_with("cannot read"),
             "{error}"
@@ -249,7 +257,7 @@ mod tests {
         let blank = folder.path().join("blank");
         File::create(&blank).and_then(|file| file.set_len(1 << 20)).expect("a file");
         // Where there is no blkid nothing is said.
-        if let Ok(found) = look(&blank).await {
+        if let Ok(found) = look(&Operation::default(), &blank).await {
             assert_eq!(found, Content::Nothing);
         }
     }

@@ -14,12 +14,12 @@ use rustix::{
     io::Errno,
     mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount},
 };
-use tokio::task::spawn_blocking;
 
 use super::{
-    device::{DevicePlugin, Expansion, Found, OpError, Published, Rebuilt, Removal, Traits, Usage},
-    format,
-    ownership::{self, GroupAccess},
+    device::{DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Usage},
+    format, give,
+    operation::Operation,
+    rebuild,
     spec::{Mode, VolumeSpec},
 };
 use crate::{
@@ -46,13 +46,10 @@ enum Kind {
     Device,
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, OpError> + Send + 'static) -> Result<T, OpError> {
-    spawn_blocking(work).await.unwrap_or_else(|_| Err(OpError::uncertain("the operation was aborted")))
-}
-
+/// What went wrong before anything was changed: it says nothing about what is there.
 fn told(action: &str, path: &Path) -> impl Fn(io::Error) -> OpError {
     let path = path.display().to_string();
-    move |cause| OpError::failed(format!("{action} {path}: {cause}"))
+    move |cause| OpError::transient(format!("{action} {path}: {cause}"))
 }
 
 fn kind_of(path: &Path) -> Result<Kind, OpError> {
@@ -60,7 +57,7 @@ fn kind_of(path: &Path) -> Result<Kind, OpError> {
     match (found.is_dir(), found.is_block_device()) {
         (true, _) => Ok(Kind::Directory),
         (_, true) => Ok(Kind::Device),
-        _ => Err(OpError::failed("only directory and block device are supported")),
+        _ => Err(OpError::transient("only directory and block device are supported")),
     }
 }
 
@@ -69,10 +66,10 @@ fn path_of(spec: &VolumeSpec) -> Result<PathBuf, OpError> {
     let path =
         spec.volume().and_then(|volume| volume.local.as_ref()).map(|local| local.path.as_str()).unwrap_or_default();
     if path.is_empty() {
-        return Err(OpError::failed("failed to get the path of a local volume"));
+        return Err(OpError::transient("failed to get the path of a local volume"));
     }
     if Path::new(path).components().any(|part| part == std::path::Component::ParentDir) {
-        return Err(OpError::failed(format!("invalid path: {path} must not contain '..'")));
+        return Err(OpError::transient(format!("invalid path: {path} must not contain '..'")));
     }
     Ok(PathBuf::from(path))
 }
@@ -121,50 +118,60 @@ impl LocalPlugin {
         self.mounts.join(&spec.name)
     }
 
-    async fn kind(spec: &VolumeSpec) -> Result<(PathBuf, Kind), OpError> {
+    async fn kind(operation: &Operation, spec: &VolumeSpec) -> Result<(PathBuf, Kind), OpError> {
         let path = path_of(spec)?;
-        blocking(move || kind_of(&path).map(|kind| (path, kind))).await
+        operation.blocking(move || kind_of(&path).map(|kind| (path, kind))).await
     }
 
     async fn bind(&self, usage: &Usage, source: PathBuf) -> Result<Published, OpError> {
         let (target, read_only) = (usage.target.clone(), usage.spec.read_only());
         let options = usage.spec.mount_options();
-        let group = usage.group.filter(|_| !usage.is_shared_now && !read_only);
-        blocking(move || {
+        let is_new = usage.operation.blocking(move || {
             make(&target)?;
-            if !is_mounted(&target)? {
-                let undo = |e: OpError| {
-                    let _left_for_the_next_attempt = take_down(&target);
-                    e
-                };
-                mount_bind(&source, &target).map_err(|e| undo(told("binding on", &target)(e.into())))?;
-                restrict(&target, read_only, &options).map_err(undo)?;
-                if let Some(group) = group {
-                    let applied = ownership::apply(&target, group.group, GroupAccess::ReadWrite);
-                    applied.map_err(told("applying the group to", &target)).map_err(undo)?;
-                }
+            if is_mounted(&target)? {
+                return Ok(false);
             }
-            Ok(Published { path: target, relabel: true })
-        })
-        .await
+            mount_bind(&source, &target).map_err(|e| undo(&target, told("binding on", &target)(e.into())))?;
+            restrict(&target, read_only, &options).map_err(|e| undo(&target, e))?;
+            Ok(true)
+        });
+        let is_new = is_new.await?;
+        let group = usage.group.filter(|_| !usage.is_shared_now && !usage.is_republish && !read_only);
+        if let Some(of) = group {
+            // What an agent before this one bound it has given, too, if the root says so: that is done last.
+            let was_given = !is_new && usage.was_rebuilt;
+            let of = GroupOf { on_root_mismatch: of.on_root_mismatch || was_given, ..of };
+            give::give(usage, NAME, usage.target.clone(), of).await?;
+        }
+        Ok(Published { path: usage.target.clone(), relabel: true })
     }
 
     /// Who comes second cannot have another group.
-    fn tell_of_group(&self, usage: &Usage) {
+    async fn tell_of_group(&self, usage: &Usage) {
         use std::os::unix::fs::MetadataExt;
         let (Some(wanted), Ok(path)) = (usage.group.filter(|_| usage.is_shared_now), path_of(&usage.spec)) else {
             return;
         };
-        let Ok(found) = fs::metadata(path) else { return };
-        if found.gid() != wanted.group {
+        let look = usage.operation.blocking(move || {
+            let found = fs::metadata(&path).map_err(told("looking at", &path))?;
+            Ok(found.gid())
+        });
+        let Ok(found) = look.await else { return };
+        if found != wanted.group {
             let text = format!(
-                "The requested fsGroup is {}, but the volume {} has GID {}. The volume may not be shareable.",
-                wanted.group,
-                usage.spec.name,
-                found.gid()
+                "The requested fsGroup is {}, but the volume {} has GID {found}. The volume may not be shareable.",
+                wanted.group, usage.spec.name,
             );
             self.events.record(Event::warning(usage.pod.id(), "AlreadyMountedVolume", text));
         }
+    }
+}
+
+/// It failed for good, if nothing is left of it.
+fn undo(target: &Path, error: OpError) -> OpError {
+    match take_down(target) {
+        Ok(()) => OpError::failed(error.text),
+        Err(left) => OpError::uncertain(format!("{}; {}", error.text, left.text)),
     }
 }
 
@@ -211,33 +218,34 @@ impl DevicePlugin for LocalPlugin {
         if usage.mode == Mode::Block {
             return Ok(());
         }
-        let (path, kind) = Self::kind(&usage.spec).await?;
+        let (path, kind) = Self::kind(&usage.operation, &usage.spec).await?;
         if kind == Kind::Directory {
             return Ok(());
         }
         let (global, place) = (self.global(&usage.spec), self.global(&usage.spec));
-        let is_there = blocking(move || {
+        let is_there = usage.operation.blocking(move || {
             make(&place)?;
             is_mounted(&place)
-        })
-        .await?;
-        if is_there {
+        });
+        if is_there.await? {
             return Ok(());
         }
         let local = usage.spec.volume().and_then(|volume| volume.local.as_ref());
         let filesystem = local.and_then(|local| local.fs_type.as_deref()).filter(|kind| !kind.is_empty());
         let options = usage.spec.mount_options();
         let kind = filesystem.unwrap_or(DEFAULT_KIND);
-        format::format_and_mount(&path, &global, kind, &options, usage.spec.read_only()).await
+        format::format_and_mount(&usage.operation, &path, &global, kind, &options, usage.spec.read_only()).await
     }
 
     async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
-        let (path, kind) = Self::kind(&usage.spec).await?;
+        let (path, kind) = Self::kind(&usage.operation, &usage.spec).await?;
         match (usage.mode, kind) {
             (Mode::Block, Kind::Device) => Ok(Published { path, relabel: false }),
-            (Mode::Block, Kind::Directory) => Err(OpError::failed("only a block device can be given to a pod as one")),
+            (Mode::Block, Kind::Directory) => {
+                Err(OpError::transient("only a block device can be given to a pod as one"))
+            }
             (Mode::Filesystem, kind) => {
-                self.tell_of_group(usage);
+                self.tell_of_group(usage).await;
                 let source = if kind == Kind::Directory { path } else { self.global(&usage.spec) };
                 self.bind(usage, source).await
             }
@@ -246,7 +254,7 @@ impl DevicePlugin for LocalPlugin {
 
     async fn unpublish(&self, removal: &Removal) -> Result<(), OpError> {
         let Some((_, target)) = removal.pod.clone().filter(|_| removal.mode == Mode::Filesystem) else { return Ok(()) };
-        blocking(move || take_down(&target)).await
+        removal.operation.blocking(move || take_down(&target)).await
     }
 
     async fn unstage(&self, removal: &Removal) -> Result<(), OpError> {
@@ -255,14 +263,14 @@ impl DevicePlugin for LocalPlugin {
         }
         // Only what lies below our own directory was ever mounted by us.
         let global = self.global(&removal.spec);
-        blocking(move || take_down(&global)).await
+        removal.operation.blocking(move || take_down(&global)).await
     }
 
     async fn expand(&self, expansion: &Expansion) -> Result<u64, OpError> {
-        let spec = &expansion.usage.spec;
-        let (path, kind) = Self::kind(spec).await?;
+        let (spec, operation) = (&expansion.usage.spec, &expansion.usage.operation);
+        let (path, kind) = Self::kind(operation, spec).await?;
         if kind == Kind::Device && expansion.usage.mode == Mode::Filesystem {
-            format::grow(&path, &self.global(spec)).await?;
+            format::grow(operation, &path, &self.global(spec)).await?;
         }
         Ok(expansion.to)
     }
@@ -280,6 +288,17 @@ impl DevicePlugin for LocalPlugin {
         let spec = VolumeSpec::persistent(Arc::new(volume), super::claims::unknown_claim(), false);
         Ok(Rebuilt { spec, traits: traits(&found.name) })
     }
+
+    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+        let listed = rebuild::children(&self.mounts);
+        let listed = listed.map_err(|error| format!("listing {}: {error}", self.mounts.display()))?;
+        let names = listed.iter().filter_map(|path| path.file_name()?.to_str());
+        let found = names.map(|name| {
+            let (pod, path, mode) = ("".into(), self.mounts.join(name), Mode::Filesystem);
+            Ok((mode, self.rebuild(&Found { pod, name: name.to_owned(), mode, path })?))
+        });
+        found.collect()
+    }
 }
 
 fn traits(volume: &str) -> Traits {
@@ -292,3 +311,6 @@ fn traits(volume: &str) -> Traits {
         ..Traits::default()
     }
 }
+
+#[cfg(test)]
+mod tests;

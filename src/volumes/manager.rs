@@ -15,7 +15,6 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::{
     sync::{OnceCell, watch},
-    task::spawn_blocking,
     time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -26,16 +25,18 @@ use super::{
     device::DevicePlugin,
     devices::{Awaited, Devices, Resolved},
     fetched::{self, Fetched},
+    found,
+    hands::{Hands, MOST, OF_FILES},
     held,
     layout::{self, PodLayout},
     memory::{self, Credentials},
     orphan,
     owner::{Board, BoardDeps},
-    plugins::{self, Again, SetUp},
+    plugins::{self, Again, Looked, SetUp},
     rebuild,
     refused::Refused,
     spec::VolumeSpec,
-    turns::{TurnError, Turns},
+    turns::{Lane, TurnError, Turns},
     worlds::{SetUpEnd, Worlds},
 };
 use crate::{
@@ -98,7 +99,12 @@ pub struct Manager {
     credentials: Credentials,
     deps: VolumesDeps,
     turns: Turns,
+    /// Lists directories of pods.
+    listing: Lane,
+    /// Finds out what was left.
+    scanning: Lane,
     worlds: Worlds,
+    looked: Arc<Looked>,
     refused: Refused,
 }
 
@@ -109,6 +115,8 @@ impl Manager {
         let root = fs::canonicalize(&config.root).unwrap_or(config.root);
         let worlds = Worlds::new(deps.metrics.clone());
         let refused = Refused::new(deps.metrics.orphans());
+        // What hangs with a device leaves the files of all other pods their threads.
+        let (hands, files) = (Hands::new(MOST - OF_FILES), Hands::new(OF_FILES));
         let board = BoardDeps {
             root: root.clone(),
             facts: deps.facts.clone(),
@@ -118,6 +126,7 @@ impl Manager {
             metrics: deps.metrics.clone(),
             tasks: deps.tasks.clone(),
             stop: deps.stop.clone(),
+            hands,
         };
         let board = Board::new(board, deps.in_use.clone());
         let devices = Devices::new(board, deps.plugins.clone(), deps.storage.clone());
@@ -128,30 +137,42 @@ impl Manager {
             root,
             credentials: config.credentials,
             deps,
-            turns: Turns::default(),
+            listing: Lane::new(files.clone()),
+            scanning: Lane::new(files.clone()),
+            turns: Turns::new(files),
             worlds,
+            looked: Arc::default(),
             refused,
         }
     }
 
-    /// Finds out what an earlier agent left, once; everything else waits for it.
-    pub async fn rebuild(&self) {
-        self.is_rebuilt
-            .get_or_init(async || {
-                let (root, plugins) = (self.root.clone(), self.devices.plugins().to_vec());
-                let scan = spawn_blocking(move || rebuild::scan(&root, &plugins));
-                match timeout(REBUILD_LIMIT, scan).await {
-                    Ok(Ok(left)) => {
-                        info!(volumes = left.volumes.len(), failed = left.failed, "Reconstructed volumes");
-                        self.devices.board().adopt(left.volumes, left.staged);
-                    }
-                    Ok(Err(_)) | Err(_) => {
-                        warn!(limit = ?REBUILD_LIMIT, "Reading what is left of volumes did not return")
-                    }
-                }
-                self.devices.board().synced();
-            })
-            .await;
+    /// Finds out what an earlier agent left, once; everything else waits for it. What is not known could be undone
+    /// under a pod that has it, or removed with it.
+    ///
+    /// # Errors
+    /// It could not be found out yet. The next call tries again.
+    pub async fn rebuild(&self) -> Result<(), VolumeError> {
+        let scan = self.is_rebuilt.get_or_try_init(async || {
+            let (root, plugins) = (self.root.clone(), self.devices.plugins().to_vec());
+            let look = move || (found::complete(&root), rebuild::scan(&root, &plugins));
+            let (complete, left) = self.scanning.take(REBUILD_LIMIT, look).await.map_err(|e| e.to_string())?;
+            let left = left.map_err(|e| e.to_string())?;
+            let files: usize = complete.iter().map(|(_, volumes)| volumes.len()).sum();
+            info!(volumes = left.volumes.len(), files, failed = left.failed, "Reconstructed volumes");
+            complete.into_iter().for_each(|(pod, volumes)| self.worlds.found(&pod, volumes));
+            self.devices.board().adopt(left.volumes, left.staged, left.failed == 0);
+            self.devices.board().synced();
+            Ok::<_, String>(())
+        });
+        // Whoever else waits for the same tells its pod, too.
+        let scanned = timeout(REBUILD_LIMIT * 2, scan).await;
+        let cause = match scanned {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(cause)) => cause,
+            Err(_) => "context deadline exceeded".to_owned(),
+        };
+        warn!(err = %cause, "What is left of volumes is not known yet");
+        Err(VolumeError::Failed(format!("reading what is left of volumes: {cause}")))
     }
 
     /// Takes down the pod's volumes that are more than files, and waits for it.
@@ -209,6 +230,7 @@ impl Manager {
             memory: (self.credentials == Credentials::InMemory).then(|| memory::size(&allocatable, pod)),
             fetched,
             events: self.deps.events.clone(),
+            looked: self.looked.clone(),
             pod: pod.clone(),
             layout,
             allocatable,
@@ -230,10 +252,11 @@ impl Manager {
 #[async_trait]
 impl VolumeManager for Manager {
     async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError> {
-        self.rebuild().await;
+        self.rebuild().await?;
         let (layout, until) = (self.layout(pod.uid())?, Instant::now() + VOLUMES_LIMIT);
         let used = desired::used(pod);
         let Resolved { local, mut awaited, failed } = self.devices.resolve(pod, &layout, &used).await;
+        drop(used); // kilobytes each, while others are waited for
         let mut all = self.set_up(pod, layout, local).await?;
         let refused = |missing: Vec<String>, awaited: &[Awaited], cause: &str| Waiting {
             unattached: awaited.iter().filter(|one| one.is_unattached()).map(|one| one.volume.clone()).collect(),
@@ -259,10 +282,11 @@ impl VolumeManager for Manager {
     }
 
     async fn unmount(&self, pod: &PodUid) -> Result<(), VolumeError> {
-        self.rebuild().await;
+        self.rebuild().await?;
         let layout = self.layout(pod)?;
         let began = Instant::now();
         self.release(pod, &layout, VOLUMES_LIMIT).await?;
+        self.looked.forget(layout.pod());
         let done = flat(self.turns.take(pod, VOLUMES_LIMIT, move || orphan::tear_down(&layout)).await);
         self.worlds.torn_down(pod, done.is_ok(), began.elapsed());
         done
@@ -270,18 +294,17 @@ impl VolumeManager for Manager {
 
     async fn pods_on_disk(&self) -> Vec<PodUid> {
         let pods = layout::pods(&self.root);
-        let listing = tokio::task::spawn_blocking(move || directories(&pods));
-        match tokio::time::timeout(LIST_LIMIT, listing).await {
-            Ok(Ok(Ok(found))) => {
+        match self.listing.take(LIST_LIMIT, move || directories(&pods)).await {
+            Ok(Ok(found)) => {
                 self.refused.swept(&found);
                 found
             }
-            Ok(Ok(Err(e))) => {
+            Ok(Err(e)) => {
                 warn!(err = %e, "Could not list the directories of pods");
                 Vec::new()
             }
-            Ok(Err(_)) | Err(_) => {
-                warn!(limit = ?LIST_LIMIT, "Listing the directories of pods did not return");
+            Err(e) => {
+                warn!(err = %e, limit = ?LIST_LIMIT, "Listing the directories of pods did not return");
                 Vec::new()
             }
         }
@@ -291,8 +314,9 @@ impl VolumeManager for Manager {
         if let Some(error) = self.refused.pausing(pod) {
             return Err(VolumeError::Failed(error));
         }
-        self.rebuild().await;
+        self.rebuild().await?;
         let layout = self.layout(pod)?;
+        self.looked.forget(layout.pod());
         let removed = match self.release(pod, &layout, GONE_LIMIT).await {
             Ok(()) => self.turns.take(pod, VOLUMES_LIMIT, move || orphan::remove_pod(&layout)).await,
             Err(left) => {
@@ -304,6 +328,7 @@ impl VolumeManager for Manager {
         match removed {
             Ok(had_volumes) => {
                 self.refused.removed(pod, had_volumes);
+                self.worlds.removed(pod);
                 info!(podUID = %pod, "Cleaned up orphaned pod volumes dir");
                 Ok(())
             }
@@ -327,6 +352,7 @@ struct Mount {
     memory: Option<u64>,
     fetched: Fetched,
     events: Arc<dyn EventSink>,
+    looked: Arc<Looked>,
     pod: Arc<Pod>,
     layout: PodLayout,
     allocatable: BTreeMap<String, String>,
@@ -361,6 +387,7 @@ impl Mount {
                 allocatable: &self.allocatable,
                 fetched: &self.fetched,
                 memory: self.memory,
+                looked: &self.looked,
                 now: self.now,
             };
             let began = Instant::now();

@@ -11,7 +11,8 @@
 //!
 //! A kind of volume that is files of ours is a file in `plugins/` and a line in its table. One that is more than
 //! files (it is attached, staged once for all pods, or hangs with its server) plays the role in `device.rs`, and
-//! has an owner per volume and node. Kinds that are neither are refused by name.
+//! has an owner per volume and node. What blocks does so in threads that volumes have for themselves (`hands.rs`), and
+//! holds its volume (`operation.rs`) or its pod (`turns.rs`) until it returns. Kinds that are neither are refused by name.
 //! Behaviour: spec 07 §1-7, 8, 10.
 
 mod atomic_writer;
@@ -24,11 +25,15 @@ mod devices;
 mod expand;
 mod fetched;
 mod format;
+mod found;
+mod give;
+mod hands;
 mod held;
 mod layout;
 mod local;
 mod manager;
 mod memory;
+mod operation;
 mod orphan;
 mod owner;
 pub mod ownership;
@@ -45,8 +50,10 @@ mod worlds;
 pub use device::{
     Class, DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage,
 };
+pub use hands::MOST as THREADS;
 pub use layout::PodLayout;
 pub use local::LocalPlugin;
 pub use manager::{Manager, VolumesConfig, VolumesDeps};
 pub use memory::Credentials;
+pub use operation::Operation;
 pub use spec::{Mode, Persistent, Source, UniqueName, VolumeSpec};

@@ -12,8 +12,8 @@ use std::{
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::{
-    layout::{EMPTY_DIR, OWNED, PROJECTED, PodLayout, SECRET},
-    remove,
+    layout::{OWNED, PodLayout},
+    rebuild, remove,
 };
 use crate::sys::mount_table;
 
@@ -68,31 +68,43 @@ pub enum LeftOver {
 
 /// Unmounts and removes the volumes of a terminated pod; its directory stays.
 pub fn tear_down(layout: &PodLayout) -> Result<(), LeftOver> {
-    let failed = |volume: &str, e: &dyn std::fmt::Display| LeftOver::TearDown {
-        volume: volume.to_owned(),
-        reason: e.to_string(),
-    };
-    unmount_sub_paths(layout).map_err(|e| failed("", &e))?;
+    unmount_sub_paths(layout).map_err(|e| not_down("", &e))?;
     unmount_in_memory(layout, &OWNED)?;
     nothing_mounted(&layout.volumes())?;
-    for (plugin, name, path) in volumes(layout) {
+    for (plugin, name, path) in volumes(layout).map_err(|e| not_down("", &e))? {
         if OWNED.contains(&plugin.as_str()) {
             let marker = layout.marker(&plugin, &name);
-            remove::tree(&marker).and_then(|()| remove::tree(&path)).map_err(|e| failed(&name, &e))?;
+            remove::tree(&marker).and_then(|()| remove::tree(&path)).map_err(|e| not_down(&name, &e))?;
         } else {
-            remove::empty_directory(&path).map_err(|e| failed(&name, &e))?;
+            remove::empty_directory(&path).map_err(|e| not_down(&name, &e))?;
         }
     }
     Ok(())
 }
 
+fn not_down(volume: &str, cause: &dyn std::fmt::Display) -> LeftOver {
+    LeftOver::TearDown { volume: volume.to_owned(), reason: cause.to_string() }
+}
+
 /// Removes the whole directory of a pod that nobody knows; tells whether there were volumes in it.
 pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
     let pod = layout.pod().file_name().unwrap_or_default().to_string_lossy().into_owned();
-    // The pod went away while no agent was there. What lay in memory goes with its pod; credentials are elsewhere too.
-    unmount_in_memory(layout, &[EMPTY_DIR, SECRET, PROJECTED])?;
+    let other = |what: String| {
+        let pod = pod.clone();
+        move |e: io::Error| LeftOver::Other { pod, what, reason: e.to_string() }
+    };
+    // The pod went away while no agent was there. What this agent binds and mounts for itself goes as with any pod;
+    // what lay in memory goes with its pod.
+    for mount in mounted_below(&layout.sub_paths())?.into_iter().rev() {
+        unmount(&mount.target, UnmountFlags::NOFOLLOW).map_err(|e| LeftOver::SubPath {
+            pod: pod.clone(),
+            path: mount.target.display().to_string(),
+            reason: e.to_string(),
+        })?;
+    }
+    unmount_in_memory(layout, &OWNED)?;
     nothing_mounted(layout.pod())?;
-    let found = volumes(layout);
+    let found = volumes(layout).map_err(other("the volumes dir".to_owned()))?;
     let had_volumes = !found.is_empty();
     for (plugin, name, path) in found {
         // Our own volume, complete and not mounted: the pod went away before it was taken down.
@@ -105,20 +117,16 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
             reason: e.to_string(),
         })?;
     }
-    for path in sub_paths(layout) {
+    for path in sub_paths(layout).map_err(other("the volume-subpaths dir".to_owned()))? {
         remove_one(&path).map_err(|e| LeftOver::SubPath {
             pod: pod.clone(),
             path: path.display().to_string(),
             reason: e.to_string(),
         })?;
     }
-    let other = |what: String| {
-        let pod = pod.clone();
-        move |e: io::Error| LeftOver::Other { pod, what, reason: e.to_string() }
-    };
     empty_directories(&layout.volumes()).map_err(other("the volumes dir".to_owned()))?;
     empty_directories(&layout.sub_paths()).map_err(other("the volume-subpaths dir".to_owned()))?;
-    for child in children(layout.pod()) {
+    for child in children(layout.pod()).map_err(other("the pod directory".to_owned()))? {
         remove::tree(&child).map_err(other(child.display().to_string()))?;
     }
     remove::empty_directory(layout.pod()).map_err(other("the pod directory".to_owned()))?;
@@ -128,13 +136,13 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
 /// Unmounts file systems in memory that are the root of a volume of these plugins of ours: this
 /// agent or another mounted them.
 fn unmount_in_memory(layout: &PodLayout, plugins: &[&str]) -> Result<(), LeftOver> {
-    let roots: Vec<PathBuf> =
-        volumes(layout).into_iter().filter(|(plugin, ..)| plugins.contains(&plugin.as_str())).map(|v| v.2).collect();
+    let found = volumes(layout).map_err(|e| not_down("", &e))?.into_iter();
+    let roots: Vec<PathBuf> = found.filter(|(plugin, ..)| plugins.contains(&plugin.as_str())).map(|v| v.2).collect();
     for mount in mounted_below(&layout.volumes())?.into_iter().rev() {
         if IN_MEMORY.contains(&mount.kind.as_str()) && roots.contains(&mount.target) {
-            unmount(&mount.target, UnmountFlags::NOFOLLOW).map_err(|e| LeftOver::TearDown {
-                volume: mount.target.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-                reason: e.to_string(),
+            unmount(&mount.target, UnmountFlags::NOFOLLOW).map_err(|e| {
+                let volume = mount.target.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                not_down(&volume, &e)
             })?;
         }
     }
@@ -146,7 +154,7 @@ pub fn unmount_sub_paths(layout: &PodLayout) -> io::Result<()> {
     for mount in mount_table::below(&layout.sub_paths())?.into_iter().rev() {
         unmount(&mount.target, UnmountFlags::NOFOLLOW)?;
     }
-    for path in sub_paths(layout) {
+    for path in sub_paths(layout)? {
         remove_one(&path)?;
     }
     empty_directories(&layout.sub_paths())
@@ -166,28 +174,34 @@ fn nothing_mounted(path: &Path) -> Result<(), LeftOver> {
 }
 
 /// Plugin directory, name and path of every volume on disk.
-fn volumes(layout: &PodLayout) -> Vec<(String, String, PathBuf)> {
+fn volumes(layout: &PodLayout) -> io::Result<Vec<(String, String, PathBuf)>> {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let plugins = children(&layout.volumes()).into_iter();
-    plugins
-        .flat_map(|plugin| children(&plugin).into_iter().map(move |path| (name(&plugin), name(&path), path)))
-        .collect()
+    let mut found = Vec::new();
+    for plugin in children(&layout.volumes())? {
+        found.extend(children(&plugin)?.into_iter().map(|path| (name(&plugin), name(&path), path)));
+    }
+    Ok(found)
 }
 
 /// `<volume>/<container>/<index>` of every sub-path on disk.
-fn sub_paths(layout: &PodLayout) -> Vec<PathBuf> {
-    let containers = children(&layout.sub_paths()).into_iter().flat_map(|volume| children(&volume));
-    containers.flat_map(|container| children(&container)).collect()
+fn sub_paths(layout: &PodLayout) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for volume in children(&layout.sub_paths())? {
+        for container in children(&volume)? {
+            found.extend(children(&container)?);
+        }
+    }
+    Ok(found)
 }
 
-/// The entries of a directory; none of what is no directory. Links are not followed.
-fn children(path: &Path) -> Vec<PathBuf> {
-    if !fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir()) {
-        return Vec::new();
+/// The entries of a directory; none of what is no directory. What cannot be read is not empty. Links are not followed.
+fn children(path: &Path) -> io::Result<Vec<PathBuf>> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => rebuild::children(path),
+        Ok(_) => Ok(Vec::new()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(e),
     }
-    let mut all: Vec<PathBuf> = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-    all.sort();
-    all
 }
 
 /// Removes a file or an empty directory.
@@ -202,8 +216,8 @@ fn remove_one(path: &Path) -> io::Result<()> {
 
 /// Removes two levels of empty directories and the directory that holds them.
 fn empty_directories(path: &Path) -> io::Result<()> {
-    for child in children(path) {
-        for grandchild in children(&child) {
+    for child in children(path)? {
+        for grandchild in children(&child)? {
             remove::empty_directory(&grandchild)?;
         }
         remove::empty_directory(&child)?;

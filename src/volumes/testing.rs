@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -11,6 +12,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{
     device::{DevicePlugin, Expansion, Found, OpError, Published, Rebuilt, Removal, Traits, Usage},
+    operation::Operation,
     spec::{Mode, VolumeSpec},
 };
 use crate::{
@@ -29,6 +31,12 @@ pub enum Answer {
     Fails(OpError),
     /// It never answers.
     Hangs,
+    /// It panics.
+    Panics,
+    /// It takes that long and shows signs of life, unless nobody wants it any more.
+    Works(Duration),
+    /// It blocks until there is something to receive or nobody to send it, and succeeds then.
+    Blocks(Arc<Mutex<std::sync::mpsc::Receiver<()>>>),
 }
 
 /// Volumes of kind `nfs`, inline or claimed, that are nowhere but in here.
@@ -38,6 +46,9 @@ pub struct FakePlugin {
     answers: Mutex<BTreeMap<&'static str, VecDeque<Answer>>>,
     /// `pod` for what is published, `""` for the stage.
     pub there: Mutex<BTreeSet<String>>,
+    /// What an earlier agent staged.
+    pub staged: Mutex<Vec<(Mode, Rebuilt)>>,
+    limit: Mutex<Option<Duration>>,
     cured: watch::Sender<u64>,
     pub asked: Notify,
 }
@@ -50,12 +61,19 @@ impl FakePlugin {
             calls: Mutex::default(),
             answers: Mutex::default(),
             there: Mutex::default(),
+            staged: Mutex::default(),
+            limit: Mutex::default(),
             cured: watch::Sender::default(),
             asked: Notify::new(),
         })
     }
 
-    /// The next call of that name ends so.
+    /// No call takes longer.
+    pub fn limited(&self, limit: Duration) {
+        *locked(&self.limit) = Some(limit);
+    }
+
+    /// The next call of that name, or of that name for that pod (`publish a`), ends so.
     pub fn next(&self, call: &'static str, answer: Answer) {
         locked(&self.answers).entry(call).or_default().push_back(answer);
     }
@@ -70,14 +88,37 @@ impl FakePlugin {
         locked(&self.calls).clone()
     }
 
-    async fn answer(&self, call: &'static str, pod: &str) -> Result<(), OpError> {
+    async fn answer(&self, call: &'static str, pod: &str, operation: &Operation) -> Result<(), OpError> {
         locked(&self.calls).push(format!("{call} {pod}").trim_end().to_owned());
         self.asked.notify_waiters();
-        let answer = locked(&self.answers).get_mut(call).and_then(VecDeque::pop_front);
+        let answer = {
+            let mut answers = locked(&self.answers);
+            let own = answers.get_mut(format!("{call} {pod}").as_str()).and_then(VecDeque::pop_front);
+            own.or_else(|| answers.get_mut(call).and_then(VecDeque::pop_front))
+        };
         match answer {
             None => Ok(()),
             Some(Answer::Fails(error)) => Err(error),
             Some(Answer::Hangs) => std::future::pending().await,
+            Some(Answer::Panics) => panic!("on purpose"),
+            Some(Answer::Works(long)) => {
+                let until = tokio::time::Instant::now() + long;
+                while tokio::time::Instant::now() < until {
+                    if operation.is_unwanted() {
+                        return Err(OpError::uncertain("it was cancelled"));
+                    }
+                    operation.is_alive();
+                    tokio::time::sleep(Duration::from_secs(10)).await;
+                }
+                Ok(())
+            }
+            Some(Answer::Blocks(until)) => {
+                let blocks = operation.blocking(move || {
+                    let _released = locked(&until).recv();
+                    Ok(())
+                });
+                blocks.await
+            }
         }
     }
 }
@@ -98,32 +139,32 @@ impl DevicePlugin for FakePlugin {
     }
 
     async fn stage(&self, usage: &Usage) -> Result<(), OpError> {
-        self.answer("stage", usage.pod.name()).await?;
+        self.answer("stage", usage.pod.name(), &usage.operation).await?;
         locked(&self.there).insert(String::new());
         Ok(())
     }
 
     async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
-        self.answer("publish", usage.pod.name()).await?;
+        self.answer("publish", usage.pod.name(), &usage.operation).await?;
         locked(&self.there).insert(usage.pod.uid().to_string());
         Ok(Published { path: usage.target.clone(), relabel: true })
     }
 
     async fn unpublish(&self, removal: &Removal) -> Result<(), OpError> {
         let pod = removal.pod.as_ref().map(|(pod, _)| pod.to_string()).unwrap_or_default();
-        self.answer("unpublish", &pod).await?;
+        self.answer("unpublish", &pod, &removal.operation).await?;
         locked(&self.there).remove(&pod);
         Ok(())
     }
 
-    async fn unstage(&self, _removal: &Removal) -> Result<(), OpError> {
-        self.answer("unstage", "").await?;
+    async fn unstage(&self, removal: &Removal) -> Result<(), OpError> {
+        self.answer("unstage", "", &removal.operation).await?;
         locked(&self.there).remove("");
         Ok(())
     }
 
     async fn expand(&self, expansion: &Expansion) -> Result<u64, OpError> {
-        self.answer("expand", expansion.usage.pod.name()).await?;
+        self.answer("expand", expansion.usage.pod.name(), &expansion.usage.operation).await?;
         Ok(expansion.to)
     }
 
@@ -131,6 +172,7 @@ impl DevicePlugin for FakePlugin {
         if found.name == "odd" {
             return Err("nobody knows what this is".to_owned());
         }
+        assert_ne!(found.name, "breaks", "on purpose");
         let volume = api::Volume {
             name: found.name.clone(),
             nfs: Some(api::NFSVolumeSource::default()),
@@ -139,6 +181,14 @@ impl DevicePlugin for FakePlugin {
         assert_eq!(found.mode, Mode::Filesystem);
         let traits = Traits { volume: found.name.clone(), ..self.traits.clone() };
         Ok(Rebuilt { spec: VolumeSpec::inline(&volume), traits })
+    }
+
+    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+        Ok(locked(&self.staged).clone())
+    }
+
+    fn limit(&self) -> Duration {
+        locked(&self.limit).unwrap_or(Duration::from_secs(120))
     }
 
     fn cured(&self) -> watch::Receiver<u64> {

@@ -41,6 +41,8 @@ struct Volumes {
     /// By name, with the time at which each was asked for first.
     desired: BTreeMap<String, (PluginName, Option<Instant>)>,
     actual: BTreeMap<String, PluginName>,
+    /// There as well, but this agent has not looked at them yet.
+    left: BTreeMap<String, PluginName>,
 }
 
 impl Worlds {
@@ -66,6 +68,27 @@ impl Worlds {
         own.actual.keys().cloned().collect()
     }
 
+    /// An earlier agent left these complete.
+    pub fn found(&self, pod: &PodUid, volumes: Vec<(String, PluginName)>) {
+        let mut pods = self.pods();
+        let own = pods.entry(pod.clone()).or_default();
+        for (volume, plugin) in volumes {
+            if !own.actual.contains_key(&volume) && own.left.insert(volume, plugin).is_none() {
+                self.metrics.changed(plugin, World::Actual, 1);
+            }
+        }
+    }
+
+    /// Nothing is left of a pod that nobody knew.
+    pub fn removed(&self, pod: &PodUid) {
+        let Some(own) = self.pods().remove(pod) else { return };
+        own.desired.into_values().for_each(|(plugin, _)| self.metrics.changed(plugin, World::Desired, -1));
+        own.actual
+            .into_values()
+            .chain(own.left.into_values())
+            .for_each(|plugin| self.metrics.changed(plugin, World::Actual, -1));
+    }
+
     /// These were set up.
     pub fn set_up(&self, pod: &PodUid, ends: Vec<SetUpEnd>) {
         let mut pods = self.pods();
@@ -79,7 +102,8 @@ impl Worlds {
             if let Some(asked) = asked {
                 self.metrics.mounted(end.plugin, asked.elapsed());
             }
-            if own.actual.insert(end.volume, end.plugin).is_none() {
+            let was_left = own.left.remove(&end.volume).is_some();
+            if own.actual.insert(end.volume, end.plugin).is_none() && !was_left {
                 self.metrics.changed(end.plugin, World::Actual, 1);
             }
         }
@@ -96,7 +120,10 @@ impl Worlds {
             self.metrics.ended(plugin, StorageOperation::Unmount, succeeded, elapsed);
         }
         if succeeded {
-            own.actual.values().for_each(|plugin| self.metrics.changed(plugin, World::Actual, -1));
+            own.actual
+                .values()
+                .chain(own.left.values())
+                .for_each(|plugin| self.metrics.changed(plugin, World::Actual, -1));
             pods.remove(pod);
         }
     }
@@ -106,6 +133,28 @@ impl Worlds {
 mod tests {
     use super::*;
     use crate::metrics::Registry;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_left_is_there_once() {
+        let registry = Registry::new();
+        let worlds = Worlds::new(VolumeMetrics::new(&registry));
+        let there = || -> f64 {
+            let all = series(&registry, "volume_manager_total_volumes").into_iter();
+            all.filter(|(labels, _)| labels.contains("actual")).map(|(_, count)| count).sum()
+        };
+        let pod = PodUid::from("u");
+        worlds.found(&pod, vec![("a".to_owned(), EMPTY), ("b".to_owned(), EMPTY)]);
+        assert_eq!(there(), 2.0);
+        assert_eq!(worlds.desire(&pod, [("a".to_owned(), EMPTY)]).len(), 0, "nobody has looked at it");
+        worlds.set_up(&pod, vec![end("a", true)]);
+        worlds.found(&pod, vec![("a".to_owned(), EMPTY)]);
+        assert_eq!((there(), worlds.desire(&pod, []).len()), (2.0, 1));
+        worlds.torn_down(&pod, true, Duration::ZERO);
+        assert_eq!(there(), 0.0);
+        worlds.found(&pod, vec![("a".to_owned(), EMPTY)]);
+        worlds.removed(&pod);
+        assert_eq!(there(), 0.0);
+    }
 
     const EMPTY: PluginName = "kubernetes.io/empty-dir";
 

@@ -57,7 +57,8 @@ impl Node {
             tasks: TaskTracker::new(),
             stop: stop.clone(),
         };
-        let config = ObjectsConfig { strategy: Strategy::Watch, sync_frequency: Duration::from_secs(60) };
+        let config =
+            ObjectsConfig { strategy: Strategy::Watch, sync_frequency: Duration::from_secs(60), trust_bundles: false };
         let (objects, changed, upkeep) = ApiObjects::new(&config, deps);
         tokio::spawn(upkeep);
         let root = tempfile::tempdir().expect("a directory");

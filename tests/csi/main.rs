@@ -209,6 +209,12 @@ impl Drop for Folder {
 impl Drop for World {
     fn drop(&mut self) {
         self.stop.cancel();
+        self.tasks.close();
+        // Who watches a directory makes it anew when it goes, and would leave it behind.
+        let until = std::time::Instant::now() + Duration::from_secs(10);
+        while !self.tasks.is_empty() && std::time::Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 }
 
@@ -307,6 +313,7 @@ impl World {
             is_shared_now: false,
             is_republish: false,
             was_rebuilt: false,
+            operation: berth::volumes::Operation::default(),
         }
     }
 
@@ -370,6 +377,7 @@ pub fn removal(usage: &Usage) -> Removal {
         mode: usage.mode,
         pod: Some((usage.pod.uid().clone(), usage.target.clone())),
         device: String::new(),
+        operation: berth::volumes::Operation::default(),
     }
 }
 

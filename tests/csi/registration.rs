@@ -125,6 +125,15 @@ async fn who_cannot_be_taken_is_told_why() {
     assert_eq!(unknown, expected);
     assert!(world.drivers.get(DRIVER).is_ok(), "nobody took its place");
     assert_eq!(world.objects.on_node("new.example.com"), None);
+    let counted = world.registry.gather().into_iter().find(|family| family.name() == "csi_operations_seconds");
+    let series = counted.map(|family| family.get_metric().to_vec()).unwrap_or_default();
+    let drivers: Vec<&str> = series
+        .iter()
+        .flat_map(|one| one.get_label())
+        .filter(|label| label.name() == "driver_name")
+        .map(|l| l.value())
+        .collect();
+    assert!(!drivers.is_empty() && drivers.iter().all(|driver| *driver == DRIVER), "{drivers:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

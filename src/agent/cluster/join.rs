@@ -203,7 +203,11 @@ fn follow_objects(
     (nodes, name): (Store<api::Node>, &str),
 ) -> (Arc<dyn ObjectSource>, ChangedPods) {
     let strategy = Strategy::parse(&loaded.config.config_map_and_secret_change_detection_strategy);
-    let config = ObjectsConfig { strategy, sync_frequency: loaded.config.sync_frequency.std() };
+    let config = ObjectsConfig {
+        strategy,
+        sync_frequency: loaded.config.sync_frequency.std(),
+        trust_bundles: loaded.gates.enabled("ClusterTrustBundleProjection"),
+    };
     let deps = ObjectsDeps {
         api: api.clone(),
         metrics,

@@ -10,7 +10,7 @@ use tracing::warn;
 use super::{
     client::{CallError, deadline},
     context,
-    disk::{blocking, make, remove},
+    disk::{make, remove},
     paths::{BlockLayout, PLUGIN},
     plugin::{Csi, Ready},
     record::Record,
@@ -61,13 +61,12 @@ impl Csi {
         step::reached("csi.stage.recorded");
         let done = ready.driver.client.stage(until, request).await;
         step::reached("csi.stage.called");
-        done.map_err(|error| {
-            let text = format!("{PLUGIN}: blockMapper.stageVolumeForBlock failed: {error}");
-            if error.is_final() && !usage.was_rebuilt {
-                forget(&layout, usage);
-            }
-            error.about(text)
-        })
+        let Err(error) = done else { return Ok(()) };
+        let text = format!("{PLUGIN}: blockMapper.stageVolumeForBlock failed: {error}");
+        if error.is_final() && !usage.was_rebuilt {
+            forget(layout, usage).await;
+        }
+        Err(error.about(text))
     }
 
     /// Writes down what the volume is, and makes the directory that its driver needs.
@@ -80,12 +79,12 @@ impl Csi {
     ) -> Result<(), OpError> {
         let record = Record { lifecycle: None, ..self.record(usage, volume) };
         let data = layout.data.clone();
-        blocking(move || {
+        let noted = usage.operation.blocking(move || {
             make(&data).and_then(|()| record.write(&data)).and_then(|()| make(&directory)).map_err(|error| {
                 OpError::failed(format!("{PLUGIN}: blockMapper failed to create dir {:?}: {error}", data.display()))
             })
-        })
-        .await
+        });
+        noted.await
     }
 
     /// Gives the device to a pod.
@@ -145,13 +144,13 @@ impl Csi {
         done.await
             .map_err(|error| error.about(format!("{PLUGIN}: blockMapper.unpublishVolumeForBlock failed: {error}")))?;
         step::reached("csi.unpublish.called");
-        blocking(move || {
+        let removed = removal.operation.blocking(move || {
             let parent = || target.parent().map_or(Ok(()), |parent| unless_in_use(remove(parent)));
             gone(&target)
                 .and_then(|()| parent())
                 .map_err(|error| OpError::failed(format!("{PLUGIN}: failed to remove {:?}: {error}", target.display())))
-        })
-        .await
+        });
+        removed.await
     }
 
     /// Undoes staging.
@@ -159,7 +158,13 @@ impl Csi {
         let until = deadline();
         let volume = Self::volume(&removal.spec, "", &"".into())?;
         let layout = self.block(&removal.spec.name)?;
-        if layout.staging.symlink_metadata().is_ok() {
+        let staging = layout.staging.clone();
+        let is_there = removal.operation.blocking(move || match staging.symlink_metadata() {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(OpError::transient(format!("{PLUGIN}: looking at {:?}: {error}", staging.display()))),
+        });
+        if is_there.await? {
             let driver = self.driver(&volume.driver, "blockMapper.TearDownDevice failed to get CSI client")?;
             // Nothing was tried yet, whatever it says.
             let can = driver.capabilities(until).await.map_err(|error| OpError::transient(error.to_string()))?;
@@ -174,17 +179,18 @@ impl Csi {
                 step::reached("csi.unstage.called");
             }
         }
-        blocking(move || {
+        let cleared = removal.operation.blocking(move || {
             clear_block(&layout)
                 .map_err(|error| OpError::failed(format!("{PLUGIN}: failed to clean up device files: {error}")))
-        })
-        .await
+        });
+        cleared.await
     }
 }
 
 /// What is through and did not happen leaves nothing.
-fn forget(layout: &BlockLayout, usage: &Usage) {
-    if let Err(error) = clear_block(layout) {
+async fn forget(layout: BlockLayout, usage: &Usage) {
+    let cleared = usage.operation.blocking(move || Ok(clear_block(&layout)));
+    if let Ok(Err(error)) = cleared.await {
         warn!(volumeName = %usage.unique, err = %error, "What was made for staging is left behind");
     }
 }

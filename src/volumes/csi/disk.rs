@@ -7,8 +7,6 @@ use std::{
     path::Path,
 };
 
-use tokio::task::spawn_blocking;
-
 use super::record::Record;
 use crate::{
     sys::{
@@ -17,19 +15,6 @@ use crate::{
     },
     volumes::device::OpError,
 };
-
-/// Does it where it may block.
-///
-/// # Errors
-/// What the work says, as one that may have happened if it came to no end.
-pub async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, OpError> + Send + 'static,
-) -> Result<T, OpError> {
-    match spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(error) => Err(OpError::uncertain(format!("the operation was aborted: {error}"))),
-    }
-}
 
 /// Makes a directory and those above it. One that is there is not looked at.
 pub fn make(directory: &Path) -> io::Result<()> {

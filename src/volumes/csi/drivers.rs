@@ -109,6 +109,13 @@ impl Drivers {
         Ok(())
     }
 
+    /// Nothing is told of a driver that was refused, unless another of that name is there.
+    fn never_was(&self, name: &str) {
+        if !self.known().contains_key(name) {
+            self.deps.metrics.forget(name);
+        }
+    }
+
     /// Takes what the node says of the driver back, unless another of that name is there.
     async fn withdraw(&self, name: &str) {
         if self.known().contains_key(name) {
@@ -162,10 +169,12 @@ impl PluginHandler for Arc<Drivers> {
         let version = self.version("RegisterPlugin", plugin)?;
         let client = DriverClient::new(&plugin.name, plugin.endpoint.clone(), self.deps.metrics.clone());
         let driver = Arc::new(Driver::new(&plugin.name, plugin.socket.clone(), version, client));
-        let answer = driver.client.node_info(deadline()).await.map_err(|error| error.to_string())?;
+        let answer = driver.client.node_info(deadline()).await.map_err(|error| error.to_string());
+        let answer = answer.inspect_err(|_| self.never_was(&plugin.name))?;
         let installed = self.deps.node.install(&on_node(&plugin.name, answer)).await;
         if let Err(error) = installed.and_then(|()| self.admit(driver.clone(), plugin)) {
             self.withdraw(&plugin.name).await;
+            self.never_was(&plugin.name);
             return Err(error);
         }
         info!(driver = %plugin.name, version = %driver.version, "Registered a CSI driver");

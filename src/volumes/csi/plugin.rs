@@ -226,7 +226,7 @@ impl DevicePlugin for Csi {
         rebuild::rebuild(&self.layout, found)
     }
 
-    fn staged(&self) -> Vec<(Mode, Rebuilt)> {
+    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
         rebuild::staged(&self.layout)
     }
 

@@ -1,16 +1,13 @@
 //! Gives a volume to a pod: directory, record, NodePublishVolume, group. Spec 07 §12.4 step 3, §12.5.
 
-use std::{
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use tracing::warn;
 
 use super::{
     client::{CallError, deadline},
     context,
-    disk::{blocking, clear, make, mounted, still_there},
+    disk::{clear, make, mounted, still_there},
     fs_group::{self, Access},
     paths::PLUGIN,
     plugin::{Csi, Ready},
@@ -22,7 +19,7 @@ use crate::{
     sys::step,
     volumes::{
         device::{GroupOf, OpError, Published, Usage},
-        ownership::{self, GroupAccess},
+        give,
         spec::Mode,
     },
 };
@@ -59,21 +56,20 @@ impl Csi {
         let gives = self.gives(usage, &volume, &ready)?;
         let request = self.publish_request(usage, &volume, &ready).await?;
         let (target, record) = (usage.target.clone(), self.record(usage, &volume));
-        blocking(move || {
+        let noted = usage.operation.blocking(move || {
             make(&target).and_then(|()| record.write(&target)).map_err(|error| {
                 let path = target.display();
                 OpError::failed(format!("{PLUGIN}: mounter.SetupAt failed to create dir {path:?}: {error}"))
             })
-        })
-        .await?;
+        });
+        noted.await?;
         step::reached("csi.publish.recorded");
         let done = ready.driver.client.publish(until, request).await;
         step::reached("csi.publish.called");
         if let Err(error) = done {
             return Err(self.not_published(usage, error).await);
         }
-        let path = mount_point(&usage.target);
-        let relabel = blocking(move || settle(&path, gives)).await?;
+        let relabel = settle(usage, &volume.label(), gives).await?;
         step::reached("csi.publish.settled");
         Ok(Published { path: mount_point(&usage.target), relabel })
     }
@@ -127,9 +123,14 @@ impl Csi {
     async fn not_published(&self, usage: &Usage, error: CallError) -> OpError {
         if error.is_final() && !usage.is_republish && !usage.was_rebuilt {
             let path = mount_point(&usage.target);
-            if let Ok(Err(left)) = blocking(move || Ok(clear(&path, BACK))).await {
-                warn!(volumeName = %usage.unique, err = %left, "What was made for publishing is left behind");
-                return still_there(&left, error.about(error.to_string()));
+            match usage.operation.blocking(move || Ok(clear(&path, BACK))).await {
+                Ok(Ok(())) => {}
+                Ok(Err(left)) => {
+                    warn!(volumeName = %usage.unique, err = %left, "What was made for publishing is left behind");
+                    return still_there(&left, error.about(error.to_string()));
+                }
+                // Nobody looked.
+                Err(_) => return OpError::uncertain(error.to_string()),
             }
         }
         error.about(error.to_string())
@@ -137,20 +138,18 @@ impl Csi {
 }
 
 /// Gives the volume to the group; whether the runtime may relabel it.
-fn settle(path: &Path, group: Option<GroupOf>) -> Result<bool, OpError> {
+async fn settle(usage: &Usage, label: &str, group: Option<GroupOf>) -> Result<bool, OpError> {
     // It is published by now: whatever fails may be undone by unpublishing alone.
-    let failed = |what: &str, error: std::io::Error| {
+    let failed = |what: &str, error: &dyn std::fmt::Display| {
         OpError::uncertain(format!("{PLUGIN}: mounter.SetupAt failed to {what}: {error}"))
     };
-    let mount = mounted(path).map_err(|error| failed("query for SELinux support", error))?;
-    if let Some(of) = group.filter(|of| !(of.on_root_mismatch && is_given(path, of.group))) {
-        ownership::apply(path, of.group, GroupAccess::ReadWrite).map_err(|error| failed("apply fsGroup", error))?;
+    let path = mount_point(&usage.target);
+    let place = path.clone();
+    let mount =
+        usage.operation.blocking(move || mounted(&place).map_err(|error| OpError::uncertain(error.to_string())));
+    let mount = mount.await.map_err(|error| failed("query for SELinux support", &error))?;
+    if let Some(of) = group {
+        give::give(usage, label, path, of).await.map_err(|error| failed("apply fsGroup", &error))?;
     }
     Ok(mount.is_some_and(|mount| mount.options.split(',').any(|option| option == "seclabel")))
-}
-
-/// Whether the root shows that the group was given all of it: the root is done last (spec 07 §10).
-fn is_given(path: &Path, group: u32) -> bool {
-    let root = path.symlink_metadata();
-    root.is_ok_and(|root| root.is_dir() && root.gid() == group && root.mode() & 0o2770 == 0o2770)
 }

@@ -2,12 +2,11 @@
 //! Spec 07 §6, §12.4, §12.7, §17.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::{
     block::clear_block,
@@ -21,6 +20,7 @@ use crate::{
     pod::{PodUid, api},
     volumes::{
         device::{Found, Rebuilt, Traits},
+        rebuild::children,
         spec::{Mode, VolumeSpec},
     },
 };
@@ -101,43 +101,68 @@ fn with_traits(spec: VolumeSpec, pod: &PodUid) -> Rebuilt {
 
 /// Volumes that were staged, whether a pod has them or not: one that no pod has was left by an agent that ended
 /// before it could stage or unstage it to the end.
-pub fn staged(layout: &CsiLayout) -> Vec<(Mode, Rebuilt)> {
+///
+/// # Errors
+/// A directory or a record cannot be read: what it stands for is not known to be staged, nor not to be.
+pub fn staged(layout: &CsiLayout) -> Result<Vec<(Mode, Rebuilt)>, String> {
     let mut found = Vec::new();
-    for driver in children(layout.root()) {
-        if driver.file_name().is_some_and(|name| name == BLOCK) {
-            found.extend(children(&driver).iter().filter_map(|path| staged_block(layout, path)));
-        } else {
-            found.extend(children(&driver).iter().filter_map(|path| staged_filesystem(path)));
+    for driver in listed(layout.root())? {
+        let is_block = driver.file_name().is_some_and(|name| name == BLOCK);
+        for path in listed(&driver)? {
+            found.extend(if is_block { staged_block(layout, &path)? } else { staged_filesystem(&path)? });
         }
         if found.len() >= MOST {
             break;
         }
     }
-    found
+    Ok(found)
 }
 
-fn staged_filesystem(directory: &Path) -> Option<(Mode, Rebuilt)> {
-    let Some(record) = Record::read(directory).ok()? else {
+fn staged_filesystem(directory: &Path) -> Result<Option<(Mode, Rebuilt)>, String> {
+    let Some(record) = noted(directory)? else {
         // Made and not noted yet, or forgotten and not removed yet.
         tidied(directory, clear(&directory.join("globalmount"), ["", "", ""]));
-        return None;
+        return Ok(None);
     };
+    if record.driver.is_empty() {
+        return Ok(None);
+    }
     // Its name does not matter for what is left to do, but it is told.
     let spec = persistent(&record, &record.handle, Mode::Filesystem);
-    Some((Mode::Filesystem, with_traits(spec, &"".into())))
+    Ok(Some((Mode::Filesystem, with_traits(spec, &"".into()))))
 }
 
-fn staged_block(layout: &CsiLayout, directory: &Path) -> Option<(Mode, Rebuilt)> {
-    let name = directory.file_name()?.to_str()?;
-    let block = layout.block(name).ok()?;
+fn staged_block(layout: &CsiLayout, directory: &Path) -> Result<Option<(Mode, Rebuilt)>, String> {
+    let Some(name) = directory.file_name().and_then(|name| name.to_str()) else { return Ok(None) };
+    let Ok(block) = layout.block(name) else { return Ok(None) };
     if matches!(name, "staging" | "publish") {
-        return None;
+        return Ok(None);
     }
-    let Some(record) = Record::read(&block.data).ok()? else {
+    let Some(record) = noted(&block.data)? else {
         tidied(directory, clear_block(&block));
-        return None;
+        return Ok(None);
     };
-    Some((Mode::Block, with_traits(persistent(&record, name, Mode::Block), &"".into())))
+    if record.driver.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some((Mode::Block, with_traits(persistent(&record, name, Mode::Block), &"".into()))))
+}
+
+/// A record that says nothing stands for nothing that could be undone; one that cannot be read may.
+fn noted(directory: &Path) -> Result<Option<Record>, String> {
+    match Record::read(directory) {
+        Err(error) if error.raw_os_error().is_none() => {
+            warn!(path = %directory.display(), err = %error, "A record of a staged volume says nothing");
+            Ok(Some(Record::default()))
+        }
+        Err(error) => Err(format!("{PLUGIN}: the record in {}: {error}", directory.display())),
+        Ok(read) => Ok(read),
+    }
+}
+
+fn listed(directory: &Path) -> Result<Vec<PathBuf>, String> {
+    let found = children(directory).map_err(|error| format!("{PLUGIN}: listing {}: {error}", directory.display()))?;
+    Ok(found.into_iter().take(MOST).collect())
 }
 
 /// What is in the way stays: it may be data.
@@ -147,16 +172,10 @@ fn tidied(directory: &Path, done: Result<(), impl std::fmt::Display>) {
     }
 }
 
-/// What a directory holds; nothing where it cannot be read.
-fn children(directory: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
-    let mut found: Vec<PathBuf> = entries.take(MOST).filter_map(|entry| Some(entry.ok()?.path())).collect();
-    found.sort();
-    found
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::volumes::csi::{disk::make, paths::inline_handle};
 
@@ -213,6 +232,7 @@ mod tests {
     fn what_no_pod_has_is_found_too() {
         let root = tempfile::tempdir().expect("a directory");
         let layout = CsiLayout::new(root.path());
+        let staged = |layout: &CsiLayout| staged(layout).expect("readable");
         assert!(staged(&layout).is_empty());
         let staging = layout.staging("d", "h").expect("a good name");
         make(&staging).expect("made");

@@ -7,7 +7,7 @@ use tracing::warn;
 use super::{
     client::{CallError, deadline},
     context,
-    disk::{blocking, clear, make, still_there},
+    disk::{clear, make, still_there},
     paths::PLUGIN,
     plugin::Csi,
     record::Record,
@@ -19,6 +19,7 @@ use crate::{
     sys::step,
     volumes::{
         device::{OpError, Usage},
+        operation::Operation,
         spec::Mode,
     },
 };
@@ -56,14 +57,14 @@ impl Csi {
         };
         let record = Record { driver: volume.driver.clone(), handle: volume.handle.clone(), ..Record::default() };
         let place = path.clone();
-        blocking(move || {
+        let noted = usage.operation.blocking(move || {
             let written = make(&place).and_then(|()| place.parent().map_or(Ok(()), |parent| record.write(parent)));
             written.map_err(|error| {
                 let path = place.display();
                 OpError::failed(format!("{PLUGIN}: attacher.MountDevice failed to create dir {path:?}: {error}"))
             })
-        })
-        .await?;
+        });
+        noted.await?;
         step::reached("csi.stage.recorded");
         let done = ready.driver.client.stage(until, request).await;
         step::reached("csi.stage.called");
@@ -76,17 +77,21 @@ impl Csi {
     /// What is through and did not happen leaves nothing; what may have happened can be undone.
     async fn not_staged(&self, usage: &Usage, path: PathBuf, error: CallError) -> OpError {
         if error.is_final() && !usage.was_rebuilt {
-            let cleared = blocking(move || Ok(clear(&path, BACK))).await;
-            if let Ok(Err(left)) = cleared {
-                warn!(volumeName = %usage.unique, err = %left, "What was made for staging is left behind");
-                return still_there(&left, error.about(error.to_string()));
+            match usage.operation.blocking(move || Ok(clear(&path, BACK))).await {
+                Ok(Ok(())) => {}
+                Ok(Err(left)) => {
+                    warn!(volumeName = %usage.unique, err = %left, "What was made for staging is left behind");
+                    return still_there(&left, error.about(error.to_string()));
+                }
+                // Nobody looked.
+                Err(_) => return OpError::uncertain(error.to_string()),
             }
         }
         error.about(error.to_string())
     }
 
     /// Removes what is left of a staged volume.
-    pub(super) async fn forget_staging(path: PathBuf) -> Result<(), OpError> {
-        blocking(move || clear(&path, BACK).map_err(|left| kept("attacher.UnmountDevice", &left))).await
+    pub(super) async fn forget_staging(operation: &Operation, path: PathBuf) -> Result<(), OpError> {
+        operation.blocking(move || clear(&path, BACK).map_err(|left| kept("attacher.UnmountDevice", &left))).await
     }
 }

@@ -6,7 +6,7 @@ use tonic::Code;
 
 use super::{
     client::deadline,
-    disk::{LeftBehind, blocking, clear, mounted},
+    disk::{LeftBehind, clear, mounted},
     paths::PLUGIN,
     plugin::Csi,
     publish::{BACK, mount_point},
@@ -40,7 +40,7 @@ impl Csi {
     ) -> Result<(), OpError> {
         let until = deadline();
         let (place, told) = (path.to_owned(), CsiVolume::of(&removal.spec, "", pod));
-        let known = blocking(move || known(&place, told)).await?;
+        let known = removal.operation.blocking(move || known(&place, told)).await?;
         match known {
             Known::Nothing => return Ok(()),
             Known::Empty => {}
@@ -59,7 +59,10 @@ impl Csi {
             }
         }
         let place = mount_point(path);
-        blocking(move || clear(&place, BACK).map_err(|left| kept("Unmounter.TearDownAt", &left))).await
+        removal
+            .operation
+            .blocking(move || clear(&place, BACK).map_err(|left| kept("Unmounter.TearDownAt", &left)))
+            .await
     }
 
     /// Undoes staging.
@@ -68,10 +71,10 @@ impl Csi {
         let volume = Self::volume(&removal.spec, "", &"".into())?;
         let path = self.staging(&volume)?;
         let place = path.clone();
-        let is_recorded = blocking(move || Ok(is_recorded(&place))).await?;
+        let is_recorded = removal.operation.blocking(move || Ok(is_recorded(&place))).await?;
         if !is_recorded {
             // Nothing was begun, or all is done but its directories.
-            return Self::forget_staging(path).await;
+            return Self::forget_staging(&removal.operation, path).await;
         }
         let driver = self.driver(&volume.driver, "attacher.UnmountDevice failed to create newCsiDriverClient")?;
         // Nothing was tried yet, whatever it says.
@@ -84,7 +87,7 @@ impl Csi {
             done.map_err(|error| error.about(format!("{PLUGIN}: attacher.UnmountDevice failed: {error}")))?;
             step::reached("csi.unstage.called");
         }
-        Self::forget_staging(path).await
+        Self::forget_staging(&removal.operation, path).await
     }
 }
 

@@ -170,7 +170,7 @@ async fn an_agent_that_starts_again_goes_on_with_what_is_there() {
     }
     let bench = bench_in(dir, staged());
     bench.storage.put("v", &json!({}));
-    bench.manager.rebuild().await;
+    bench.manager.rebuild().await.expect("known");
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(bench.plugin.calls().is_empty(), "nobody said yet whether they are wanted");
     bench.manager.mount(&pod(json!([claim("v")]))).await.expect("set up again");
@@ -193,4 +193,50 @@ async fn a_volume_that_grew_is_expanded_and_its_claim_told() {
     assert_eq!(patches, [r#"{"metadata":{},"status":{"capacity":{"storage":"2Gi"}}}"#]);
     let told = bench.world.0.lock().expect("not poisoned").clone();
     assert_eq!(told, ["FileSystemResizeSuccessful MountVolume.NodeExpandVolume succeeded for volume \"v\" "]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expansion_waits_for_a_claim_that_follows_its_volume_late() {
+    let bench = bench(Traits { stages: true, expands: true, ..Traits::default() });
+    bench.storage.put("v", &json!({"capacity": {"storage": "2Gi"}}));
+    let say = |state: &str| {
+        let mut claims = bench.storage.claims.lock().expect("not poisoned");
+        let mut claim = (*claims["cv"]).clone();
+        let status = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
+            "allocatedResourceStatuses": {"storage": state}});
+        claim.status = Some(serde_json::from_value(status).expect("a status"));
+        claims.insert("cv".to_owned(), Arc::new(claim));
+    };
+    say("ControllerResizeInProgress");
+    let turns = async |seconds: u64| {
+        for _ in 0..seconds {
+            bench.manager.mount(&pod(json!([claim("v")]))).await.expect("mounted");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    turns(70).await;
+    assert_eq!(bench.plugin.calls(), ["stage p", "publish p"], "not the node's to do yet");
+    say("NodeResizePending");
+    turns(70).await;
+    assert_eq!(bench.plugin.calls(), ["stage p", "publish p", "expand p"]);
+}
+
+#[tokio::test]
+async fn nothing_is_done_before_it_is_known_what_was_left() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let pods = dir.path().join("pods");
+    // A link to itself can be read by nobody.
+    std::os::unix::fs::symlink("pods", &pods).expect("a link");
+    let bench = bench_in(dir, staged());
+    bench.storage.put("v", &json!({}));
+    let pod = pod(json!([claim("v")]));
+    let told = bench.manager.mount(&pod).await.expect_err("unknown").to_string();
+    assert!(told.starts_with("reading what is left of volumes: "), "{told}");
+    for failed in [bench.manager.unmount(&"u".into()).await, bench.manager.remove_directory(&"u".into()).await] {
+        assert!(failed.is_err(), "nothing is taken for gone");
+    }
+    assert!(bench.plugin.calls().is_empty());
+    std::fs::remove_file(&pods).expect("removed");
+    bench.manager.mount(&pod).await.expect("read again");
+    bench.manager.unmount(&"u".into()).await.expect("unmounted");
 }

@@ -16,6 +16,8 @@ use crate::{
     pod::PodUid,
     volumes::{
         device::{DevicePlugin, Published, Rebuilt, Traits, Usage},
+        hands::Hands,
+        operation::OperationDeps,
         spec::{Mode, UniqueName},
     },
 };
@@ -38,6 +40,8 @@ pub struct BoardDeps {
     pub tasks: TaskTracker,
     /// Ends them.
     pub stop: CancellationToken,
+    /// Threads that may block.
+    pub hands: Hands,
 }
 
 /// What a pod wants of a volume.
@@ -153,7 +157,8 @@ impl Board {
         let mut slots = self.slots();
         let unique = desire.usage.unique.clone();
         let slot = slots.entry(unique.clone()).or_insert_with(|| {
-            let owner = Owner::new(unique, plugin.clone(), desire.traits.clone(), desire.usage.mode);
+            let (traits, hands) = (desire.traits.clone(), self.deps.hands.clone());
+            let owner = Owner::new(unique, plugin.clone(), traits, desire.usage.mode, hands);
             self.start(owner)
         });
         slot.desires.send_modify(|all| {
@@ -194,30 +199,47 @@ impl Board {
         self.slots().get(name).map(|slot| slot.shown.borrow().clone())
     }
 
-    /// What an earlier agent left: all pods of one volume have one owner.
-    pub fn adopt(self: &Arc<Self>, left: Vec<Leftover>, staged: Vec<Staged>) {
+    /// What an earlier agent left: all pods of one volume have one owner. Where that is not all, nothing is unstaged.
+    pub fn adopt(self: &Arc<Self>, left: Vec<Leftover>, staged: Vec<Staged>, is_all: bool) {
+        let hands = &self.deps.hands;
         let mut owners: BTreeMap<UniqueName, Owner> = BTreeMap::new();
         for one in left {
             let traits = &one.rebuilt.traits;
             let unique = traits.unique(one.plugin.name(), &one.pod, &one.rebuilt.spec);
             let owner = owners
                 .entry(unique.clone())
-                .or_insert_with(|| Owner::new(unique, one.plugin.clone(), traits.clone(), one.mode));
+                .or_insert_with(|| Owner::new(unique, one.plugin.clone(), traits.clone(), one.mode, hands.clone()));
             owner.adopt(one);
         }
         for one in staged {
             let unique = UniqueName::shared(one.plugin.name(), &one.rebuilt.traits.volume);
             // What a pod has of it says the same.
             owners.entry(unique.clone()).or_insert_with(|| {
-                let mut owner = Owner::new(unique, one.plugin.clone(), one.rebuilt.traits.clone(), one.mode);
+                let mut owner =
+                    Owner::new(unique, one.plugin.clone(), one.rebuilt.traits.clone(), one.mode, hands.clone());
                 owner.adopt_stage(one.rebuilt.spec);
                 owner
             });
         }
-        for (unique, owner) in owners {
+        for (unique, mut owner) in owners {
+            if !is_all {
+                owner.keep_stage();
+            }
             let mut slots = self.slots();
             let slot = self.start(owner);
             slots.insert(unique, slot);
+        }
+    }
+
+    /// What an operation needs of others.
+    pub(super) fn operation(&self, unwanted: CancellationToken) -> OperationDeps {
+        OperationDeps {
+            hands: self.deps.hands.clone(),
+            events: Some(self.deps.events.clone()),
+            metrics: Some(self.deps.metrics.clone()),
+            tasks: self.deps.tasks.clone(),
+            unwanted,
+            stop: self.deps.stop.clone(),
         }
     }
 

@@ -1,8 +1,9 @@
 //! The operations on a volume, step by step, with what is told of each. Behaviour: spec 07 §4.
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
-use tokio::{task::spawn_blocking, time::timeout};
+use futures::FutureExt;
+use tokio::time::timeout;
 
 use super::{
     board::{Board, Desire},
@@ -16,6 +17,8 @@ use crate::{
         block,
         device::{Class, OpError, Published, Removal, Trouble, Usage},
         expand,
+        hands::said,
+        operation::Operation,
         spec::{Mode, VolumeSpec},
     },
 };
@@ -27,21 +30,33 @@ const FALLBACK_MODE: u32 = 0o750;
 const FOR_ONE_POD: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
 
 /// `<prefix> for volume "<name>" : <cause>`.
-fn told(prefix: &str, name: &str, cause: impl std::fmt::Display) -> String {
+pub(super) fn told(prefix: &str, name: &str, cause: impl std::fmt::Display) -> String {
     format!("{prefix} for volume {name:?} : {cause}")
 }
 
 impl Owner {
-    /// Within the plugin's time; what takes longer may still happen.
-    async fn within<T>(&self, call: impl Future<Output = Result<T, OpError>>) -> Result<T, OpError> {
-        timeout(self.plugin.limit(), call)
-            .await
-            .unwrap_or_else(|_| Err(OpError::uncertain("context deadline exceeded")))
+    /// Within the plugin's time, or as long as it shows signs of life; what takes longer may still happen, and so may
+    /// what panics.
+    async fn within<T>(
+        &self,
+        operation: &Operation,
+        call: impl Future<Output = Result<T, OpError>>,
+    ) -> Result<T, OpError> {
+        let mut call = std::pin::pin!(AssertUnwindSafe(call).catch_unwind());
+        loop {
+            let signs = operation.signs();
+            match timeout(self.plugin.limit(), &mut call).await {
+                Ok(Ok(done)) => return done,
+                Ok(Err(panic)) => return Err(OpError::uncertain(said(&*panic))),
+                Err(_) if operation.signs() != signs => {}
+                Err(_) => return Err(OpError::uncertain("context deadline exceeded")),
+            }
+        }
     }
 
-    pub(super) async fn mount(&mut self, board: &Board, pod: &PodUid) -> Result<(), Failure> {
+    pub(super) async fn mount(&mut self, board: &Board, pod: &PodUid, operation: &Operation) -> Result<(), Failure> {
         let Some(desire) = self.desires.get(pod).cloned() else { return Ok(()) };
-        let usage = self.usage(&desire);
+        let usage = self.usage(&desire, operation);
         let (kind, reason) = match usage.mode {
             Mode::Filesystem => ("MountVolume", "FailedMount"),
             Mode::Block => ("MapVolume", "FailedMapVolume"),
@@ -51,6 +66,7 @@ impl Owner {
             Mode::Block => ("SetUpDevice", "MapPodDevice"),
         };
         let fails = |step: &str, reason: &'static str, cause: &dyn std::fmt::Display| Failure {
+            is_for_all: step == stage_step,
             event: Some((usage.pod.clone(), reason)),
             text: told(&format!("{kind}.{step} failed"), &usage.spec.name, cause),
         };
@@ -63,11 +79,11 @@ impl Owner {
         }
         if usage.spec.is_for_one_pod() && self.state.other_user(pod).is_some() {
             let step = if usage.mode == Mode::Block { stage_step } else { publish_step };
-            return Err(fails(step, reason, &FOR_ONE_POD));
+            return Err(Failure { is_for_all: false, ..fails(step, reason, &FOR_ONE_POD) });
         }
         let usage_of_device = self.attached(&usage).await.map_err(|e| fails("WaitForAttach", reason, &e))?;
         if self.traits.stages && self.state.stage != Presence::Present {
-            if let Err(e) = self.within(self.plugin.stage(&usage_of_device)).await {
+            if let Err(e) = self.within(operation, self.plugin.stage(&usage_of_device)).await {
                 self.state.happened(&Happened::NotStaged(e.class));
                 return Err(fails(stage_step, reason, &e));
             }
@@ -91,7 +107,7 @@ impl Owner {
     }
 
     /// What the plugin is told: what the pod wants, and how things stand.
-    fn usage(&self, desire: &Desire) -> Usage {
+    fn usage(&self, desire: &Desire, operation: &Operation) -> Usage {
         let pod = desire.usage.pod.uid();
         let own = self.state.pods.get(pod);
         Usage {
@@ -99,6 +115,7 @@ impl Owner {
             is_shared_now: self.state.other_user(pod).is_some(),
             is_republish: self.state.is_mounted(pod),
             was_rebuilt: own.is_some_and(|own| own.was_rebuilt),
+            operation: operation.clone(),
             ..desire.usage.clone()
         }
     }
@@ -112,7 +129,7 @@ impl Owner {
     async fn attached(&mut self, usage: &Usage) -> Result<Usage, OpError> {
         let mut usage = usage.clone();
         if self.traits.attachable {
-            let found = self.within(self.plugin.attached(&usage)).await?;
+            let found = self.within(&usage.operation, self.plugin.attached(&usage)).await?;
             if let Some(device) = found {
                 self.device.clone_from(&device);
                 usage.device = device;
@@ -122,7 +139,7 @@ impl Owner {
     }
 
     async fn publish(&self, board: &Board, usage: &Usage) -> Result<Published, OpError> {
-        let published = self.within(self.plugin.publish(usage)).await?;
+        let published = self.within(&usage.operation, self.plugin.publish(usage)).await?;
         if usage.mode == Mode::Filesystem {
             return Ok(published);
         }
@@ -134,9 +151,11 @@ impl Owner {
             global: self.plugin.map_dir(&board.deps.root, &usage.spec),
             pod: usage.pod.uid().clone(),
             link: usage.target.clone(),
+            operation: usage.operation.clone(),
         };
         // Whatever goes wrong from here on, the pod has the device.
-        let device = self.within(async { block::map(&map).await.map_err(OpError::uncertain) }).await?;
+        let device =
+            self.within(&usage.operation, async { block::map(&map).await.map_err(OpError::uncertain) }).await?;
         if !usage.is_republish {
             let name = &usage.spec.name;
             for (what, path) in [("globalMapPath", &map.global), ("volumeMapPath", &map.link)] {
@@ -152,18 +171,18 @@ impl Owner {
 
     async fn keep(&mut self, pod: &PodUid, published: Published) {
         let path = published.path.clone();
-        let look = spawn_blocking(move || {
+        let look = self.looks.take(LOOK_LIMIT, move || {
             use std::os::unix::fs::PermissionsExt;
             std::fs::metadata(path).map(|meta| meta.permissions().mode() & 0o7777)
         });
-        let mode = timeout(LOOK_LIMIT, look).await.ok().and_then(Result::ok).and_then(Result::ok);
+        let mode = look.await.ok().and_then(Result::ok);
         if let Some(held) = self.held.get_mut(pod) {
             held.published = Some(published);
             held.root_mode = mode.unwrap_or(FALLBACK_MODE);
         }
     }
 
-    pub(super) async fn unmount(&mut self, board: &Board, pod: &PodUid) -> Result<(), Failure> {
+    pub(super) async fn unmount(&mut self, board: &Board, pod: &PodUid, operation: &Operation) -> Result<(), Failure> {
         let Some(held) = self.held.get(pod) else {
             self.state.happened(&Happened::Unpublished(pod.clone()));
             return Ok(());
@@ -174,8 +193,9 @@ impl Owner {
             mode: self.state.mode,
             pod: Some((pod.clone(), held.target.clone())),
             device: self.device.clone(),
+            operation: operation.clone(),
         };
-        let undone = self.within(self.unpublish(board, pod, &removal)).await;
+        let undone = self.within(operation, self.unpublish(board, pod, &removal)).await;
         match undone {
             Ok(()) => {
                 self.state.happened(&Happened::Unpublished(pod.clone()));
@@ -187,7 +207,7 @@ impl Owner {
                     Mode::Filesystem => "UnmountVolume.TearDown failed",
                     Mode::Block => "UnmapVolume.UnmapPodDevice failed",
                 };
-                Err(Failure { event: None, text: told(prefix, self.name.as_str(), e) })
+                Err(Failure { is_for_all: false, event: None, text: told(prefix, self.name.as_str(), e) })
             }
         }
     }
@@ -199,29 +219,30 @@ impl Owner {
                 global: self.plugin.map_dir(&board.deps.root, &removal.spec),
                 pod: pod.clone(),
                 link: link.clone(),
+                operation: removal.operation.clone(),
             };
             block::unmap(&map).await.map_err(OpError::uncertain)?;
         }
         self.plugin.unpublish(removal).await
     }
 
-    pub(super) async fn unmount_device(&mut self, board: &Board) -> Result<(), Failure> {
+    pub(super) async fn unmount_device(&mut self, board: &Board, operation: &Operation) -> Result<(), Failure> {
         let Some(spec) = self.last_spec.clone() else {
             self.state.happened(&Happened::Unstaged);
             return Ok(());
         };
         let (name, mode, device) = (self.name.clone(), self.state.mode, self.device.clone());
         let global = self.plugin.map_dir(&board.deps.root, &spec);
-        let removal = Removal { spec, unique: name, mode, pod: None, device };
-        let undone = self.within(async {
+        let removal = Removal { spec, unique: name, mode, pod: None, device, operation: operation.clone() };
+        let undone = self.within(operation, async {
             if mode == Mode::Block {
-                block::unused(&global).await.map_err(OpError::failed)?;
+                block::unused(operation, &global).await.map_err(OpError::failed)?;
             }
             self.plugin.unstage(&removal).await?;
             if mode == Mode::Block {
-                block::remove_dir(&global).await.map_err(OpError::uncertain)?;
+                block::remove_dir(operation, &global).await.map_err(OpError::uncertain)?;
             }
-            block::idle(&removal.device).await.map_err(OpError::uncertain)
+            block::idle(operation, &removal.device).await.map_err(OpError::uncertain)
         });
         match undone.await {
             Ok(()) => {
@@ -234,12 +255,12 @@ impl Owner {
                     Mode::Filesystem => "UnmountDevice failed",
                     Mode::Block => "UnmapDevice failed",
                 };
-                Err(Failure { event: None, text: told(prefix, self.name.as_str(), e) })
+                Err(Failure { is_for_all: false, event: None, text: told(prefix, self.name.as_str(), e) })
             }
         }
     }
 
-    pub(super) async fn resize(&mut self, board: &Board, pod: &PodUid) -> Result<(), Failure> {
+    pub(super) async fn resize(&mut self, board: &Board, pod: &PodUid, operation: &Operation) -> Result<(), Failure> {
         let (Some(desire), Some(held)) = (self.desires.get(pod).cloned(), self.held.get(pod)) else { return Ok(()) };
         let Some(path) = held.published.as_ref().map(|published| published.path.clone()) else { return Ok(()) };
         let work = expand::Work {
@@ -247,12 +268,12 @@ impl Owner {
             storage: &*board.deps.storage,
             events: &*board.deps.events,
             node: board.deps.facts.borrow().name.clone(),
-            usage: self.usage(&desire),
+            usage: self.usage(&desire, operation),
             growth: desire.growth,
             path,
         };
         let pod_object = desire.usage.pod.clone();
-        match self.within(work.run()).await {
+        match self.within(operation, work.run()).await {
             Ok(()) => {
                 self.grown(pod, &desire);
                 Ok(())
@@ -277,6 +298,6 @@ impl Owner {
     fn not_resized(&self, pod: &Arc<crate::pod::Pod>, desire: &Desire, e: &OpError) -> Failure {
         let text = told("NodeExpandVolume.NodeExpandVolume failed", &desire.usage.spec.name, e);
         let is_told = e.class != Class::Transient;
-        Failure { event: is_told.then(|| (pod.clone(), "VolumeResizeFailed")), text }
+        Failure { is_for_all: false, event: is_told.then(|| (pod.clone(), "VolumeResizeFailed")), text }
     }
 }

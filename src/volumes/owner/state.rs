@@ -62,6 +62,8 @@ pub struct InPod {
     pub is_small: bool,
     /// It was found on disk.
     pub was_rebuilt: bool,
+    /// Which attempt of all on the volume the last one for this pod was; 0 for none.
+    pub tried: u64,
 }
 
 /// Where it is attached.
@@ -91,14 +93,16 @@ pub struct State {
     pub attachable: bool,
     /// As what pods get it.
     pub mode: Mode,
-    /// Pods share it: operations hold the whole volume.
-    pub is_shared: bool,
     /// Whether it is staged.
     pub stage: Presence,
     /// It was found on disk.
     pub was_rebuilt: bool,
     /// Its pods.
     pub pods: BTreeMap<PodUid, InPod>,
+    /// Operations tried so far.
+    attempts: u64,
+    /// A pod that nobody knows of may have it.
+    keeps_stage: bool,
 }
 
 /// What may be done with a volume.
@@ -112,6 +116,16 @@ pub enum Op {
     UnmountDevice,
     /// Expand it, as the pod has it.
     Resize(PodUid),
+}
+
+impl Op {
+    /// The pod that it is for; `None` where it is for the whole volume.
+    pub fn pod(&self) -> Option<&PodUid> {
+        match self {
+            Self::Mount(pod) | Self::Unmount(pod) | Self::Resize(pod) => Some(pod),
+            Self::UnmountDevice => None,
+        }
+    }
 }
 
 /// What is due.
@@ -150,8 +164,9 @@ pub enum Happened {
 
 impl State {
     /// Nothing of it is there.
-    pub fn new(attachable: bool, mode: Mode, is_shared: bool) -> Self {
-        Self { attachable, mode, is_shared, stage: Presence::Absent, was_rebuilt: false, pods: BTreeMap::new() }
+    pub fn new(attachable: bool, mode: Mode) -> Self {
+        let stage = Presence::Absent;
+        Self { attachable, mode, stage, was_rebuilt: false, pods: BTreeMap::new(), attempts: 0, keeps_stage: false }
     }
 
     /// Found on disk, in that pod.
@@ -162,6 +177,11 @@ impl State {
         if stages {
             self.stage = Presence::Uncertain;
         }
+    }
+
+    /// Not all was understood of what is on disk: a pod that nobody knows of may have it, so that it stays staged.
+    pub fn keep_stage(&mut self) {
+        self.keeps_stage = true;
     }
 
     /// Found staged on disk, in no pod.
@@ -195,11 +215,12 @@ impl State {
         self.pods.get(pod).is_some_and(|own| own.presence == Presence::Present)
     }
 
-    /// What is due. What goes comes before what comes, so that a volume moves from one pod to the next.
+    /// What is due. What goes comes before what comes, so that a volume moves from one pod to the next; of several
+    /// pods the one that had its last turn first, so that none that fails keeps the others from theirs.
     pub fn due(&self, around: &Around, backoffs: &Backoffs, now: Instant) -> Due {
         let mut earliest: Option<Instant> = None;
         for op in self.candidates(around) {
-            match backoffs.until(self.name_of(&op), self.holds(&op)) {
+            match backoffs.until(self.name_of(&op), op.pod()) {
                 Some(until) if until > now => earliest = Some(earliest.map_or(until, |first| first.min(until))),
                 _ => return Due::Do(op),
             }
@@ -214,7 +235,9 @@ impl State {
         let may_undo = !(self.was_rebuilt && self.attachable && around.attachment == Attachment::Unread);
         let may_use = !self.attachable || (around.is_reported && matches!(around.attachment, Attachment::At(_)));
         let all = |is_due: &dyn Fn(&InPod) -> bool, op: fn(PodUid) -> Op| -> Vec<Op> {
-            self.pods.iter().filter(|(_, own)| is_due(own)).map(|(pod, _)| op(pod.clone())).collect()
+            let mut found: Vec<_> = self.pods.iter().filter(|(_, own)| is_due(own)).collect();
+            found.sort_by_key(|(_, own)| own.tried);
+            found.into_iter().map(|(pod, _)| op(pod.clone())).collect()
         };
         if may_undo {
             found.extend(all(&|own| own.wish == Wish::Unwanted && own.presence != Presence::Absent, Op::Unmount));
@@ -225,7 +248,7 @@ impl State {
             let is_due = |own: &InPod| own.wish == Wish::Wanted && own.presence == Presence::Present && own.is_small;
             found.extend(all(&is_due, Op::Resize));
         }
-        if may_undo && self.pods.is_empty() && self.stage != Presence::Absent {
+        if may_undo && !self.keeps_stage && self.pods.is_empty() && self.stage != Presence::Absent {
             found.push(Op::UnmountDevice);
         }
         found
@@ -244,12 +267,24 @@ impl State {
         }
     }
 
-    /// The pod that an operation holds; `None` where it holds the whole volume.
-    pub fn holds<'a>(&self, op: &'a Op) -> Option<&'a PodUid> {
+    /// Takes note that an operation is tried.
+    pub fn tried(&mut self, op: &Op) {
+        self.attempts += 1;
+        if let Some(own) = op.pod().and_then(|pod| self.pods.get_mut(pod)) {
+            own.tried = self.attempts;
+        }
+    }
+
+    /// Takes note that an operation came to no end that says anything: all of it may have happened.
+    pub fn broke_off(&mut self, op: &Op) {
         match op {
-            Op::Unmount(pod) => Some(pod),
-            Op::Mount(pod) if !self.is_shared => Some(pod),
-            Op::Mount(_) | Op::UnmountDevice | Op::Resize(_) => None,
+            Op::Mount(pod) => {
+                self.happened(&Happened::NotStaged(Class::Uncertain));
+                self.happened(&Happened::NotPublished(pod.clone(), Class::Uncertain));
+            }
+            Op::Unmount(pod) => self.happened(&Happened::NotUnpublished(pod.clone())),
+            Op::UnmountDevice => self.happened(&Happened::NotUnstaged),
+            Op::Resize(_) => {}
         }
     }
 

@@ -2,20 +2,22 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    panic::AssertUnwindSafe,
     path::PathBuf,
     sync::Arc,
-    time::Duration,
 };
 
+use futures::FutureExt;
 use tokio::{
-    sync::watch,
-    time::{Instant, sleep, sleep_until},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{Instant, sleep_until},
 };
 use tracing::error;
 
 use super::{
     backoff::{Backoffs, OpName},
     board::{Board, Desire, Desires, Leftover, Shown, ShownPod, Slot},
+    mount::told,
     state::{Around, Attachment, Due, Op, Presence, State, Wish},
 };
 use crate::{
@@ -24,13 +26,15 @@ use crate::{
     pod::PodUid,
     volumes::{
         device::{DevicePlugin, Published, Traits},
+        hands::{Hands, said},
+        operation::Operation,
         spec::{Mode, UniqueName, VolumeSpec},
+        turns::Lane,
     },
 };
 
-/// Pause after a failure, whatever comes next: operations that fail in turns forget each other's back-off, and the
-/// reference looks no sooner either.
-const PACE: Duration = Duration::from_millis(100);
+/// What is told where an operation cannot begin.
+const HINDERED: &str = "an earlier operation on this volume has not returned";
 
 /// What is known of the volume in a pod, besides whether it is there.
 pub(super) struct Held {
@@ -46,6 +50,8 @@ pub(super) struct Held {
 
 /// Why an operation failed, as it is told.
 pub(super) struct Failure {
+    /// It failed for all pods, whichever it was tried for.
+    pub(super) is_for_all: bool,
     /// Told to the pod, if at all.
     pub(super) event: Option<(Arc<crate::pod::Pod>, &'static str)>,
     /// `MountVolume.SetUp failed for volume "x" : …`.
@@ -66,16 +72,31 @@ pub(super) struct Owner {
     /// Where it is attached.
     pub(super) device: String,
     is_attached: bool,
+    /// Who operates has it, and so does what outlives its operation.
+    turn: Arc<Semaphore>,
+    /// Looks at roots of volumes; they hold up no operation.
+    pub(super) looks: Lane,
+    /// Something of an earlier operation had not returned when another was due.
+    is_hindered: bool,
     /// Counted as wanted, and as there.
     counted: (BTreeSet<PodUid>, BTreeSet<PodUid>),
 }
 
 impl Owner {
-    pub(super) fn new(name: UniqueName, plugin: Arc<dyn DevicePlugin>, traits: Traits, mode: Mode) -> Self {
+    pub(super) fn new(
+        name: UniqueName,
+        plugin: Arc<dyn DevicePlugin>,
+        traits: Traits,
+        mode: Mode,
+        hands: Hands,
+    ) -> Self {
         Self {
             name,
             plugin,
-            state: State::new(traits.attachable, mode, traits.is_shared()),
+            turn: Arc::new(Semaphore::new(1)),
+            looks: Lane::new(hands),
+            is_hindered: false,
+            state: State::new(traits.attachable, mode),
             traits,
             backoffs: Backoffs::default(),
             desires: BTreeMap::new(),
@@ -100,6 +121,11 @@ impl Owner {
     pub(super) fn adopt_stage(&mut self, spec: VolumeSpec) {
         self.state.rebuilt_stage();
         self.last_spec = Some(Arc::new(spec));
+    }
+
+    /// Not all of what an earlier agent left was understood.
+    pub(super) fn keep_stage(&mut self) {
+        self.state.keep_stage();
     }
 
     /// As others see it.
@@ -130,10 +156,13 @@ impl Owner {
             self.show(&board, &slot);
             let until = match self.state.due(&around, &self.backoffs, Instant::now().into_std()) {
                 Due::Do(op) => {
-                    if !self.operate(&board, &op).await {
-                        sleep(PACE).await;
-                    }
+                    self.operate(&board, &slot, &op).await;
                     continue;
+                }
+                // What hangs has its one thread, whoever wants the volume next.
+                Due::Gone if self.turn.available_permits() == 0 => {
+                    self.is_hindered = true;
+                    None
                 }
                 Due::Gone => {
                     if board.retire(&self.name, &desires) {
@@ -149,9 +178,19 @@ impl Owner {
                     None => std::future::pending().await,
                 }
             };
+            let (turn, is_hindered) = (self.turn.clone(), self.is_hindered);
+            let returned = async move {
+                if !is_hindered || turn.acquire().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
             tokio::select! {
                 changed = desires.changed() => if changed.is_err() { return },
                 () = rest => {}
+                () = returned => {
+                    self.is_hindered = false;
+                    self.backoffs.cured(Instant::now().into_std());
+                }
                 () = heard(&mut attached) => {}
                 () = heard(&mut reported) => {}
                 () = heard(&mut cured) => self.backoffs.cured(Instant::now().into_std()),
@@ -206,28 +245,92 @@ impl Owner {
         Around { is_reported: reported.borrow().contains(self.name.as_str()), attachment }
     }
 
-    /// Whether it succeeded.
-    async fn operate(&mut self, board: &Board, op: &Op) -> bool {
+    async fn operate(&mut self, board: &Board, slot: &Slot, op: &Op) {
         let began = Instant::now();
-        let done = match op {
-            Op::Mount(pod) => self.mount(board, pod).await,
-            Op::Unmount(pod) => self.unmount(board, pod).await,
-            Op::UnmountDevice => self.unmount_device(board).await,
-            Op::Resize(pod) => self.resize(board, pod).await,
+        self.state.tried(op);
+        let done = match self.turn.clone().try_acquire_owned() {
+            Ok(turn) => self.in_turn(board, slot, op, turn).await,
+            Err(_) => {
+                self.is_hindered = true;
+                Err(self.broken_off(op, HINDERED))
+            }
         };
-        let (name, held) = (self.state.name_of(op), self.state.holds(op).cloned());
+        let name = self.state.name_of(op);
         board.deps.metrics.ended(&self.traits.label, name.into(), done.is_ok(), began.elapsed());
+        let now = Instant::now().into_std();
         let Err(failure) = done else {
-            self.backoffs.succeeded(held.as_ref());
-            return true;
+            self.backoffs.succeeded(name, op.pod());
+            if matches!(op, Op::Unmount(_) | Op::UnmountDevice) {
+                // Others may have failed because it was there.
+                self.backoffs.cured(now);
+            }
+            return;
         };
-        let now = Instant::now();
-        let pause = self.backoffs.failed(name, held.as_ref(), now.into_std());
-        error!(volume = %self.name, podUID = held.as_ref().map(PodUid::as_str), durationBeforeRetry = ?pause, err = %failure.text, "Operation failed. No retries permitted until that pause is over");
+        let pause = self.backoffs.failed(name, op.pod().filter(|_| !failure.is_for_all), now);
+        error!(volume = %self.name, podUID = op.pod().map(PodUid::as_str), durationBeforeRetry = ?pause, err = %failure.text, "Operation failed. No retries permitted until that pause is over");
         if let Some((pod, reason)) = failure.event {
             board.deps.events.record(Event::warning(pod.id(), reason, failure.text));
         }
-        false
+    }
+
+    /// Whatever of it goes on after it ended here keeps the turn.
+    async fn in_turn(
+        &mut self,
+        board: &Board,
+        slot: &Slot,
+        op: &Op,
+        turn: OwnedSemaphorePermit,
+    ) -> Result<(), Failure> {
+        let unwanted = board.deps.stop.child_token();
+        // What goes on after the end ends at its next sign of life: who comes next begins anew.
+        let _ends = unwanted.clone().drop_guard();
+        let operation = Operation::new(turn, board.operation(unwanted.clone()));
+        let work = async {
+            match op {
+                Op::Mount(pod) => self.mount(board, pod, &operation).await,
+                Op::Unmount(pod) => self.unmount(board, pod, &operation).await,
+                Op::UnmountDevice => self.unmount_device(board, &operation).await,
+                Op::Resize(pod) => self.resize(board, pod, &operation).await,
+            }
+        };
+        let mut desires = slot.desires.subscribe();
+        let heed = async {
+            let is_gone = |all: &Desires| op.pod().is_some_and(|pod| matches!(all.get(pod), Some(None)));
+            if matches!(op, Op::Mount(_)) && desires.wait_for(is_gone).await.is_ok() {
+                unwanted.cancel();
+            }
+            std::future::pending::<()>().await;
+        };
+        let done = tokio::select! {
+            biased;
+            done = AssertUnwindSafe(work).catch_unwind() => done,
+            () = heed => return Ok(()), // it has no end
+        };
+        done.unwrap_or_else(|panic| {
+            self.state.broke_off(op);
+            Err(self.broken_off(op, &said(&*panic)))
+        })
+    }
+
+    /// What is told of an operation that did not come to an end of its own.
+    fn broken_off(&self, op: &Op, cause: &str) -> Failure {
+        let (prefix, reason) = match (op, self.state.mode) {
+            (Op::Mount(_), Mode::Filesystem) => ("MountVolume.SetUp failed", Some("FailedMount")),
+            (Op::Mount(_), Mode::Block) => ("MapVolume.MapPodDevice failed", Some("FailedMapVolume")),
+            (Op::Unmount(_), Mode::Filesystem) => ("UnmountVolume.TearDown failed", None),
+            (Op::Unmount(_), Mode::Block) => ("UnmapVolume.UnmapPodDevice failed", None),
+            (Op::UnmountDevice, Mode::Filesystem) => ("UnmountDevice failed", None),
+            (Op::UnmountDevice, Mode::Block) => ("UnmapDevice failed", None),
+            (Op::Resize(_), _) => ("NodeExpandVolume.NodeExpandVolume failed", Some("VolumeResizeFailed")),
+        };
+        let desire = op.pod().and_then(|pod| self.desires.get(pod));
+        let name = match (op, desire) {
+            (Op::Mount(_) | Op::Resize(_), Some(desire)) => desire.usage.spec.name.as_str(),
+            _ => self.name.as_str(),
+        };
+        let text = told(prefix, name, cause);
+        let event = desire.zip(reason).map(|(desire, reason)| (desire.usage.pod.clone(), reason));
+        Failure { is_for_all: false, event, text }
     }
 
     /// Forgets pods that are gone.

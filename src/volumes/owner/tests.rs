@@ -18,11 +18,16 @@ use crate::{
     pod::{Pod, PodUid},
     volumes::{
         device::{DevicePlugin, OpError, Traits, Usage},
+        hands::Hands,
         layout::PodLayout,
+        operation::Operation,
         spec::{Mode, UniqueName, VolumeSpec},
         testing::{Answer, FakePlugin, FakeStorage},
     },
 };
+
+#[cfg(test)]
+mod stuck;
 
 #[derive(Default)]
 struct Events(Mutex<Vec<String>>);
@@ -59,6 +64,7 @@ fn bench(traits: Traits) -> Bench {
         metrics: VolumeMetrics::new(&Registry::new()),
         tasks: TaskTracker::new(),
         stop: CancellationToken::new(),
+        hands: Hands::default(),
     };
     let board = Board::new(deps, in_use_told);
     Bench { plugin, storage, board, events, in_use, reported, spec: json!({}) }
@@ -94,6 +100,7 @@ impl Bench {
             is_shared_now: false,
             is_republish: false,
             was_rebuilt: false,
+            operation: Operation::default(),
         };
         let plugin: Arc<dyn DevicePlugin> = self.plugin.clone();
         self.board.want(&plugin, Desire { usage, traits, turn, growth: None, since: Instant::now() })
@@ -260,7 +267,7 @@ async fn what_an_earlier_agent_left_is_undone_once_the_node_was_read() {
         let rebuilt = plugin.rebuild(&found).expect("understood");
         Leftover { plugin: plugin.clone(), pod: pod.into(), path: found.path, mode: Mode::Filesystem, rebuilt }
     };
-    bench.board.adopt(vec![left("a"), left("b")], Vec::new());
+    bench.board.adopt(vec![left("a"), left("b")], Vec::new(), true);
     bench.board.synced();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(bench.in_use.borrow().is_none() && bench.plugin.calls().is_empty());

@@ -54,13 +54,18 @@ pub struct Reference<'a> {
 pub fn publish(request: &SetUp<'_>, plugin: &str, files: &Payload) -> Result<MountedVolume, SetUpError> {
     let name = &request.volume.name;
     let dir = request.layout.volume(plugin, name);
+    let nested = desired::nested_mount_points(request.pod, name);
+    let is_ready = || request.layout.marker(plugin, name).join("ready").exists();
+    if request.looked.is_same(&dir, &(files, &nested)) && is_ready() {
+        return Ok(mounted(&dir));
+    }
     empty_dir::backing(&dir, &request.layout.marker(plugin, name), || Ok(()))?;
     // What was published on disk has its readers there.
     if let Some(bytes) = request.memory.filter(|_| CREDENTIALS.contains(&plugin) && !atomic_writer::is_published(&dir))
     {
         memory::ensure(&dir, bytes).map_err(SetUpError::io("mounting tmpfs at", &dir))?;
     }
-    for nested in desired::nested_mount_points(request.pod, name) {
+    for nested in &nested {
         let path = dir.join(nested);
         // What the payload links there serves as well.
         if fs::symlink_metadata(&path).is_err() {
@@ -74,6 +79,7 @@ pub fn publish(request: &SetUp<'_>, plugin: &str, files: &Payload) -> Result<Mou
         None => Ok(()),
     };
     atomic_writer::write(&dir, files, own, request.now)?;
+    request.looked.published(&dir, &(files, &nested));
     Ok(mounted(&dir))
 }
 

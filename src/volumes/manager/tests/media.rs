@@ -83,3 +83,42 @@ async fn huge_pages_need_one_size_that_is_asked_for() {
     bench.manager.unmount(&"u".into()).await.expect("unmounted");
     assert!(mounted(&bench, "v").is_empty());
 }
+
+#[tokio::test]
+async fn what_a_pod_left_that_went_away_meanwhile_is_unmounted() {
+    if !may_mount() {
+        return;
+    }
+    let bench = bench();
+    let pod = in_memory(json!({}), json!({"medium": "Memory"}));
+    bench.manager.mount(&pod).await.expect("mounted");
+    // As they are bound for containers: of a volume in memory, and of data that is not ours.
+    let outside = tempfile::tempdir().expect("a directory");
+    fs::write(outside.path().join("data"), "precious").expect("written");
+    for (index, source) in [bench.at("volumes/kubernetes.io~empty-dir/v"), outside.path().to_owned()].iter().enumerate()
+    {
+        let target = bench.at("volume-subpaths/v/c").join(index.to_string());
+        fs::create_dir_all(&target).expect("made");
+        rustix::mount::mount_bind(source, &target).expect("bound");
+    }
+    // Another agent begins, and the pod is not there any more.
+    let other = bench_in(tempfile::tempdir().expect("a directory"), Credentials::OnDisk);
+    let root = bench.at("").parent().and_then(Path::parent).expect("a root").to_owned();
+    let again = Manager { root, ..other.manager };
+    // What somebody else mounted stays, and so does all of the pod.
+    let foreign = bench.at("volumes/kubernetes.io~nfs/pv");
+    fs::create_dir_all(&foreign).expect("made");
+    rustix::mount::mount_bind(outside.path(), &foreign).expect("bound");
+    let refused = again.remove_directory(&"u".into()).await.expect_err("mounted").to_string();
+    assert!(refused.contains("kubernetes.io~nfs/pv") && foreign.join("data").exists(), "{refused}");
+    crate::sys::mount::unmount(&foreign).expect("unmounted");
+    tokio::time::timeout(Duration::from_secs(60), async {
+        while again.remove_directory(&"u".into()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await
+    .expect("removed after the pause that follows a refusal");
+    assert!(mount_table::below(&bench.at("")).expect("readable").is_empty() && !bench.at("").exists());
+    assert_eq!(fs::read_to_string(outside.path().join("data")).expect("still there"), "precious");
+}

@@ -24,7 +24,7 @@ fn due(state: &State, around: &Around) -> Due {
 
 #[test]
 fn a_volume_waits_until_it_is_attached_and_known_to_be_in_use() {
-    let mut state = State::new(true, Mode::Filesystem, true);
+    let mut state = State::new(true, Mode::Filesystem);
     assert!(state.want(&pod(1)) && !state.want(&pod(1)));
     let at = || Attachment::At("/dev/x".to_owned());
     for (is_reported, attachment, expected) in [
@@ -45,13 +45,13 @@ fn only_what_may_be_there_is_undone() {
     for (class, expected) in
         [(Class::Uncertain, Due::Do(Op::UnmountDevice)), (Class::Final, Due::Gone), (Class::Transient, Due::Gone)]
     {
-        let mut state = State::new(true, Mode::Filesystem, true);
+        let mut state = State::new(true, Mode::Filesystem);
         state.want(&pod(1));
         state.happened(&Happened::NotStaged(class));
         state.unwant(&pod(1));
         assert_eq!(due(&state, &here()), expected, "{class:?}");
     }
-    let mut state = State::new(true, Mode::Filesystem, true);
+    let mut state = State::new(true, Mode::Filesystem);
     state.want(&pod(1));
     state.happened(&Happened::NotStaged(Class::Uncertain));
     state.happened(&Happened::NotStaged(Class::Final));
@@ -61,7 +61,7 @@ fn only_what_may_be_there_is_undone() {
 
 #[test]
 fn what_goes_comes_before_what_comes() {
-    let mut state = State::new(false, Mode::Filesystem, true);
+    let mut state = State::new(false, Mode::Filesystem);
     state.want(&pod(2));
     state.happened(&Happened::Staged);
     state.happened(&Happened::Published(pod(2)));
@@ -77,7 +77,7 @@ fn what_goes_comes_before_what_comes() {
 /// AC-07-20, AC-07-21: what an earlier agent left.
 #[test]
 fn what_was_found_on_disk_stays_until_somebody_says_so() {
-    let mut state = State::new(true, Mode::Filesystem, true);
+    let mut state = State::new(true, Mode::Filesystem);
     state.rebuilt(pod(1), true);
     let unread = around(false, Attachment::Unread);
     assert_eq!(due(&state, &unread), Due::Wait(None));
@@ -92,6 +92,9 @@ fn what_was_found_on_disk_stays_until_somebody_says_so() {
     assert_eq!(due(&state, &detached), Due::Do(Op::Unmount(pod(1))));
     state.happened(&Happened::Unpublished(pod(1)));
     assert_eq!(due(&state, &detached), Due::Do(Op::UnmountDevice));
+    let mut unclear = state.clone();
+    unclear.keep_stage();
+    assert_eq!(due(&unclear, &detached), Due::Wait(None), "who else has it could not be read");
     state.happened(&Happened::Unstaged);
     assert_eq!(due(&state, &detached), Due::Gone);
 }
@@ -99,7 +102,7 @@ fn what_was_found_on_disk_stays_until_somebody_says_so() {
 #[test]
 fn a_failed_republish_leaves_what_is_there() {
     // AC-07-19
-    let mut state = State::new(false, Mode::Filesystem, false);
+    let mut state = State::new(false, Mode::Filesystem);
     state.want(&pod(1));
     state.happened(&Happened::Published(pod(1)));
     assert_eq!(due(&state, &here()), Due::Wait(None));
@@ -116,7 +119,7 @@ fn a_failed_republish_leaves_what_is_there() {
 #[test]
 fn a_failed_operation_pauses_and_others_do_not() {
     let (now, mut backoffs) = (Instant::now(), Backoffs::default());
-    let mut state = State::new(false, Mode::Filesystem, true);
+    let mut state = State::new(false, Mode::Filesystem);
     state.want(&pod(1));
     backoffs.failed(OpName::Mount, None, now);
     let again = now + Duration::from_millis(500);
@@ -126,6 +129,37 @@ fn a_failed_operation_pauses_and_others_do_not() {
     state.unwant(&pod(1));
     // AC-07-34
     assert_eq!(state.due(&here(), &backoffs, now), Due::Do(Op::UnmountDevice));
+}
+
+#[test]
+fn a_pod_that_fails_keeps_no_other_from_its_turn() {
+    let mut state = State::new(false, Mode::Filesystem);
+    for number in 1..4 {
+        state.want(&pod(number));
+    }
+    let mut seen = Vec::new();
+    for _ in 0..6 {
+        let Due::Do(op) = due(&state, &here()) else { panic!("something is due") };
+        state.tried(&op);
+        state.happened(&Happened::NotPublished(op.pod().expect("a pod's").clone(), Class::Final));
+        seen.push(op);
+    }
+    assert_eq!(seen, [1, 2, 3, 1, 2, 3].map(|number| Op::Mount(pod(number))));
+}
+
+#[test]
+fn what_broke_off_is_undone() {
+    let mut state = State::new(false, Mode::Filesystem);
+    state.want(&pod(1));
+    state.broke_off(&Op::Mount(pod(1)));
+    assert!(!state.is_mounted(&pod(1)));
+    state.unwant(&pod(1));
+    assert_eq!(due(&state, &here()), Due::Do(Op::Unmount(pod(1))));
+    state.broke_off(&Op::Unmount(pod(1)));
+    assert_eq!(due(&state, &here()), Due::Do(Op::Unmount(pod(1))));
+    state.happened(&Happened::Unpublished(pod(1)));
+    state.broke_off(&Op::UnmountDevice);
+    assert_eq!(due(&state, &here()), Due::Do(Op::UnmountDevice));
 }
 
 /// What really is on the machine, as a driver knows it.
@@ -240,7 +274,7 @@ proptest! {
     /// under a pod, and in the end nothing is left.
     #[test]
     fn nothing_leaks(steps in proptest::collection::vec(steps(), 1..60)) {
-        let (mut state, mut machine) = (State::new(true, Mode::Filesystem, true), Machine::default());
+        let (mut state, mut machine) = (State::new(true, Mode::Filesystem), Machine::default());
         for step in steps {
             match step {
                 Step::Want(number) => {
@@ -273,7 +307,7 @@ proptest! {
     /// What is wanted by all comes to all once calls succeed.
     #[test]
     fn what_is_wanted_comes(steps in proptest::collection::vec(steps(), 0..40)) {
-        let (mut state, mut machine) = (State::new(true, Mode::Filesystem, true), Machine::default());
+        let (mut state, mut machine) = (State::new(true, Mode::Filesystem), Machine::default());
         for step in steps {
             match step {
                 Step::Want(number) => {
