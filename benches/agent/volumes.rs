@@ -97,6 +97,8 @@ async fn overall(agent: &Agent) -> Result<(f64, f64)> {
 
 async fn mount(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
+    // What the agent takes, not how late the server's authorizer hears of a binding.
+    cluster.api.rules(|rules| rules.graph_lag = Duration::ZERO);
     let mut samples = Samples::default();
     for i in 0..ground.options.amount(50, 10) {
         for (key, prefix) in [("bare", "bare"), ("sandbox", "full")] {
@@ -117,6 +119,8 @@ async fn mount(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
             if key == "sandbox" && after.1 > before.1 {
                 samples.add("mounted", (after.0 - before.0) / (after.1 - before.1) * 1e3);
             }
+            // Another's 50 requests a second are not what is measured either.
+            tokio::time::sleep(Duration::from_millis(400)).await;
         }
     }
     Ok(samples)
