@@ -6,7 +6,7 @@ BUILT = $(abspath $(or $(CARGO_TARGET_DIR),target))
 STATIC = -C target-feature=+crt-static -C relocation-model=static
 BENCH = $(CARGO) bench --profile harness --bench agent -- --agent "$(BUILT)/$(HOST)/release/berth"
 
-.PHONY: run test bench bench-server bench-runtime bench-cluster bench-volumes bench-health lint release deb deps fuzz-smoke fuzz fuzz-api
+.PHONY: run test test-vm bench bench-server bench-runtime bench-cluster bench-volumes bench-health lint release deb deps fuzz-smoke fuzz fuzz-api
 
 run:            ## pods on this machine, everything under ./.run; RUNTIME=containerd: on a private containerd
 	@examples/run.sh
@@ -14,6 +14,9 @@ run:            ## pods on this machine, everything under ./.run; RUNTIME=contai
 test: deps      ## everything: tables, properties, simulation, scripted CRI, real containerd
 	$(CARGO) test --no-fail-fast --lib --bins --tests --examples
 	$(CARGO) test --doc
+
+test-vm: deps   ## a node of cgroup v2 and systemd, in a virtual machine: groups, evictions, the service, the machine's end
+	$(CARGO) test --test vm -- --ignored --exact --nocapture boot::a_node_of_cgroup_v2_and_systemd
 
 bench: deps release ## the figures of BENCHMARKS.md; BIN=/path/to/kubelet measures that one beside
 	$(BENCH) $(if $(BIN),--against $(BIN))

@@ -33,13 +33,13 @@ give_up() {
 kernel=/var/cache/berth-tests/kernel
 lay_down_kernel() {
     [ "$(uname -m)" = x86_64 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 0
-    [ -z "$(find "$kernel/boot" -name 'vmlinuz-*' 2>/dev/null)" ] || return 0
+    [ -z "$(find "$kernel" -name loop.ko 2>/dev/null)" ] || return 0
     apt-cache show linux-image-cloud-amd64 >/dev/null 2>&1 || apt-get update -qq || return 0
     package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: *\(linux-image-[^ ]*\).*/\1/p')
     folder=$(mktemp -d)
     if (cd "$folder" && apt-get -o APT::Sandbox::User=root -qq download "$package" && mkdir kernel &&
         dpkg-deb --fsys-tarfile ./*.deb | tar -x -C kernel --wildcards './boot/vmlinuz-*' '*/overlay.ko' '*/llc.ko' \
-            '*/stp.ko' '*/bridge.ko' '*/veth.ko'); then
+            '*/stp.ko' '*/bridge.ko' '*/veth.ko' '*/loop.ko'); then
         mkdir -p "${kernel%/*}" && rm -rf "$kernel" && mv "$folder/kernel" "$kernel"
     else
         echo "no kernel could be fetched: what needs a virtual machine is skipped" >&2

@@ -22,8 +22,14 @@ const KERNEL: &str = "BERTH_TEST_KERNEL";
 /// See [`KERNEL`].
 const KERNELS: [&str; 2] = ["/var/cache/berth-tests/kernel", "/"];
 /// What of the kernel is not built in, in the order of their needs.
-const MODULES: [&str; 5] =
-    ["fs/overlayfs/overlay", "net/llc/llc", "net/802/stp", "net/bridge/bridge", "drivers/net/veth"];
+const MODULES: [&str; 6] = [
+    "fs/overlayfs/overlay",
+    "net/llc/llc",
+    "net/802/stp",
+    "net/bridge/bridge",
+    "drivers/net/veth",
+    "drivers/block/loop",
+];
 const APPLETS: [&str; 14] = [
     "sh",
     "mount",
@@ -141,6 +147,27 @@ impl Root {
             fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
             fs::copy(&library, to).expect("a library");
         }
+    }
+
+    /// A file of this machine, at the same place.
+    pub fn same(&self, name: &str) {
+        let to = self.0.join(name.trim_start_matches('/'));
+        fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
+        fs::copy(name, to).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+
+    /// A link.
+    pub fn link(&self, to: &str, name: &str) {
+        let at = self.0.join(name);
+        fs::create_dir_all(at.parent().expect("a directory")).expect("a directory");
+        symlink(to, at).expect("a link");
+    }
+
+    /// Where that file lies here, for what writes it by itself.
+    pub fn path(&self, name: &str) -> PathBuf {
+        let at = self.0.join(name);
+        fs::create_dir_all(at.parent().expect("a directory")).expect("a directory");
+        at
     }
 
     pub fn file(&self, name: &str, text: &str) {

@@ -14,6 +14,7 @@ pub mod ground;
 pub mod image;
 pub mod leash;
 pub mod machine;
+pub mod machine_systemd;
 pub mod main_port;
 pub mod plans;
 pub mod players;

@@ -71,8 +71,6 @@ embeddedRuntime:
 
 /// The files of the tests.
 pub fn lay_down(root: &Root) {
-    root.file("etc/resolv.conf", "nameserver 127.0.0.1\n");
-    root.file("etc/hosts", "127.0.0.1 localhost\n");
     for (name, text) in [("pod.yaml", MANIFEST), ("kubelet.yaml", KUBELET), ("berth.yaml", BERTH)] {
         root.file(&format!("t/{name}"), text);
     }

@@ -7,6 +7,8 @@ mod fake;
 mod inside;
 #[path = "../kit/machine.rs"]
 mod machine;
+#[path = "../kit/machine_systemd.rs"]
+mod machine_systemd;
 #[allow(dead_code, reason = "the kit is shared")]
 #[path = "../kit/pods.rs"]
 mod pods;
