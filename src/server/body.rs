@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 /// How much of what nobody reads is thrown away, in bytes (the reference's number).
 const MOST: usize = 256 << 10;
 /// How long that may take.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a handler did not read.
 #[derive(Clone, Debug, Default)]
