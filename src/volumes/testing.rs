@@ -289,3 +289,12 @@ impl StorageObjects for FakeStorage {
         self.moved.subscribe()
     }
 }
+
+/// Whether a test may mount; says so where it is left out.
+pub fn may_mount() -> bool {
+    let may = rustix::process::geteuid().is_root();
+    if !may {
+        println!("skipped: needs root to mount");
+    }
+    may
+}

@@ -7,7 +7,9 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::volumes::{device::Class, layout::PodLayout, operation::OperationDeps, spec::UniqueName};
+use crate::volumes::{
+    device::Class, layout::PodLayout, operation::OperationDeps, spec::UniqueName, testing::may_mount,
+};
 
 #[derive(Default)]
 struct Events(Mutex<Vec<String>>);
@@ -66,14 +68,6 @@ impl Bench {
             operation: Operation::default(),
         }
     }
-}
-
-fn may_mount() -> bool {
-    let may = rustix::process::geteuid().is_root();
-    if !may {
-        println!("skipped: needs root to mount");
-    }
-    may
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! emptyDir in memory and in huge pages.
 
-use crate::sys::mount_table;
+use crate::{sys::mount_table, volumes::testing::may_mount};
 
 use super::*;
 
@@ -19,14 +19,6 @@ fn in_memory(limits: Value, empty: Value) -> Arc<Pod> {
                 "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]},
     });
     Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
-}
-
-fn may_mount() -> bool {
-    let may = rustix::process::geteuid().is_root();
-    if !may {
-        println!("skipped: needs root to mount");
-    }
-    may
 }
 
 #[tokio::test]
