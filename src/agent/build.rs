@@ -264,7 +264,7 @@ async fn assemble(
     let context = Arc::new(WorkerContext {
         runtime: runtime.clone(),
         observer: pleg.clone(),
-        volumes,
+        volumes: volumes.clone(),
         probes: probes.manager.clone(),
         resources,
         objects,
@@ -313,6 +313,7 @@ async fn assemble(
             driver: cgroup_driver(loaded, info),
             node_name: node_name.clone(),
             pods: engine.pods.clone(),
+            claimed: volumes,
             clock: base.clock.clone(),
             registry: base.registry.clone(),
             probes: probes.registry,

@@ -10,7 +10,7 @@ use super::settings;
 use crate::{
     config::Loaded,
     cri::{ImageService, RuntimeService},
-    engine::ports::{Clock, PodObserver},
+    engine::ports::{ClaimedVolumes, Clock, PodObserver},
     metrics::{self, Registry, StatsMetrics, StatsSource, exposition::Format},
     node::Machine,
     pod::{Pod, PodRef, PodSpec, PodUid, api},
@@ -45,6 +45,8 @@ pub struct StatsParts {
     pub node_name: String,
     /// The pods there shall be.
     pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    /// Their volumes behind claims.
+    pub claimed: Arc<dyn ClaimedVolumes>,
     /// Wall time.
     pub clock: Arc<dyn Clock>,
     /// Where what readings cost is counted.
@@ -60,6 +62,7 @@ pub fn open(loaded: &Loaded, machine: &Machine, parts: StatsParts) -> (Arc<Stats
         root: settings::root(loaded),
         logs: PathBuf::from(&loaded.config.pod_logs_dir),
         pods: parts.pods,
+        claimed: Some(parts.claimed.clone()),
     };
     let deps = StatsDeps {
         observer: parts.observer,
@@ -67,6 +70,7 @@ pub fn open(loaded: &Loaded, machine: &Machine, parts: StatsParts) -> (Arc<Stats
         images: parts.images,
         groups: groups(loaded, parts.driver),
         directories: Arc::new(directories),
+        claimed: Some(parts.claimed),
         clock: parts.clock,
         metrics: StatsMetrics::new(&parts.registry),
     };
@@ -146,6 +150,7 @@ struct Directories {
     root: PathBuf,
     logs: PathBuf,
     pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    claimed: Option<Arc<dyn ClaimedVolumes>>,
 }
 
 impl PodDirectories for Directories {
@@ -156,10 +161,18 @@ impl PodDirectories for Directories {
         let Some(layout) = layout else { return PodPlaces::default() };
         let known = self.pods.borrow().iter().find(|known| *known.uid() == pod.uid).cloned();
         let spec = known.as_ref().map(|pod| pod.spec());
+        let own = spec.into_iter().flat_map(PodSpec::volumes).filter_map(|volume| place(&layout, &volume));
+        let claimed = self.claimed.iter().flat_map(|volumes| volumes.of(&pod.uid));
+        let claimed = claimed.map(|own| VolumePlace {
+            name: own.volume,
+            path: own.path,
+            storage: Storage::Other,
+            claim: Some(own.claim),
+        });
         PodPlaces {
             logs: self.logs.join(logs),
             etc_hosts: Some(layout.pod().join("etc-hosts")),
-            volumes: spec.into_iter().flat_map(PodSpec::volumes).filter_map(|volume| place(&layout, &volume)).collect(),
+            volumes: own.chain(claimed).collect(),
         }
     }
 }
@@ -238,7 +251,12 @@ mod tests {
     use super::*;
 
     fn directories(pods: Vec<Arc<Pod>>) -> Directories {
-        Directories { root: "/root".into(), logs: "/logs".into(), pods: watch::channel(Arc::new(pods)).1 }
+        Directories {
+            root: "/root".into(),
+            logs: "/logs".into(),
+            pods: watch::channel(Arc::new(pods)).1,
+            claimed: None,
+        }
     }
 
     fn id(uid: &str) -> PodRef {

@@ -10,7 +10,7 @@ use super::{
     standalone::NoStorage,
 };
 use crate::{
-    engine::ports::{NodeFacts, ObjectSource, StorageObjects, VolumeManager},
+    engine::ports::{NodeFacts, ObjectSource, StorageObjects},
     metrics::VolumeMetrics,
     volumes::{Credentials, DevicePlugin, LocalPlugin, Manager, VolumesConfig, VolumesDeps},
 };
@@ -44,7 +44,7 @@ impl VolumeSeam {
         root: &Path,
         (facts, objects): (watch::Receiver<Arc<NodeFacts>>, Arc<dyn ObjectSource>),
         cluster: Option<&Cluster>,
-    ) -> Arc<dyn VolumeManager> {
+    ) -> Arc<Manager> {
         let mut plugins: Vec<Arc<dyn DevicePlugin>> = vec![Arc::new(LocalPlugin::new(root, base.events.clone()))];
         if let Some(cluster) = cluster {
             plugins.push(cluster.open_csi(base, root));

@@ -74,6 +74,11 @@ impl StatsMetrics {
         self.provider.with_label_values(&[is]).set(1);
     }
 
+    /// Counts an answer to how full a volume is, by who gave it.
+    pub fn told(&self, source: &str, elapsed: Duration) {
+        self.walks.with_label_values(&[source]).observe(elapsed.as_secs_f64());
+    }
+
     /// Counts a walk over a volume.
     pub fn walked(&self, elapsed: Duration) {
         self.walks.with_label_values(&["du"]).observe(elapsed.as_secs_f64());

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use super::{Host, PodGroups, summary::PodPlaces};
 use crate::{
     cri::{ImageService, RuntimeService},
-    engine::ports::{Clock, PodObserver},
+    engine::ports::{ClaimedVolumes, Clock, PodObserver},
     metrics::{StatsMetrics, StatsSource},
     pod::PodRef,
 };
@@ -57,6 +57,8 @@ pub struct StatsDeps {
     pub groups: Arc<dyn PodGroups>,
     /// Directories of pods.
     pub directories: Arc<dyn PodDirectories>,
+    /// Volumes behind claims; `None` where there are none.
+    pub claimed: Option<Arc<dyn ClaimedVolumes>>,
     /// Wall time.
     pub clock: Arc<dyn Clock>,
     /// What is counted.

@@ -26,24 +26,37 @@ pub const LOGS_AGE: Duration = Duration::from_secs(10);
 /// How old the sizes of hosts files may become.
 const HOSTS_AGE: Duration = Duration::from_secs(60);
 
-/// What is to be measured of pods: files, and trees.
+/// What is to be measured of pods.
+#[derive(Default)]
+pub struct Targets {
+    /// Files.
+    pub files: Vec<Target>,
+    /// Trees of files.
+    pub trees: Vec<Target>,
+    /// Volumes behind claims, of which others say how full they are.
+    pub claimed: Vec<Target>,
+}
+
+/// What is to be measured of pods.
 pub fn targets<'a>(
     pods: impl Iterator<Item = (&'a ShownPod, &'a PodPlaces)>,
     volume_period: Option<Duration>,
-) -> (Vec<Target>, Vec<Target>) {
-    let (mut targets, mut trees) = (Vec::new(), Vec::new());
+) -> Targets {
+    let mut found = Targets::default();
     for (pod, places) in pods {
         let target = |path: PathBuf, how, period| Target { path, how, period };
-        targets.push(target(places.logs.clone(), How::Files, LOGS_AGE));
+        found.files.push(target(places.logs.clone(), How::Files, LOGS_AGE));
         let names = pod.containers.iter().map(|container| places.logs.join(&*container.name));
-        targets.extend(names.map(|path| target(path, How::Files, LOGS_AGE)));
-        targets.extend(places.etc_hosts.iter().map(|path| target(path.clone(), How::File, HOSTS_AGE)));
+        found.files.extend(names.map(|path| target(path, How::Files, LOGS_AGE)));
+        found.files.extend(places.etc_hosts.iter().map(|path| target(path.clone(), How::File, HOSTS_AGE)));
         if let Some(period) = volume_period {
             let period = spread(period, &pod.id.uid);
-            trees.extend(places.volumes.iter().map(|volume| target(volume.path.clone(), How::Tree, period)));
+            let (claimed, trees): (Vec<_>, Vec<_>) = places.volumes.iter().partition(|volume| volume.claim.is_some());
+            found.trees.extend(trees.iter().map(|volume| target(volume.path.clone(), How::Tree, period)));
+            found.claimed.extend(claimed.iter().map(|volume| target(volume.path.clone(), How::Claimed, period)));
         }
     }
-    (targets, trees)
+    found
 }
 
 impl DiskUsages for StatsProvider {

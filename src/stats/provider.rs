@@ -22,7 +22,7 @@ use super::{
     cadvisor_page::{self, Counts, Mounted},
     config::{StatsConfig, StatsDeps},
     disk::FileSystem,
-    disk_usages::targets,
+    disk_usages::{Targets, targets},
     encoded::{Compressed, Encoded},
     filesystems,
     hands::Hands,
@@ -95,6 +95,7 @@ pub(super) struct Inner {
     system: SystemGroups,
     survey_of_files: Survey,
     survey_of_trees: Survey,
+    survey_of_claims: Survey,
     last_reading: Mutex<Option<Instant>>,
     samples: [Memo<Sampled>; 3],
     full: Memo<Page>,
@@ -133,12 +134,15 @@ impl StatsProvider {
         });
         let (files, of_files) = Survey::new(deps.clock.clone(), deps.metrics.clone());
         let (trees, of_trees) = Survey::new(deps.clock.clone(), deps.metrics.clone());
+        let (claimed, of_claims) = Survey::new(deps.clock.clone(), deps.metrics.clone());
+        let of_claims = of_claims.asking(deps.claimed.clone());
         let inner = Inner {
             mounts,
             sampler,
             system: SystemGroups::new(&config, deps.groups.above().into_iter().next()),
             survey_of_files: files,
             survey_of_trees: trees,
+            survey_of_claims: claimed,
             last_reading: Mutex::default(),
             samples: [Memo::new(KEEP), Memo::new(KEEP), Memo::new(KEEP)],
             full: Memo::new(KEEP),
@@ -159,7 +163,7 @@ impl StatsProvider {
             config,
             deps,
         };
-        (Self { inner: Arc::new(inner) }, Surveyors(vec![of_files, of_trees]))
+        (Self { inner: Arc::new(inner) }, Surveyors(vec![of_files, of_trees, of_claims]))
     }
 
     /// The document of `/stats/summary`.
@@ -379,19 +383,24 @@ impl Inner {
     async fn measured(&self, snapshot: &Snapshot, places: &HashMap<PodUid, PodPlaces>) -> Measurements {
         let known = |seen: &'_ PodSeen| places.get(&seen.pod.id.uid);
         let pods = snapshot.pods.iter().filter_map(|seen| Some((&seen.pod, known(seen)?)));
-        let (targets, trees) = targets(pods, self.config.volume_period);
-        let (files, trees) =
-            tokio::join!(self.survey_of_files.known(targets, PATIENCE), self.survey_of_trees.known(trees, PATIENCE));
-        let all = files.iter().chain(trees.iter());
+        let targets = targets(pods, self.config.volume_period);
+        let (files, trees, claimed) = tokio::join!(
+            self.survey_of_files.known(targets.files, PATIENCE),
+            self.survey_of_trees.known(targets.trees, PATIENCE),
+            self.survey_of_claims.known(targets.claimed, PATIENCE),
+        );
+        let all = files.iter().chain(trees.iter()).chain(claimed.iter());
         Arc::new(all.map(|(path, measured)| (path.clone(), *measured)).collect())
     }
 
     /// Running pods, their directories, and what is known of these now.
     pub(super) fn known_of_disks(&self) -> (Vec<(ShownPod, PodPlaces)>, HashMap<PathBuf, Measured>) {
         let pods = self.running();
-        let (files, trees) = targets(pods.iter().map(|(pod, places)| (pod, places)), self.config.volume_period);
-        let (files, trees) = (self.survey_of_files.ask(files), self.survey_of_trees.ask(trees));
-        let all = files.iter().chain(trees.iter()).map(|(path, measured)| (path.clone(), *measured)).collect();
+        let targets = targets(pods.iter().map(|(pod, places)| (pod, places)), self.config.volume_period);
+        let (files, trees) = (self.survey_of_files.ask(targets.files), self.survey_of_trees.ask(targets.trees));
+        let claimed = self.survey_of_claims.ask(targets.claimed);
+        let all = files.iter().chain(trees.iter()).chain(claimed.iter());
+        let all = all.map(|(path, measured)| (path.clone(), *measured)).collect();
         (pods, all)
     }
 
@@ -404,7 +413,7 @@ impl Inner {
     /// Directories that were measured longer ago than `age` are measured, as far as they take no longer than a moment.
     pub(super) async fn remeasure(&self, age: Duration) {
         let (pods, period) = (self.running(), self.config.volume_period.map(|period| period.min(age)));
-        let (files, trees) = targets(pods.iter().map(|(pod, places)| (pod, places)), period);
+        let Targets { files, trees, .. } = targets(pods.iter().map(|(pod, places)| (pod, places)), period);
         tokio::join!(self.survey_of_files.renewed(files, PATIENCE), self.survey_of_trees.renewed(trees, PATIENCE));
     }
 

@@ -16,16 +16,22 @@ use std::{
     time::Duration,
 };
 
+use futures::stream::{self, StreamExt};
 use jiff::Timestamp;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::disk::{self, FileSystem, Usage};
-use crate::{engine::ports::Clock, metrics::StatsMetrics};
+use crate::{
+    engine::ports::{ClaimedVolumes, Clock, Fullness},
+    metrics::StatsMetrics,
+};
 
 /// The longest walk of one directory.
 const WALK_LIMIT: Duration = Duration::from_secs(60);
+/// Volumes behind claims that are asked for at a time.
+const ASKED: usize = 8;
 /// Walks that hang, at most; then nothing more is measured until one comes back.
 const MAX_WEDGED: usize = 4;
 
@@ -38,6 +44,8 @@ pub enum How {
     File,
     /// Everything below it, and the file system that holds it.
     Tree,
+    /// It is not looked at: whoever sees to the volume says how full it is.
+    Claimed,
 }
 
 /// What is to be measured.
@@ -79,6 +87,7 @@ pub struct Surveyor {
     metrics: StatsMetrics,
     tried: HashMap<PathBuf, Instant>,
     wedged: Arc<AtomicUsize>,
+    claimed: Option<Arc<dyn ClaimedVolumes>>,
 }
 
 impl Survey {
@@ -86,8 +95,8 @@ impl Survey {
     pub fn new(clock: Arc<dyn Clock>, metrics: StatsMetrics) -> (Self, Surveyor) {
         let (targets, wanted) = watch::channel(Arc::default());
         let (found, known) = watch::channel(Measurements::default());
-        let surveyor =
-            Surveyor { targets: wanted, found, clock, metrics, tried: HashMap::new(), wedged: Arc::default() };
+        let (tried, wedged) = (HashMap::new(), Arc::default());
+        let surveyor = Surveyor { targets: wanted, found, clock, metrics, tried, wedged, claimed: None };
         (Self { targets, found: known }, surveyor)
     }
 
@@ -134,6 +143,12 @@ impl Surveyors {
 }
 
 impl Surveyor {
+    /// Asks these how full volumes behind claims are.
+    #[must_use]
+    pub fn asking(self, claimed: Option<Arc<dyn ClaimedVolumes>>) -> Self {
+        Self { claimed, ..self }
+    }
+
     /// Measures what is asked for, until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
         let work = async {
@@ -156,12 +171,46 @@ impl Surveyor {
         let due: Vec<Target> = targets.iter().filter(is_due).cloned().collect();
         let mut known: HashMap<PathBuf, Measured> = (**self.found.borrow()).clone();
         known.retain(|path, _| wanted.contains(&**path));
+        let (claimed, due): (Vec<Target>, Vec<Target>) = due.into_iter().partition(|target| target.how == How::Claimed);
+        self.ask(claimed, &mut known).await;
         let (trees, quick): (Vec<Target>, Vec<Target>) = due.into_iter().partition(|target| target.how == How::Tree);
         self.measure(quick, &mut known).await;
         for tree in trees {
             self.measure(vec![tree], &mut known).await;
         }
         self.found.send_replace(Arc::new(known));
+    }
+
+    /// Asks whoever sees to these volumes, a few at a time. What is told is shown at once: one that does not answer
+    /// keeps no other's numbers back.
+    async fn ask(&mut self, targets: Vec<Target>, known: &mut HashMap<PathBuf, Measured>) {
+        let Some(volumes) = self.claimed.clone() else { return };
+        let now = Instant::now();
+        self.tried.extend(targets.iter().map(|target| (target.path.clone(), now)));
+        let mut answers = stream::iter(targets)
+            .map(|target| {
+                let (volumes, clock) = (volumes.clone(), self.clock.clone());
+                async move {
+                    let (at, began) = (clock.now(), Instant::now());
+                    let told = tokio::time::timeout(WALK_LIMIT, volumes.fullness(&target.path)).await;
+                    let told = told.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+                    (target.path, at, began.elapsed(), told)
+                }
+            })
+            .buffer_unordered(ASKED);
+        while let Some((path, at, elapsed, told)) = answers.next().await {
+            match told {
+                Ok(full) => {
+                    self.metrics.told(&full.source, elapsed);
+                    known.insert(path, of_volume(at, &full));
+                }
+                Err(error) => {
+                    debug!(path = %path.display(), err = %error, "Unable to learn how full a volume is");
+                    known.remove(&path);
+                }
+            }
+            self.found.send_replace(Arc::new(known.clone()));
+        }
     }
 
     /// Measures some in one go, within the limit.
@@ -221,6 +270,18 @@ impl Drop for Wedged {
     }
 }
 
+fn of_volume(at: Timestamp, full: &Fullness) -> Measured {
+    let filesystem = FileSystem {
+        capacity: full.capacity,
+        free: full.capacity.saturating_sub(full.used),
+        available: full.available,
+        inodes: full.inodes,
+        inodes_free: full.inodes_free,
+    };
+    let usage = Usage { bytes: full.used, inodes: full.inodes_used };
+    Measured { at, usage, filesystem: Some(filesystem) }
+}
+
 fn measured(target: &Target, clock: &Arc<dyn Clock>, stop: &AtomicBool) -> io::Result<Measured> {
     let at = clock.now();
     let path: &Path = &target.path;
@@ -228,6 +289,7 @@ fn measured(target: &Target, clock: &Arc<dyn Clock>, stop: &AtomicBool) -> io::R
         How::Files => (disk::files_in(path, stop)?, None),
         How::File => (disk::file(path)?, None),
         How::Tree => (disk::tree(path, stop)?, Some(FileSystem::of(path)?)),
+        How::Claimed => return Err(io::ErrorKind::Unsupported.into()),
     };
     Ok(Measured { at, usage, filesystem })
 }
@@ -241,6 +303,48 @@ mod tests {
 
     fn target(path: &Path, how: How, period: Duration) -> Target {
         Target { path: path.to_owned(), how, period }
+    }
+
+    struct Volumes;
+
+    #[async_trait::async_trait]
+    impl ClaimedVolumes for Volumes {
+        fn of(&self, _: &crate::pod::PodUid) -> Vec<crate::engine::ports::ClaimedVolume> {
+            Vec::new()
+        }
+
+        async fn fullness(&self, path: &Path) -> Result<Fullness, String> {
+            match path.to_str() {
+                Some("/hangs") => std::future::pending().await,
+                Some("/fails") => Err("no".to_owned()),
+                _ => Ok(Fullness {
+                    source: "d".to_owned(),
+                    capacity: 100,
+                    used: 7,
+                    inodes_used: 3,
+                    ..Fullness::default()
+                }),
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_volume_that_does_not_answer_keeps_no_other_back() {
+        let registry = Registry::new();
+        let (survey, task) = Survey::new(Arc::new(SystemClock), StatsMetrics::new(&registry));
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(task.asking(Some(Arc::new(Volumes))).run(stop.clone()));
+        let targets = ["/hangs", "/fails", "/full"].map(|path| target(Path::new(path), How::Claimed, Duration::ZERO));
+        let mut found = survey.found.clone();
+        let began = Instant::now();
+        survey.ask(targets.to_vec());
+        found.wait_for(|found| !found.is_empty()).await.expect("it lives");
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        let known = found.borrow().get(Path::new("/full")).copied().expect("known");
+        assert_eq!((known.usage, known.filesystem.map(|fs| fs.capacity)), (Usage { bytes: 7, inodes: 3 }, Some(100)));
+        assert_eq!(found.borrow().len(), 1);
+        stop.cancel();
+        running.await.expect("no panic");
     }
 
     #[tokio::test]

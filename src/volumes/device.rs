@@ -25,7 +25,10 @@ use super::{
     operation::Operation,
     spec::{Mode, UniqueName, VolumeSpec},
 };
-use crate::pod::{Pod, PodUid};
+use crate::{
+    engine::ports::Fullness,
+    pod::{Pod, PodUid},
+};
 
 /// What a failure says about the state of things (spec 07 §2.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -268,6 +271,12 @@ pub trait DevicePlugin: Send + Sync + 'static {
         Err(OpError::failed("not supported").because(Trouble::Unsupported))
     }
 
+    /// How full it is, as the pod has it at that path.
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
+        let _asked = (usage, path);
+        Err(OpError::failed("not supported").because(Trouble::Unsupported))
+    }
+
     /// What a directory is that an earlier agent left. Blocking; looks at no volume, only beside it.
     ///
     /// # Errors
@@ -285,6 +294,12 @@ pub trait DevicePlugin: Send + Sync + 'static {
     /// The directory in which each pod that has the device finds it (`global map path`).
     fn map_dir(&self, root: &Path, spec: &VolumeSpec) -> PathBuf {
         root.join("plugins").join(self.name().replace('/', "~")).join("volumeDevices").join(&spec.name)
+    }
+
+    /// Whether it is not attached because the node takes no more such volumes.
+    async fn is_over_limit(&self, usage: &Usage) -> bool {
+        let _usage = usage;
+        false
     }
 
     /// How long one call may take.

@@ -79,6 +79,8 @@ pub struct Awaited {
     pub volume: String,
     spec: Arc<VolumeSpec>,
     target: PathBuf,
+    plugin: Arc<dyn DevicePlugin>,
+    usage: Usage,
     shown: watch::Receiver<Arc<Shown>>,
 }
 
@@ -143,8 +145,9 @@ impl Devices {
                     let growth = claims::growth(&spec).filter(|(_, to)| expand::is_due(&spec, *to));
                     let since =
                         *self.pods().entry(pod.uid().clone()).or_default().since.get_or_insert_with(Instant::now);
-                    let shown = self.board.want(plugin, Desire { usage, traits, turn, growth, since });
-                    resolved.awaited.push(Awaited { volume: volume.name.clone(), spec, target, shown });
+                    let shown = self.board.want(plugin, Desire { usage: usage.clone(), traits, turn, growth, since });
+                    let (volume, plugin) = (volume.name.clone(), plugin.clone());
+                    resolved.awaited.push(Awaited { volume, spec, target, plugin, usage, shown });
                 }
             }
         }
@@ -285,6 +288,11 @@ impl Awaited {
     fn is_there(&mut self, pod: &PodUid, seen: bool) -> bool {
         let shown = if seen { self.shown.borrow_and_update().clone() } else { self.shown.borrow().clone() };
         shown.pods.get(pod).is_some_and(|own| own.presence == Presence::Present && own.published.is_some())
+    }
+
+    /// Whether nobody will, as the node takes no more such volumes.
+    pub async fn is_over_limit(&self) -> bool {
+        self.is_unattached() && self.plugin.is_over_limit(&self.usage).await
     }
 
     /// Whether somebody has yet to attach it.

@@ -9,9 +9,13 @@ use std::{any::Any, sync::Arc, time::Duration};
 use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 
 /// Threads for all volumes of the node: two thirds of the blocking pool.
-pub const MOST: usize = 32;
+pub const THREADS: usize = 32;
 /// Those of them that are for files of the agent, directories and what is left on disk.
 pub const OF_FILES: usize = 8;
+/// Those of them that are for mere looks at how full volumes are.
+pub const LOOKS: usize = 4;
+/// What is left is for what is done with volumes.
+const MOST: usize = THREADS - OF_FILES - LOOKS;
 /// How long to wait for one that is free.
 const WAIT: Duration = Duration::from_secs(30);
 

@@ -16,14 +16,14 @@ use rustix::{
 };
 
 use super::{
-    device::{DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Usage},
-    format, give,
+    device::{DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage},
+    format, fullness, give,
     operation::Operation,
     rebuild,
     spec::{Mode, VolumeSpec},
 };
 use crate::{
-    engine::ports::{Event, EventSink},
+    engine::ports::{Event, EventSink, Fullness},
     pod::{Pod, api},
     sys::{mount, mount_table},
 };
@@ -273,6 +273,13 @@ impl DevicePlugin for LocalPlugin {
             format::grow(operation, &path, &self.global(spec)).await?;
         }
         Ok(expansion.to)
+    }
+
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
+        match usage.mode {
+            Mode::Filesystem => fullness::of_filesystem(&usage.operation, path).await,
+            Mode::Block => Err(OpError::failed("a device is not asked how full it is").because(Trouble::Unsupported)),
+        }
     }
 
     fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {

@@ -12,6 +12,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use futures::future::join_all;
 use jiff::Timestamp;
 use tokio::{
     sync::{OnceCell, watch},
@@ -26,7 +27,7 @@ use super::{
     devices::{Awaited, Devices, Resolved},
     fetched::{self, Fetched},
     found,
-    hands::{Hands, MOST, OF_FILES},
+    hands::{Hands, OF_FILES},
     held,
     layout::{self, PodLayout},
     memory::{self, Credentials},
@@ -41,7 +42,8 @@ use super::{
 };
 use crate::{
     engine::ports::{
-        Clock, Event, EventSink, MountedVolumes, NodeFacts, ObjectSource, StorageObjects, VolumeError, VolumeManager,
+        ClaimedVolume, ClaimedVolumes, Clock, Event, EventSink, Fullness, MountedVolumes, NodeFacts, ObjectSource,
+        StorageObjects, VolumeError, VolumeManager,
     },
     metrics::VolumeMetrics,
     pod::{Pod, PodUid, api},
@@ -116,7 +118,7 @@ impl Manager {
         let worlds = Worlds::new(deps.metrics.clone());
         let refused = Refused::new(deps.metrics.orphans());
         // What hangs with a device leaves the files of all other pods their threads.
-        let (hands, files) = (Hands::new(MOST - OF_FILES), Hands::new(OF_FILES));
+        let (hands, files) = (Hands::default(), Hands::new(OF_FILES));
         let board = BoardDeps {
             root: root.clone(),
             facts: deps.facts.clone(),
@@ -270,11 +272,13 @@ impl VolumeManager for Manager {
             let mut causes: Vec<&str> = failed.iter().map(|(_, cause)| cause.as_str()).collect();
             causes.sort_unstable();
             causes.dedup();
-            return Err(VolumeError::Failed(refused(missing, &awaited, &causes.join("; ")).to_string()));
+            let text = refused(missing, &awaited, &causes.join("; ")).to_string();
+            return Err(beyond(&awaited, &text).await.unwrap_or(VolumeError::Failed(text)));
         }
         let missing = self.devices.wait(pod.uid(), &mut awaited, until).await;
         if !missing.is_empty() {
-            return Err(VolumeError::TimedOut(refused(missing, &awaited, "context deadline exceeded").to_string()));
+            let text = refused(missing, &awaited, "context deadline exceeded").to_string();
+            return Err(beyond(&awaited, &text).await.unwrap_or(VolumeError::TimedOut(text)));
         }
         let mounted = Arc::make_mut(&mut all);
         awaited.iter().for_each(|one| one.put(pod.uid(), mounted));
@@ -337,6 +341,17 @@ impl VolumeManager for Manager {
                 Err(VolumeError::Failed(error))
             }
         }
+    }
+}
+
+#[async_trait]
+impl ClaimedVolumes for Manager {
+    fn of(&self, pod: &PodUid) -> Vec<ClaimedVolume> {
+        self.devices.board().claimed(pod)
+    }
+
+    async fn fullness(&self, path: &Path) -> Result<Fullness, String> {
+        self.devices.board().fullness(path).await
     }
 }
 
@@ -443,6 +458,13 @@ impl fmt::Display for Waiting {
             "unmounted volumes=[{missing}], unattached volumes=[{unattached}], failed to process volumes=[{failed}]: {cause}"
         )
     }
+}
+
+/// The error of a pod whose volumes the node will not get, if that is so.
+async fn beyond(awaited: &[Awaited], text: &str) -> Option<VolumeError> {
+    let asked = join_all(awaited.iter().map(Awaited::is_over_limit)).await;
+    let text = format!("Node has reached its volume attachment limit, rejecting pod. {text}");
+    asked.contains(&true).then_some(VolumeError::LimitExceeded(text))
 }
 
 /// Volumes that are files of this agent, and are not there.

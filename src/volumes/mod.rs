@@ -26,6 +26,7 @@ mod expand;
 mod fetched;
 mod format;
 mod found;
+mod fullness;
 mod give;
 mod hands;
 mod held;
@@ -50,7 +51,7 @@ mod worlds;
 pub use device::{
     Class, DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage,
 };
-pub use hands::MOST as THREADS;
+pub use hands::THREADS;
 pub use layout::PodLayout;
 pub use local::LocalPlugin;
 pub use manager::{Manager, VolumesConfig, VolumesDeps};

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -16,7 +17,7 @@ use super::{
     spec::{Mode, VolumeSpec},
 };
 use crate::{
-    engine::ports::{Attached, StorageError, StorageObjects},
+    engine::ports::{Attached, Fullness, StorageError, StorageObjects},
     pod::{Pod, api},
 };
 
@@ -49,6 +50,8 @@ pub struct FakePlugin {
     /// What an earlier agent staged.
     pub staged: Mutex<Vec<(Mode, Rebuilt)>>,
     limit: Mutex<Option<Duration>>,
+    /// The node takes no more of them.
+    pub is_over: std::sync::atomic::AtomicBool,
     cured: watch::Sender<u64>,
     pub asked: Notify,
 }
@@ -63,6 +66,7 @@ impl FakePlugin {
             there: Mutex::default(),
             staged: Mutex::default(),
             limit: Mutex::default(),
+            is_over: Default::default(),
             cured: watch::Sender::default(),
             asked: Notify::new(),
         })
@@ -185,6 +189,16 @@ impl DevicePlugin for FakePlugin {
 
     fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
         Ok(locked(&self.staged).clone())
+    }
+
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
+        self.answer("fullness", usage.pod.name(), &usage.operation).await?;
+        assert_eq!(usage.target, path);
+        Ok(Fullness { source: "fake".to_owned(), capacity: 100, ..Fullness::default() })
+    }
+
+    async fn is_over_limit(&self, _usage: &Usage) -> bool {
+        self.is_over.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     fn limit(&self) -> Duration {

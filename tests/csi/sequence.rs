@@ -235,6 +235,50 @@ async fn volumes_are_expanded_by_drivers_that_can() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_takes_no_more_volumes_is_known_by_their_attachment() {
+    // Spec 07 §5.1
+    if skips("a_node_that_takes_no_more_volumes_is_known_by_their_attachment") {
+        return;
+    }
+    let (world, driver, _plugin) = World::with_driver().await;
+    let usage = world.usage("p", json!({}));
+    let name = "csi-63a6b0792f16cceffa0b0689df65a4df7e1190d3ad60d6a1f76bd5a58dcdbe6f";
+    let asked = driver.of("NodeGetInfo").len();
+    assert!(!world.csi.is_over_limit(&usage).await, "there is no attachment");
+    let refused = |code| json!({"attached": false, "attachError": {"message": "too many", "errorCode": code}});
+    world.objects.attachment(name, refused(8));
+    assert!(!world.csi.is_over_limit(&usage).await, "its driver does not say that this changes");
+    world.objects.driver(DRIVER, json!({"nodeAllocatableUpdatePeriodSeconds": 600}));
+    world.objects.attachment(name, refused(13));
+    assert!(!world.csi.is_over_limit(&usage).await, "it failed for another reason");
+    assert_eq!(driver.of("NodeGetInfo").len(), asked);
+    world.objects.attachment(name, refused(8));
+    assert!(world.csi.is_over_limit(&usage).await);
+    assert_eq!(driver.of("NodeGetInfo").len(), asked + 1, "how many it takes is asked again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drivers_say_how_full_their_volumes_are() {
+    if skips("drivers_say_how_full_their_volumes_are") {
+        return;
+    }
+    let (world, driver, _plugin) = World::with_driver().await;
+    let usage = world.usage("p", json!({}));
+    let path = mount(&world.csi, &usage).await;
+    let told = world.csi.fullness(&usage, &path).await.expect("told");
+    assert_eq!((told.source.as_str(), told.capacity, told.available, told.used), (DRIVER, 1000, 990, 10));
+    assert_eq!((told.inodes, told.inodes_free, told.inodes_used), (100, 90, 10));
+    assert_eq!(driver.of("NodeGetVolumeStats")[0].path, path);
+    unmount(&world.csi, &usage).await;
+
+    let world = World::open();
+    world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
+    let (_driver, _plugin) = world.register(Nature { can: vec![], ..Nature::of(DRIVER) }).await;
+    let cannot = world.csi.fullness(&world.usage("p", json!({})), &path).await.expect_err("cannot");
+    assert_eq!(cannot.trouble, Trouble::Unsupported);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_is_staged_and_published() {
     if skips("a_device_is_staged_and_published") {
         return;

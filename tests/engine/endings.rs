@@ -164,6 +164,26 @@ async fn a_removed_pod_leaves_nothing_and_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_whose_volumes_the_node_cannot_take_has_failed() {
+    // Spec 07 §5.1
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    machine.disk.exhaust_mounts("web");
+    let web = simple("web");
+    agent.only_static([&web]).await;
+    let is_rejected = |status: &berth::pod::api::PodStatus| {
+        status.phase.as_deref() == Some("Failed")
+            && status.reason.as_deref() == Some("VolumeAttachmentLimitExceeded")
+            && status.message.as_deref() == Some("Pod was rejected: Node has reached its volume attachment limit")
+    };
+    agent.until(web.uid(), "rejected", SOON, is_rejected).await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert!(agent.status.status(web.uid()).is_some_and(|status| is_rejected(&status)), "and stays so");
+    assert!(machine.cri.sandboxes().is_empty(), "nothing of it was begun");
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_cannot_be_removed_is_tried_again() {
     let machine = Machine::new();
     let agent = machine.start().await;

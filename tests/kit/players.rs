@@ -93,6 +93,7 @@ pub struct Disk {
     pods: Mutex<BTreeSet<PodUid>>,
     cgroups: Mutex<BTreeSet<PodUid>>,
     unmountable: Mutex<BTreeSet<String>>,
+    exhausted: Mutex<BTreeSet<String>>,
     pace: Mutex<Duration>,
     stuck: Mutex<BTreeSet<PodUid>>,
     memory_in_use: AtomicU64,
@@ -112,6 +113,11 @@ impl Disk {
     /// Mounting the volumes of the pod of that name fails.
     pub fn refuse_mounts(&self, pod: &str) {
         lock(&self.unmountable).insert(pod.to_owned());
+    }
+
+    /// The node takes no more volumes of the pod of that name.
+    pub fn exhaust_mounts(&self, pod: &str) {
+        lock(&self.exhausted).insert(pod.to_owned());
     }
 
     /// Each pod and each container has so many bytes in use.
@@ -157,6 +163,9 @@ impl VolumeManager for Disk {
     async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError> {
         self.work().await;
         lock(&self.pods).insert(pod.uid().clone());
+        if lock(&self.exhausted).contains(pod.name()) {
+            return Err(VolumeError::LimitExceeded("Node has reached its volume attachment limit".to_owned()));
+        }
         if lock(&self.unmountable).contains(pod.name()) {
             return Err(VolumeError::Failed("the test says so".to_owned()));
         }

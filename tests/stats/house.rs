@@ -110,6 +110,7 @@ impl House {
             images: cri.clone(),
             groups: Arc::new(Groups(groups)),
             directories: Arc::new(Directories(disk.path().to_owned())),
+            claimed: None,
             clock,
             metrics: StatsMetrics::new(&registry),
         };

@@ -39,4 +39,6 @@ pub use stage::{PassedStage, Stage, StageError, StageView};
 pub use state_file::StateFile;
 pub use storage::{Attached, StorageError, StorageObjects};
 pub use user_namespaces::{IdRange, UserNamespaces};
-pub use volumes::{BlockVolume, MountedVolume, MountedVolumes, VolumeError, VolumeManager};
+pub use volumes::{
+    BlockVolume, ClaimedVolume, ClaimedVolumes, Fullness, MountedVolume, MountedVolumes, VolumeError, VolumeManager,
+};

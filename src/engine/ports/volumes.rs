@@ -1,6 +1,10 @@
 //! The role of the volumes room.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 
@@ -53,9 +57,51 @@ pub enum VolumeError {
     /// A mount failed.
     #[error("{0}")]
     Failed(String),
+    /// They cannot come: the node takes no more volumes. The text is that of the pod's rejection.
+    #[error("{0}")]
+    LimitExceeded(String),
     /// They did not come in time; each failure on the way was told already.
     #[error("{0}")]
     TimedOut(String),
+}
+
+/// How full a volume is.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Fullness {
+    /// Who says so: `statfs`, or the name of a storage driver.
+    pub source: String,
+    /// Bytes there are.
+    pub capacity: u64,
+    /// Bytes that can be used.
+    pub available: u64,
+    /// Bytes in use.
+    pub used: u64,
+    /// Inodes there are.
+    pub inodes: u64,
+    /// Inodes that are free.
+    pub inodes_free: u64,
+    /// Inodes in use.
+    pub inodes_used: u64,
+}
+
+/// A volume behind a claim that a pod has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClaimedVolume {
+    /// Its name in the pod.
+    pub volume: String,
+    /// Namespace and name of the claim.
+    pub claim: (String, String),
+    /// Its place in the pod.
+    pub path: PathBuf,
+}
+
+/// Volumes behind claims, for those who tell how full they are.
+#[async_trait]
+pub trait ClaimedVolumes: Send + Sync + 'static {
+    /// Those that the pod has now.
+    fn of(&self, pod: &PodUid) -> Vec<ClaimedVolume>;
+    /// How full the one at that place is. Answers within seconds.
+    async fn fullness(&self, path: &Path) -> Result<Fullness, String>;
 }
 
 /// Mounts and unmounts. Each call touches one pod only and has its own deadline.

@@ -12,6 +12,7 @@
 //! cancels a start at once. Behaviour: spec 02a §9.
 
 mod context;
+mod ends;
 mod resize;
 mod stop;
 mod sync;

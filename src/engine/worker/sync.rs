@@ -11,7 +11,6 @@ use tracing::{debug, error, warn};
 use super::{WorkerContext, resize::InForce};
 use crate::{
     engine::{
-        deadline,
         lifecycle::Done,
         ports::{ActionKind, Event, PodView, ProbeResult, PullSecret, Stage, SyncOutcome, SyncPod, VolumeError},
         work_queue::{self, TurnEnd},
@@ -54,6 +53,8 @@ pub(super) struct Memory {
     pub last_failure: Option<(String, Instant)>,
     /// When the active deadline passes.
     pub deadline: Option<Timestamp>,
+    /// The node cannot have it after all.
+    pub rejection: Option<status::Eviction>,
     /// What holds the pod as a whole, as far as it was read.
     pub in_force: Option<InForce>,
 }
@@ -85,6 +86,7 @@ impl Memory {
             failed_in_a_row: 0,
             last_failure: None,
             deadline: None,
+            rejection: None,
             in_force: None,
         }
     }
@@ -188,32 +190,11 @@ impl Turn<'_> {
 
     /// Builds the pod's status from a look.
     pub fn build(&mut self, pod: &Pod, observed: &ObservedPod, kind: Build) -> api::PodStatus {
-        let eviction = self.past_deadline(pod);
+        let eviction = self.memory.rejection.clone().or_else(|| self.past_deadline(pod));
         let cgroup = self.memory.in_force.as_ref().map(|read| read.values);
         let failures = &self.memory.failures;
         let parts = Parts { pod, observed, failures, kind, eviction, cgroup, sandbox_ready: false };
         build_status(self.context, &parts)
-    }
-
-    /// Whether the pod is past its active deadline; else remembers to wake up when it is.
-    fn past_deadline(&mut self, pod: &Pod) -> Option<status::Eviction> {
-        let previous = self.context.status.before(pod);
-        let told = previous.as_deref().or(pod.status.as_deref());
-        let start = told.and_then(|status| status.start_time.as_ref()).map(|time| time.0);
-        let now = self.context.clock.now();
-        self.memory.deadline = deadline::expires_at(pod.spec(), start);
-        if !deadline::is_exceeded(pod, start, now) {
-            return None;
-        }
-        self.memory.deadline = None;
-        self.context.events.record(Event::normal(pod.id(), deadline::REASON, deadline::MESSAGE));
-        Some(status::Eviction { reason: deadline::REASON.to_owned(), message: deadline::MESSAGE.to_owned() })
-    }
-
-    /// How long until the active deadline passes.
-    pub fn until_deadline(context: &WorkerContext, memory: &Memory) -> Option<Duration> {
-        let left = memory.deadline?.duration_since(context.clock.now());
-        Some(Duration::try_from(left).unwrap_or_default())
     }
 
     /// One sync turn.
@@ -245,7 +226,10 @@ impl Turn<'_> {
         }
         let Some(cgroup) = self.cgroup(&pod, &observed).await? else { return Ok(Outcome::Stays(TurnEnd::Again)) };
         let look = Look { observed: observed.clone(), status: built, restart_all };
-        let request = self.prepare(&pod, look, cgroup, stopping).await?;
+        let request = match self.prepare(&pod, look, cgroup, stopping).await {
+            Err(_) if self.memory.rejection.is_some() => return Ok(self.reject(&pod, &observed)),
+            prepared => prepared?,
+        };
         let done = self.context.runtime.sync_pod(request).await;
         if done.over {
             // Its phase need not say so: a container that never ran would be left waiting for ever.
@@ -283,6 +267,7 @@ impl Turn<'_> {
         };
         let volumes = match mounted {
             Ok(volumes) => volumes,
+            Err(VolumeError::LimitExceeded(text)) => return Err(self.refuse(pod, &text)),
             // What went wrong was told as it did.
             Err(error @ VolumeError::TimedOut(_)) => return Err(format!("Unable to attach or mount volumes: {error}")),
             Err(error) => {

@@ -23,6 +23,15 @@ pub fn verify(attachment: &VolumeAttachment, handle: &str) -> Result<(), String>
     Err(format!("volume {handle} is not attached for volume attachment {name}"))
 }
 
+/// `ResourceExhausted`.
+const EXHAUSTED: i32 = 8;
+
+/// Whether the node takes no more volumes (spec 07 §5.1).
+pub fn is_exhausted(attachment: &VolumeAttachment) -> bool {
+    let error = attachment.status.as_ref().and_then(|status| status.attach_error.as_ref());
+    error.and_then(|error| error.error_code) == Some(EXHAUSTED)
+}
+
 /// What the driver's other half says to the half on the node.
 pub fn metadata(attachment: &VolumeAttachment) -> BTreeMap<String, String> {
     let status = attachment.status.as_ref();

@@ -33,7 +33,7 @@ impl Csi {
         self.layout.block(spec).map_err(|error| OpError::failed(format!("{PLUGIN}: {error}")))
     }
 
-    fn block_target(layout: &BlockLayout, pod: &PodUid) -> Result<PathBuf, OpError> {
+    pub(super) fn block_target(layout: &BlockLayout, pod: &PodUid) -> Result<PathBuf, OpError> {
         layout.published(pod).map_err(|error| OpError::failed(format!("{PLUGIN}: {error}")))
     }
 

@@ -2,14 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::sleep;
-use tracing::warn;
+use tokio::time::{sleep, timeout};
+use tracing::{debug, warn};
 
 use super::{
+    attachment,
     client::deadline,
     driver::Driver,
     drivers::{Drivers, on_node},
+    plugin::Csi,
 };
+use crate::volumes::device::Usage;
 
 /// The shortest period that the API takes.
 const SHORTEST: Duration = Duration::from_secs(10);
@@ -56,6 +59,28 @@ async fn period(drivers: &Drivers, name: &str) -> Option<Duration> {
             sleep(LOOK).await;
             None
         }
+    }
+}
+
+impl Csi {
+    /// Whether the volume is not attached because the node takes no more of the driver's; how many those are is asked
+    /// again then, where its object says that this changes.
+    pub(super) async fn is_beyond(&self, usage: &Usage) -> bool {
+        let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid());
+        let Ok(volume) = volume.map_err(|error| debug!(err = %error, "No CSI volume")) else { return false };
+        let object = self.object(&volume.driver).await.ok().flatten();
+        if object.and_then(|object| object.spec.node_allocatable_update_period_seconds).is_none() {
+            return false;
+        }
+        let Ok(found) = self.deps.objects.attachment(&self.attachment(&volume)).await else { return false };
+        if !attachment::is_exhausted(&found) {
+            return false;
+        }
+        if let Ok(driver) = self.deps.drivers.get(&volume.driver) {
+            // The pod does not wait for a driver that hangs.
+            let _told = timeout(SHORTEST, refresh(&self.deps.drivers, &driver)).await;
+        }
+        true
     }
 }
 

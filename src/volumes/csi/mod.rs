@@ -20,6 +20,7 @@ mod driver;
 mod drivers;
 mod expand;
 mod fs_group;
+mod fullness;
 mod limits;
 mod paths;
 mod plugin;

@@ -15,7 +15,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     attachment,
-    client::{Capabilities, LIMIT},
+    client::{Capabilities, LIMIT, deadline},
     context,
     driver::Driver,
     drivers::Drivers,
@@ -24,7 +24,7 @@ use super::{
     source::{CsiVolume, SecretName},
 };
 use crate::{
-    engine::ports::{Clock, ObjectSource, StorageObjects},
+    engine::ports::{Clock, Fullness, ObjectSource, StorageObjects},
     pod::{Pod, PodUid},
     volumes::{
         device::{DevicePlugin, Expansion, Found, OpError, Published, Rebuilt, Removal, Traits, Usage},
@@ -222,6 +222,10 @@ impl DevicePlugin for Csi {
         self.expand_volume(expansion).await
     }
 
+    async fn fullness(&self, usage: &Usage, _path: &Path) -> Result<Fullness, OpError> {
+        self.told_fullness(usage, deadline()).await
+    }
+
     fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
         rebuild::rebuild(&self.layout, found)
     }
@@ -232,6 +236,10 @@ impl DevicePlugin for Csi {
 
     fn map_dir(&self, root: &Path, spec: &VolumeSpec) -> PathBuf {
         CsiLayout::new(root).map_dir(&spec.name)
+    }
+
+    async fn is_over_limit(&self, usage: &Usage) -> bool {
+        self.is_beyond(usage).await
     }
 
     fn limit(&self) -> Duration {

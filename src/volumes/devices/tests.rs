@@ -12,12 +12,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::*;
 use crate::{
     engine::ports::{
-        Event, EventSink, NodeFacts, ObjectError, ObjectSource, PullSecret, SystemClock, VolumeError, VolumeManager,
+        ClaimedVolumes, Event, EventSink, NodeFacts, ObjectError, ObjectSource, PullSecret, SystemClock, VolumeError,
+        VolumeManager,
     },
     metrics::{Registry, VolumeMetrics},
     volumes::{
         Credentials, Manager, VolumesConfig, VolumesDeps,
-        testing::{FakePlugin, FakeStorage},
+        testing::{Answer, FakePlugin, FakeStorage},
     },
 };
 
@@ -141,6 +142,35 @@ async fn what_is_not_attached_in_time_is_told_without_an_event() {
     assert!(bench.world.0.lock().expect("not poisoned").is_empty());
     bench.manager.unmount(&"u".into()).await.expect("nothing of it is there");
     assert!(bench.plugin.calls().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_volume_the_node_cannot_take_is_rejected() {
+    let bench = bench(Traits { attachable: true, stages: true, ..Traits::default() });
+    bench.storage.put("v", &json!({}));
+    bench.plugin.is_over.store(true, Ordering::Relaxed);
+    let told = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("nobody attaches it");
+    let text = "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[v], unattached \
+                volumes=[v], failed to process volumes=[]: context deadline exceeded";
+    assert_eq!(told, VolumeError::LimitExceeded(text.to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_pods_have_of_claims_is_told_how_full_it_is() {
+    let bench = bench(staged());
+    bench.storage.put("v", &json!({}));
+    assert!(bench.manager.of(&"u".into()).is_empty());
+    bench.manager.mount(&pod(json!([claim("v"), {"name": "e", "emptyDir": {}}]))).await.expect("mounted");
+    let claimed = bench.manager.of(&"u".into());
+    let [own] = claimed.as_slice() else { panic!("one: {claimed:?}") };
+    assert_eq!((own.volume.as_str(), &own.claim), ("v", &("n".to_owned(), "cv".to_owned())));
+    assert_eq!(bench.manager.fullness(&own.path).await.map(|full| full.capacity), Ok(100));
+    bench.plugin.next("fullness", Answer::Hangs);
+    assert_eq!(bench.manager.fullness(&own.path).await.expect_err("it hangs"), "context deadline exceeded");
+    bench.plugin.next("fullness", Answer::Panics);
+    assert_eq!(bench.manager.fullness(&own.path).await.expect_err("it panics"), "panic: on purpose");
+    bench.manager.unmount(&"u".into()).await.expect("unmounted");
+    assert!(bench.manager.of(&"u".into()).is_empty() && bench.manager.fullness(&own.path).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]

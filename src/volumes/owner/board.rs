@@ -6,7 +6,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{state::Presence, task::Owner};
@@ -16,7 +19,7 @@ use crate::{
     pod::PodUid,
     volumes::{
         device::{DevicePlugin, Published, Rebuilt, Traits, Usage},
-        hands::Hands,
+        hands::{Hands, LOOKS},
         operation::OperationDeps,
         spec::{Mode, UniqueName},
     },
@@ -88,6 +91,9 @@ pub struct Shown {
 pub(super) struct Slot {
     pub(super) desires: watch::Sender<Desires>,
     pub(super) shown: watch::Sender<Arc<Shown>>,
+    pub(super) plugin: Arc<dyn DevicePlugin>,
+    /// Who asks how full it is.
+    pub(super) measuring: Arc<Semaphore>,
 }
 
 /// What an earlier agent left of one volume in one pod.
@@ -119,6 +125,8 @@ pub struct Board {
     pub(super) deps: BoardDeps,
     slots: Mutex<BTreeMap<UniqueName, Arc<Slot>>>,
     in_use: watch::Sender<Option<Vec<String>>>,
+    /// Threads for mere looks at how full volumes are.
+    pub(super) lookers: Hands,
     /// Whether what was left was looked for.
     is_synced: watch::Sender<bool>,
 }
@@ -126,10 +134,11 @@ pub struct Board {
 impl Board {
     /// No volumes yet.
     pub fn new(deps: BoardDeps, in_use: watch::Sender<Option<Vec<String>>>) -> Arc<Self> {
-        Arc::new(Self { deps, slots: Mutex::default(), in_use, is_synced: watch::Sender::new(false) })
+        let (lookers, is_synced) = (Hands::new(LOOKS), watch::Sender::new(false));
+        Arc::new(Self { deps, slots: Mutex::default(), in_use, lookers, is_synced })
     }
 
-    fn slots(&self) -> MutexGuard<'_, BTreeMap<UniqueName, Arc<Slot>>> {
+    pub(super) fn slots(&self) -> MutexGuard<'_, BTreeMap<UniqueName, Arc<Slot>>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -243,9 +252,18 @@ impl Board {
         }
     }
 
+    /// The same for a mere look: many that hang hold up no operation.
+    pub(super) fn looking(&self) -> OperationDeps {
+        OperationDeps { hands: self.lookers.clone(), ..self.operation(self.deps.stop.child_token()) }
+    }
+
     fn start(self: &Arc<Self>, owner: Owner) -> Arc<Slot> {
-        let slot =
-            Arc::new(Slot { desires: watch::Sender::default(), shown: watch::Sender::new(Arc::new(owner.shown())) });
+        let slot = Arc::new(Slot {
+            desires: watch::Sender::default(),
+            shown: watch::Sender::new(Arc::new(owner.shown())),
+            plugin: owner.plugin.clone(),
+            measuring: Arc::new(Semaphore::new(1)),
+        });
         let stop = self.deps.stop.clone();
         let run = owner.run(self.clone(), slot.clone());
         self.deps.tasks.spawn(async move {

@@ -10,6 +10,7 @@
 
 mod backoff;
 mod board;
+mod measure;
 mod mount;
 mod state;
 mod task;
