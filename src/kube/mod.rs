@@ -10,6 +10,7 @@ mod events;
 mod mirrors;
 mod objects;
 mod offline;
+mod pod_certificates;
 pub mod reflector;
 mod reviews;
 mod start_latency;
@@ -24,7 +25,7 @@ mod versions;
 
 pub use events::{EventDeps, EventRecorder, EventSender, recorder as event_recorder};
 pub use mirrors::{MirrorDeps, MirrorWriter, Mirrors, mirrors};
-pub use objects::{ApiObjects, ChangedPods, ObjectsConfig, ObjectsDeps, Strategy};
+pub use objects::{ApiObjects, ChangedPods, NodeCertificates, ObjectsConfig, ObjectsDeps, Strategy};
 pub use offline::{Offline, OfflineConfig, OfflineObjects, SealError};
 pub use reflector::{ReflectorDeps, Selection, reflect};
 pub use reviews::{ReviewFailure, Reviews};

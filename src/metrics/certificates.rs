@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use prometheus::{
-    Gauge, Histogram, IntCounter,
+    Gauge, Histogram, IntCounter, IntGaugeVec,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
@@ -133,6 +133,44 @@ impl Collector for Ttl {
     }
 }
 
+/// Certificates by signer and state.
+type States = Arc<dyn Fn() -> Vec<(String, &'static str, i64)> + Send + Sync>;
+
+/// Registers the gauge of the certificates of pods; `told` says how many there are, by signer and state (spec 08 §4.9).
+pub fn register_pod_certificates(
+    registry: &Registry,
+    told: impl Fn() -> Vec<(String, &'static str, i64)> + Send + Sync + 'static,
+) {
+    // A registry of its own makes the gauges; ours asks the collector around them.
+    let gauges = Registry::new().gauges(
+        Stability::Alpha,
+        "kubelet_podcertificate_states",
+        "Gauge vector reporting the number of pod certificate projection sources, faceted by signer_name and state.",
+        &["signer_name", "state"],
+    );
+    registry.collector(OfPods { gauges, told: Arc::new(told) });
+}
+
+/// Tells of the certificates of pods when somebody asks.
+struct OfPods {
+    gauges: IntGaugeVec,
+    told: States,
+}
+
+impl Collector for OfPods {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauges.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.gauges.reset();
+        for (signer, state, count) in (self.told)() {
+            self.gauges.with_label_values(&[signer.as_str(), state]).set(count);
+        }
+        self.gauges.collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,5 +198,19 @@ mod tests {
         let served = CertificateMetrics::serving(&registry, || 0);
         served.replaced(3600);
         assert_eq!(value(&registry, "kubelet_certificate_manager_server_ttl_seconds"), f64::INFINITY);
+    }
+
+    #[test]
+    fn certificates_of_pods_are_counted_when_asked() {
+        let (registry, count) = (Registry::new(), Arc::new(AtomicI64::new(2)));
+        let told = count.clone();
+        register_pod_certificates(&registry, move || match told.load(Ordering::Relaxed) {
+            0 => vec![],
+            count => vec![("a/b".to_owned(), "fresh", count)],
+        });
+        assert_eq!(value(&registry, "kubelet_podcertificate_states"), 2.0);
+        count.store(0, Ordering::Relaxed);
+        let families = registry.gather();
+        assert!(families.iter().all(|family| family.get_metric().is_empty()), "what is gone is not told of");
     }
 }

@@ -51,7 +51,7 @@ pub use auth::{AuthMetrics, Fetch, Lookup, ReviewMetrics, Reviewed};
 pub use build::{
     BuildInfo, register_build_info, register_features, register_node, register_process, start_time_seconds,
 };
-pub use certificates::{CertificateExpiry, CertificateMetrics};
+pub use certificates::{CertificateExpiry, CertificateMetrics, register_pod_certificates};
 pub use csi::CsiMetrics;
 pub use embedded::{
     EmbeddedMetrics, EmbeddedObjects, LaunchStep, NetworkOperation, Outcome, Unpacks, register_embedded_objects,

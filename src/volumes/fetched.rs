@@ -11,7 +11,7 @@ use futures::future::join_all;
 use tokio::time::timeout;
 
 use crate::{
-    engine::ports::{ObjectError, ObjectSource, TokenAsk},
+    engine::ports::{CertificateAsk, Credential, ObjectError, ObjectSource, TokenAsk},
     pod::{Pod, api},
 };
 
@@ -28,6 +28,7 @@ pub struct Fetched {
     secrets: BTreeMap<String, Result<Data, ObjectError>>,
     tokens: BTreeMap<TokenAsk, Result<String, ObjectError>>,
     bundles: Vec<(api::ClusterTrustBundleProjection, Result<String, ObjectError>)>,
+    certificates: Vec<(CertificateAsk, Result<Arc<Credential>, ObjectError>)>,
 }
 
 /// What volumes need.
@@ -37,6 +38,7 @@ struct Wanted {
     secrets: BTreeSet<String>,
     tokens: BTreeSet<TokenAsk>,
     bundles: Vec<api::ClusterTrustBundleProjection>,
+    certificates: Vec<CertificateAsk>,
 }
 
 /// The token that a projection asks for.
@@ -49,11 +51,18 @@ fn wanted(volumes: &[&api::Volume]) -> Wanted {
     for volume in volumes {
         wanted.config_maps.extend(volume.config_map.as_ref().map(|source| source.name.clone()));
         wanted.secrets.extend(volume.secret.as_ref().map(|source| source.secret_name.clone().unwrap_or_default()));
-        for source in volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten()) {
+        let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
+        for (index, source) in sources.enumerate() {
             wanted.config_maps.extend(source.config_map.as_ref().map(|source| source.name.clone()));
             wanted.secrets.extend(source.secret.as_ref().map(|source| source.name.clone()));
             wanted.tokens.extend(source.service_account_token.as_ref().map(token_of));
             wanted.bundles.extend(source.cluster_trust_bundle.clone());
+            let certificate = source.pod_certificate.as_ref().map(|projection| CertificateAsk {
+                volume: volume.name.clone(),
+                source: index,
+                projection: projection.clone(),
+            });
+            wanted.certificates.extend(certificate);
         }
     }
     wanted
@@ -78,12 +87,18 @@ pub async fn fetch(objects: &dyn ObjectSource, pod: &Pod, volumes: &[&api::Volum
         let text = within(objects.trust_bundle(pod, &ask)).await;
         (ask, text)
     }));
-    let (config_maps, secrets, tokens, bundles) = tokio::join!(config_maps, secrets, tokens, bundles);
+    let certificates = join_all(wanted.certificates.into_iter().map(async |ask| {
+        let held = within(objects.pod_certificate(pod, &ask)).await;
+        (ask, held)
+    }));
+    let (config_maps, secrets, tokens, bundles, certificates) =
+        tokio::join!(config_maps, secrets, tokens, bundles, certificates);
     Fetched {
         config_maps: config_maps.into_iter().collect(),
         secrets: secrets.into_iter().collect(),
         tokens: tokens.into_iter().collect(),
         bundles,
+        certificates,
     }
 }
 
@@ -112,6 +127,12 @@ impl Fetched {
     pub fn trust_bundle(&self, ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {
         let read = self.bundles.iter().find(|(read, _)| read == ask).map(|(_, text)| text.clone());
         read.unwrap_or_else(|| Err(not_read("trust bundle")))
+    }
+
+    /// A key and its certificate, for a source of a volume.
+    pub fn certificate(&self, volume: &str, source: usize) -> Result<Arc<Credential>, ObjectError> {
+        let read = self.certificates.iter().find(|(ask, _)| ask.volume == volume && ask.source == source);
+        read.map_or_else(|| Err(not_read("certificate")), |(_, held)| held.clone())
     }
 }
 

@@ -5,6 +5,7 @@
 #[path = "../kit/cluster.rs"]
 mod kit;
 
+mod certificates;
 mod claims;
 mod connections;
 mod csi;

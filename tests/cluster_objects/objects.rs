@@ -54,6 +54,7 @@ impl Node {
             metrics,
             clock: Arc::new(SystemClock),
             ttl: watch::channel(Duration::from_secs(60)).1,
+            certificates: None,
             tasks: TaskTracker::new(),
             stop: stop.clone(),
         };

@@ -10,7 +10,7 @@ use super::{
     client::Client,
     feed::PodFeed,
     offline::{OfflineFeed, Recall},
-    own::{attached, object_ttl, of_node},
+    own::{attached, object_ttl, of_node, uid},
 };
 use crate::{
     config::Loaded,
@@ -19,12 +19,13 @@ use crate::{
         ports::{MirrorPods, ObjectSource, StorageObjects},
     },
     kube::{
-        ApiObjects, ApiStorage, ChangedPods, EventDeps, MirrorDeps, ObjectsConfig, ObjectsDeps, OfflineObjects,
-        ReflectorDeps, Selection, StartTimes, StatusWriter, StatusWriterDeps, Store, Strategy, TimedEvents,
+        ApiObjects, ApiStorage, ChangedPods, EventDeps, MirrorDeps, NodeCertificates, ObjectsConfig, ObjectsDeps,
+        OfflineObjects, ReflectorDeps, Selection, StartTimes, StatusWriter, StatusWriterDeps, Store, Strategy,
+        TimedEvents,
         api::{ApiClient, Resource},
         event_recorder, mirrors, reflect,
     },
-    metrics::{ApiWriteMetrics, ReflectorMetrics},
+    metrics::{ApiWriteMetrics, ReflectorMetrics, register_pod_certificates},
     pod::{Pod, api},
     sources::ports::PodSourceFeed,
     status::StatusManager,
@@ -208,16 +209,27 @@ fn follow_objects(
         sync_frequency: loaded.config.sync_frequency.std(),
         trust_bundles: loaded.gates.enabled("ClusterTrustBundleProjection"),
     };
+    let has_certificates = loaded.gates.enabled("PodCertificateRequest");
+    let certificates = has_certificates.then(|| NodeCertificates {
+        node: name.to_owned(),
+        uid: of_node(base, nodes.clone(), name, uid),
+        events: base.events.clone(),
+    });
     let deps = ObjectsDeps {
         api: api.clone(),
         metrics,
         clock: base.clock.clone(),
         ttl: of_node(base, nodes, name, object_ttl),
+        certificates,
         tasks: base.tasks.clone(),
         stop: base.stop.child_token(),
     };
     let (objects, changed, following) = ApiObjects::new(&config, deps);
     base.tasks.spawn(following);
+    if has_certificates {
+        let told = objects.clone();
+        register_pod_certificates(&base.registry, move || told.certificate_states());
+    }
     (objects, changed)
 }
 

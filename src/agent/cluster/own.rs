@@ -34,6 +34,11 @@ pub(super) fn object_ttl(node: Option<&api::Node>) -> Duration {
     seconds.map_or(DEFAULT_TTL, |seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or_default()))
 }
 
+/// The UID of the node's object; empty before it was read.
+pub(super) fn uid(node: Option<&api::Node>) -> String {
+    node.and_then(|node| node.metadata.uid.clone()).unwrap_or_default()
+}
+
 /// Something in the own node object, followed.
 pub(super) fn of_node<T: PartialEq + Send + Sync + 'static>(
     base: &Base,

@@ -1,6 +1,6 @@
 //! Objects of the API server that pods refer to. Standalone mode has a player that refuses.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use async_trait::async_trait;
 
@@ -40,6 +40,33 @@ pub struct TokenAsk {
     pub audience: String,
     /// How long it should live, in seconds; `None` for one that is never renewed.
     pub expiration_seconds: Option<i64>,
+}
+
+/// A certificate that a pod is to have: a source of one of its projected volumes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CertificateAsk {
+    /// The volume.
+    pub volume: String,
+    /// Which of its sources.
+    pub source: usize,
+    /// What the source says.
+    pub projection: api::PodCertificateProjection,
+}
+
+/// A private key and the certificates for it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credential {
+    /// PKCS #8, PEM.
+    pub key: String,
+    /// Leaf and intermediates, PEM.
+    pub chain: String,
+}
+
+/// The key is nobody's business.
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credential").field("chain", &self.chain).finish_non_exhaustive()
+    }
 }
 
 /// ConfigMaps, Secrets, Services, RuntimeClasses and pull secrets.
@@ -82,5 +109,10 @@ pub trait ObjectSource: Send + Sync + 'static {
     async fn trust_bundle(&self, _pod: &Pod, _ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {
         let text = "ClusterTrustBundle projection is not supported in static kubelet mode";
         Err(ObjectError::Other(text.to_owned()))
+    }
+    /// The key and the certificate that a projection asks for, the newest there is (spec 07 §9.4).
+    async fn pod_certificate(&self, _pod: &Pod, _ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
+        // As the reference without its gate, which is off unless somebody sets it.
+        Err(ObjectError::Other("unimplemented".to_owned()))
     }
 }

@@ -45,6 +45,9 @@ impl Resource {
     /// Requests for certificates.
     pub const SIGNING_REQUESTS: Self =
         Self::new("certificates.k8s.io", "v1", "certificatesigningrequests", "CertificateSigningRequest");
+    /// Requests for certificates of pods.
+    pub const POD_CERTIFICATES: Self =
+        Self::new("certificates.k8s.io", "v1beta1", "podcertificaterequests", "PodCertificateRequest");
     /// Trust bundles.
     pub const TRUST_BUNDLES: Self =
         Self::new("certificates.k8s.io", "v1beta1", "clustertrustbundles", "ClusterTrustBundle");

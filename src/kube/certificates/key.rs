@@ -110,7 +110,7 @@ fn named(pkcs8: &[u8], public: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// The first element: its tag, what is in it, what comes after it.
-fn first(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+pub(in crate::kube) fn first(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = der.split_first()?;
     let (short, rest) = rest.split_first()?;
     let (length, rest) = if *short < 0x80 {
@@ -123,7 +123,8 @@ fn first(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((*tag, content, rest))
 }
 
-fn element(tag: u8, content: &[u8]) -> Vec<u8> {
+/// An element of DER.
+pub(in crate::kube) fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     let length = content.len();
     let mut out = vec![tag];
     match (u8::try_from(length), u16::try_from(length)) {
@@ -137,7 +138,8 @@ fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     out
 }
 
-fn pem(label: &str, der: &[u8]) -> String {
+/// A block of PEM.
+pub(in crate::kube) fn pem(label: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let mut out = format!("-----BEGIN {label}-----\n");
     let mut rest = text.as_str();

@@ -34,6 +34,7 @@ mod testing;
 pub use ask::AskError;
 pub use bootstrap::{Bootstrap, BootstrapError, bootstrap};
 pub use client::{ClientCertificates, ClientSetup};
+pub(in crate::kube) use key::{element, first, pem};
 pub use kubeconfig::{Cluster, Kubeconfig, KubeconfigError};
 pub use manager::{CertificateState, IdentitySink, OpenApi};
 pub use pair::Pair;

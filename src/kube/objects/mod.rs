@@ -33,12 +33,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     api::{ApiClient, Resource},
+    pod_certificates::{CertificateDeps, PodCertificates},
     reflector::{ReflectorDeps, Selection, reflect},
     store::Store,
     tokens::Tokens,
 };
 use crate::{
-    engine::ports::{Clock, ObjectError, ObjectSource, PullSecret, TokenAsk},
+    engine::ports::{CertificateAsk, Clock, Credential, EventSink, ObjectError, ObjectSource, PullSecret, TokenAsk},
     metrics::ReflectorMetrics,
     pod::{
         Pod, PodUid,
@@ -52,6 +53,7 @@ use k8s_openapi::api::node::v1::RuntimeClass;
 use watched::{Watched, WatchedDeps};
 
 pub use changes::ChangedPods;
+pub(super) use changes::Teller;
 pub(super) use references::named;
 
 /// How often it is looked for objects that nobody reads.
@@ -93,6 +95,16 @@ pub struct ObjectsConfig {
     pub trust_bundles: bool,
 }
 
+/// What certificates of pods need to know of the node.
+pub struct NodeCertificates {
+    /// Its name.
+    pub node: String,
+    /// The UID of its object; empty before that is known.
+    pub uid: watch::Receiver<String>,
+    /// Where refusals and old age are told.
+    pub events: Arc<dyn EventSink>,
+}
+
 /// What the objects need of others.
 pub struct ObjectsDeps {
     /// The API server.
@@ -104,6 +116,8 @@ pub struct ObjectsDeps {
     /// For how long an object serves by strategy `Cache`: annotation `node.alpha.kubernetes.io/ttl`
     /// of the node, else 60 s.
     pub ttl: watch::Receiver<Duration>,
+    /// None where the gate `PodCertificateRequest` is off.
+    pub certificates: Option<NodeCertificates>,
     /// Where tasks are counted.
     pub tasks: TaskTracker,
     /// Ends them.
@@ -126,6 +140,8 @@ pub struct ApiObjects {
     tokens: Arc<Tokens>,
     /// None where the gate is off.
     bundles: Option<Bundles>,
+    /// The same.
+    certificates: Option<PodCertificates>,
 }
 
 impl ApiObjects {
@@ -149,6 +165,17 @@ impl ApiObjects {
         let classes = Selection::all(Resource::RUNTIME_CLASSES);
         let (classes, follow_classes) = reflect(deps.api.clone(), classes, reflector());
         let tokens = Arc::new(Tokens::new(deps.api.clone(), deps.clock.clone()));
+        let certificates = deps.certificates.map(|own| CertificateDeps {
+            api: deps.api.clone(),
+            metrics: deps.metrics.clone(),
+            clock: deps.clock.clone(),
+            events: own.events,
+            node: own.node,
+            node_uid: own.uid,
+            teller: teller.clone(),
+            tasks: deps.tasks.clone(),
+            stop: deps.stop.clone(),
+        });
         let objects = Arc::new(Self {
             config_maps: Kind::new(config, &watched, &deps.ttl),
             secrets: Kind::new(config, &watched, &deps.ttl),
@@ -156,6 +183,7 @@ impl ApiObjects {
             classes,
             tokens: tokens.clone(),
             bundles: config.trust_bundles.then(|| Bundles::new(watched)),
+            certificates: certificates.map(PodCertificates::new),
         });
         let (swept, stop, listener) = (objects.clone(), deps.stop.clone(), teller.listen());
         let upkeep = async move {
@@ -178,6 +206,11 @@ impl ApiObjects {
             swept.secrets.stop();
         };
         (objects, listener, upkeep)
+    }
+
+    /// How many certificates pods have, by signer and state.
+    pub fn certificate_states(&self) -> Vec<(String, &'static str, i64)> {
+        self.certificates.as_ref().map(PodCertificates::states).unwrap_or_default()
     }
 
     async fn pull_secret(&self, namespace: &str, name: &str) -> Result<Option<PullSecret>, ObjectError> {
@@ -308,6 +341,7 @@ impl ObjectSource for ApiObjects {
         self.secrets.unregister(pod);
         self.tokens.forget(pod);
         self.bundles.iter().for_each(|bundles| bundles.forget(pod));
+        self.certificates.iter().for_each(|certificates| certificates.forget(pod));
     }
 
     fn adopt_token(&self, pod: &Pod, ask: &TokenAsk, held: &str) {
@@ -322,6 +356,13 @@ impl ObjectSource for ApiObjects {
         match &self.bundles {
             Some(bundles) => bundles.of(pod.uid(), ask).await,
             None => Err(ObjectError::Other(bundles::NOT_SUPPORTED.to_owned())),
+        }
+    }
+
+    async fn pod_certificate(&self, pod: &Pod, ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
+        match &self.certificates {
+            Some(certificates) => certificates.of(pod, ask).await,
+            None => Err(ObjectError::Other("unimplemented".to_owned())),
         }
     }
 }

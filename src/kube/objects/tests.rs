@@ -152,6 +152,7 @@ fn bench(strategy: Strategy) -> Bench {
         metrics: ReflectorMetrics::new(&Registry::new()),
         clock: Arc::new(SystemClock),
         ttl: reads,
+        certificates: None,
         tasks: TaskTracker::new(),
         stop: stop.clone(),
     };

@@ -11,7 +11,7 @@ use super::{
     known::{Data, Key, Kind, Learned},
 };
 use crate::{
-    engine::ports::{ObjectError, ObjectSource, PullSecret, TokenAsk},
+    engine::ports::{CertificateAsk, Credential, ObjectError, ObjectSource, PullSecret, TokenAsk},
     pod::{Pod, PodUid, api},
 };
 
@@ -167,6 +167,11 @@ impl ObjectSource for OfflineObjects {
             Err(error) if self.may_recall(&error) => Ok(String::new()),
             token => token,
         }
+    }
+
+    /// Nor are these.
+    async fn pod_certificate(&self, pod: &Pod, ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
+        self.inner.pod_certificate(pod, ask).await
     }
 
     /// Certificates are not kept: a volume that shows them goes on showing them.

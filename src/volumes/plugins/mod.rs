@@ -102,9 +102,6 @@ pub enum SetUpError {
     /// A trust bundle that is not named.
     #[error("ClusterTrustBundle projection requires either name or signerName to be set")]
     NoBundleNamed,
-    /// Certificates of pods are behind a gate.
-    #[error("unimplemented")]
-    NoCertificates,
     /// Several sources cannot be had.
     #[error("{}", joined(.0))]
     Several(Vec<SetUpError>),

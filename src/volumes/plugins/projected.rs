@@ -9,7 +9,7 @@ use super::{
     files::{self, ObjectOf, Reference},
 };
 use crate::{
-    engine::ports::{MountedVolume, ObjectError, TokenAsk},
+    engine::ports::{Credential, MountedVolume, ObjectError, TokenAsk},
     pod::{Pod, api},
     volumes::{
         atomic_writer::{Content, Payload},
@@ -27,8 +27,8 @@ pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     let source = request.volume.projected.clone().unwrap_or_default();
     let mode = files::default_mode(source.default_mode)?;
     let (mut payload, mut errors) = (Payload::new(), Vec::new());
-    for source in source.sources.iter().flatten() {
-        match of_source(request, source, mode) {
+    for (index, source) in source.sources.iter().flatten().enumerate() {
+        match of_source(request, (index, source), mode) {
             Ok(files) => payload.extend(files),
             Err(SetUpError::Object(ObjectError::NoClient { .. })) => {
                 return Err(SetUpError::NotConfigured(request.volume.name.clone()));
@@ -42,7 +42,11 @@ pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     files::publish(request, PROJECTED, &payload)
 }
 
-fn of_source(request: &SetUp<'_>, source: &api::VolumeProjection, mode: u32) -> Result<Payload, SetUpError> {
+fn of_source(
+    request: &SetUp<'_>,
+    (index, source): (usize, &api::VolumeProjection),
+    mode: u32,
+) -> Result<Payload, SetUpError> {
     if let Some(config_map) = &source.config_map {
         let reference = Reference {
             of: ObjectOf::ConfigMap,
@@ -74,11 +78,28 @@ fn of_source(request: &SetUp<'_>, source: &api::VolumeProjection, mode: u32) -> 
         let data = request.fetched.trust_bundle(bundle).map_err(SetUpError::Object)?.into_bytes();
         return Ok([(bundle.path.clone(), private(request, data, mode))].into());
     }
-    if source.pod_certificate.is_some() {
-        // As the reference without its gate, which is off unless somebody sets it.
-        return Err(SetUpError::NoCertificates);
+    if let Some(certificate) = &source.pod_certificate {
+        let held = request.fetched.certificate(&request.volume.name, index).map_err(SetUpError::Object)?;
+        return Ok(of_certificate(request, certificate, &held, mode));
     }
     Ok(Payload::new())
+}
+
+/// The key and its certificate, together or each by itself.
+fn of_certificate(
+    request: &SetUp<'_>,
+    wanted: &api::PodCertificateProjection,
+    held: &Credential,
+    mode: u32,
+) -> Payload {
+    let Credential { key, chain } = held;
+    let files = [
+        (&wanted.credential_bundle_path, format!("{key}{chain}")),
+        (&wanted.key_path, key.clone()),
+        (&wanted.certificate_chain_path, chain.clone()),
+    ];
+    let named = files.into_iter().filter_map(|(path, text)| Some((path.clone().filter(|p| !p.is_empty())?, text)));
+    named.map(|(path, text)| (path, private(request, text.into_bytes(), mode))).collect()
 }
 
 fn of_token(request: &SetUp<'_>, token: &api::ServiceAccountTokenProjection, mode: u32) -> Result<Payload, SetUpError> {
