@@ -194,3 +194,130 @@ fn drop_oldest(directory: &Path, keep: usize) {
 fn at(path: &Path, error: io::Error) -> PrepareError {
     PrepareError(format!("{}: {error}", path.display()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        os::unix::fs::symlink,
+        sync::atomic::{AtomicBool, Ordering},
+        time::Instant,
+    };
+
+    use rustix::{
+        fs::{CWD, RenameFlags, renameat_with},
+        mount::{UnmountFlags, unmount},
+    };
+
+    use super::{super::mounts::SubPath, *};
+
+    /// How often a container is prepared, and for how long at most.
+    const TRIES: usize = 1_000;
+    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
+    /// A volume with a directory and a link to the host that change places all the time, while containers start.
+    fn raced(path: &dyn Fn(usize) -> String, check: &dyn Fn(&Path)) -> (usize, usize, tempfile::TempDir) {
+        let [volume, host, pod] = [(); 3].map(|()| tempfile::tempdir().expect("a directory"));
+        fs::create_dir_all(volume.path().join("sub/dir")).expect("makeable");
+        fs::write(volume.path().join("sub/dir/own"), "x").expect("writable");
+        fs::create_dir(host.path().join("dir")).expect("makeable");
+        fs::write(host.path().join("dir/secret"), "x").expect("writable");
+        symlink(host.path(), volume.path().join("link")).expect("makeable");
+        let (over, began) = (AtomicBool::new(false), Instant::now());
+        let (mut bound, mut refused) = (0, 0);
+        std::thread::scope(|scope| {
+            // It ends with whoever fails, too.
+            let ends = Ends(&over);
+            scope.spawn(|| {
+                let (one, other) = (volume.path().join("sub"), volume.path().join("link"));
+                while !over.load(Ordering::Relaxed) {
+                    renameat_with(CWD, &one, CWD, &other, RenameFlags::EXCHANGE).expect("exchangeable");
+                }
+            });
+            for index in 0..TRIES {
+                match files(pod.path(), volume.path(), &path(index)).make() {
+                    Ok(mounts) => {
+                        let target = Path::new(&mounts.first().expect("one").host_path).to_owned();
+                        check(&target);
+                        unmount(&target, UnmountFlags::DETACH).expect("it was bound");
+                        bound += 1;
+                    }
+                    Err(PrepareError(text)) => {
+                        let generic = "subPath for volumeMount \"v\" of container \"c\"";
+                        let is_generic = text.ends_with(generic) || text.contains("create subPath directory");
+                        assert!(is_generic, "nothing of the host is told: {text}");
+                        refused += 1;
+                    }
+                }
+                if began.elapsed() > PATIENCE {
+                    println!("stopped after {index} tries");
+                    break;
+                }
+            }
+            drop(ends);
+        });
+        (bound, refused, host)
+    }
+
+    struct Ends<'a>(&'a AtomicBool);
+
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A container that mounts that path of the volume.
+    fn files(pod: &Path, volume: &Path, path: &str) -> ContainerFiles {
+        let sub_path = SubPath {
+            volume: "v".to_owned(),
+            volume_path: volume.to_owned(),
+            path: path.into(),
+            mode: 0o755,
+            index: 0,
+        };
+        ContainerFiles {
+            container: "c".to_owned(),
+            pod_directory: pod.to_owned(),
+            log_directory: pod.join("logs"),
+            planned: vec![PlannedMount { mount: cri::Mount::default(), sub_path: Some(sub_path) }],
+            hosts: HostsFile::None,
+            message_path: String::new(),
+            selinux: false,
+            id_mappings: Vec::new(),
+        }
+    }
+
+    fn skips(test: &str) -> bool {
+        let skips = !rustix::process::geteuid().is_root();
+        if skips {
+            println!("skipped: {test}: needs root to bind");
+        }
+        skips
+    }
+
+    #[test]
+    fn a_sub_path_swapped_for_a_link_while_its_container_starts_is_never_the_hosts() {
+        // AC-07-26, CVE-2021-25741
+        if skips("a_sub_path_swapped_for_a_link_while_its_container_starts_is_never_the_hosts") {
+            return;
+        }
+        let (bound, refused, _host) = raced(&|_| "sub/dir".to_owned(), &|target| {
+            assert!(!target.join("secret").exists(), "the host is not shown");
+            assert!(target.join("own").exists(), "what was opened is");
+        });
+        assert!(bound > 0, "{bound} bound, {refused} refused");
+    }
+
+    #[test]
+    fn a_sub_path_that_is_made_while_it_is_swapped_is_never_made_on_the_host() {
+        // AC-07-25, CVE-2017-1002101
+        if skips("a_sub_path_that_is_made_while_it_is_swapped_is_never_made_on_the_host") {
+            return;
+        }
+        let (_, _, host) = raced(&|index| format!("sub/dir/new-{index}/deep"), &|target| {
+            assert!(fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none()), "one that was made");
+        });
+        let left: Vec<_> = fs::read_dir(host.path().join("dir")).expect("there").flatten().collect();
+        assert!(left.len() == 1 && fs::read_dir(host.path()).expect("there").count() == 1, "{left:?}");
+    }
+}
