@@ -168,6 +168,14 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
     assert_eq!(publish.rest["publishContext"], json!({"device": "sda"}));
     assert_eq!(publish.rest["volumeContext"]["csi.storage.k8s.io/pod.name"], "holder");
 
+    // How full it is says the driver, for the page's claim.
+    for (name, value) in [("capacity_bytes", 1000), ("available_bytes", 990), ("used_bytes", 10), ("inodes_used", 10)] {
+        let line = format!(
+            "kubelet_volume_stats_{name}{{namespace=\"{NAMESPACE}\",persistentvolumeclaim=\"claim\"}} {value}\n"
+        );
+        agent.until(&line, async || agent.metrics().await.contains(&line)).await;
+    }
+
     // Another agent finds what this one left.
     agent.kill().await;
     let started = world.ground.cri.count("start_container");
