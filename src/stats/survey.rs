@@ -6,7 +6,7 @@
 //! directory left alone until it does: one hung disk costs fields. Behaviour: spec 04b §7.2.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     io,
     path::{Path, PathBuf},
     sync::{
@@ -18,7 +18,10 @@ use std::{
 
 use futures::stream::{self, StreamExt};
 use jiff::Timestamp;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
@@ -88,6 +91,8 @@ pub struct Surveyor {
     tried: HashMap<PathBuf, Instant>,
     wedged: Arc<AtomicUsize>,
     claimed: Option<Arc<dyn ClaimedVolumes>>,
+    /// The longest walk of one directory.
+    limit: Duration,
 }
 
 impl Survey {
@@ -96,7 +101,8 @@ impl Survey {
         let (targets, wanted) = watch::channel(Arc::default());
         let (found, known) = watch::channel(Measurements::default());
         let (tried, wedged) = (HashMap::new(), Arc::default());
-        let surveyor = Surveyor { targets: wanted, found, clock, metrics, tried, wedged, claimed: None };
+        let surveyor =
+            Surveyor { targets: wanted, found, clock, metrics, tried, wedged, claimed: None, limit: WALK_LIMIT };
         (Self { targets, found: known }, surveyor)
     }
 
@@ -175,9 +181,7 @@ impl Surveyor {
         self.ask(claimed, &mut known).await;
         let (trees, quick): (Vec<Target>, Vec<Target>) = due.into_iter().partition(|target| target.how == How::Tree);
         self.measure(quick, &mut known).await;
-        for tree in trees {
-            self.measure(vec![tree], &mut known).await;
-        }
+        self.walk(trees, &mut known).await;
         self.found.send_replace(Arc::new(known));
     }
 
@@ -189,10 +193,10 @@ impl Surveyor {
         self.tried.extend(targets.iter().map(|target| (target.path.clone(), now)));
         let mut answers = stream::iter(targets)
             .map(|target| {
-                let (volumes, clock) = (volumes.clone(), self.clock.clone());
+                let (volumes, clock, limit) = (volumes.clone(), self.clock.clone(), self.limit);
                 async move {
                     let (at, began) = (clock.now(), Instant::now());
-                    let told = tokio::time::timeout(WALK_LIMIT, volumes.fullness(&target.path)).await;
+                    let told = tokio::time::timeout(limit, volumes.fullness(&target.path)).await;
                     let told = told.unwrap_or_else(|_| Err("no answer in time".to_owned()));
                     (target.path, at, began.elapsed(), told)
                 }
@@ -219,37 +223,86 @@ impl Surveyor {
             return;
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let (now, clock, metrics) = (Instant::now(), self.clock.clone(), self.metrics.clone());
+        let (now, clock) = (Instant::now(), self.clock.clone());
         for target in &targets {
             self.tried.insert(target.path.clone(), now);
         }
         let (stopped, wedged) = (stop.clone(), Wedged::raise(&self.wedged));
         let walk = tokio::task::spawn_blocking(move || {
             let _wedged = wedged;
-            let measure = |target: Target| {
-                let began = Instant::now();
-                let result = measured(&target, &clock, &stopped);
-                if target.how == How::Tree {
-                    metrics.walked(began.elapsed());
-                }
-                (result, target.path)
-            };
+            let measure = |target: Target| (measured(&target, &clock, &stopped), target.path);
             targets.into_iter().map(measure).collect::<Vec<_>>()
         });
-        match tokio::time::timeout(WALK_LIMIT, walk).await {
-            Ok(Ok(results)) => {
-                for (result, path) in results {
-                    match result {
-                        Ok(measured) => drop(known.insert(path, measured)),
-                        Err(error) => {
-                            debug!(path = %path.display(), err = %error, "Unable to fetch disk usage");
-                            known.remove(&path);
-                        }
+        match tokio::time::timeout(self.limit, walk).await {
+            Ok(Ok(results)) => results.into_iter().for_each(|(result, path)| keep(known, path, result)),
+            // It counts as wedged until it notices.
+            Ok(Err(_)) | Err(_) => stop.store(true, Ordering::Relaxed),
+        }
+    }
+
+    /// Measures trees, each within the limit. One thread walks them all: most are small, and a thread for each costs more
+    /// than the walk. One that hangs keeps its thread, and another goes on behind it.
+    async fn walk(&mut self, trees: Vec<Target>, known: &mut HashMap<PathBuf, Measured>) {
+        let mut left = VecDeque::from(trees);
+        while !left.is_empty() && self.wedged.load(Ordering::Relaxed) < MAX_WEDGED {
+            let (tell, mut told) = mpsc::unbounded_channel();
+            let stop = Arc::new(AtomicBool::new(false));
+            let walk = Walk {
+                trees: left.iter().cloned().collect(),
+                clock: self.clock.clone(),
+                metrics: self.metrics.clone(),
+                stop: stop.clone(),
+                wedged: Wedged::raise(&self.wedged),
+            };
+            tokio::task::spawn_blocking(move || walk.run(|result| tell.send(result).is_ok()));
+            loop {
+                if let Some(tree) = left.front() {
+                    self.tried.insert(tree.path.clone(), Instant::now());
+                }
+                let result = tokio::time::timeout(self.limit, told.recv()).await;
+                match (left.pop_front(), result) {
+                    (Some(tree), Ok(Some(result))) => keep(known, tree.path, result),
+                    // It is over or panicked; else it counts as wedged until it notices.
+                    (None, _) | (_, Ok(None) | Err(_)) => {
+                        stop.store(true, Ordering::Relaxed);
+                        break;
                     }
                 }
             }
-            // It counts as wedged until it notices.
-            Ok(Err(_)) | Err(_) => stop.store(true, Ordering::Relaxed),
+        }
+    }
+}
+
+fn keep(known: &mut HashMap<PathBuf, Measured>, path: PathBuf, result: io::Result<Measured>) {
+    match result {
+        Ok(measured) => drop(known.insert(path, measured)),
+        Err(error) => {
+            debug!(path = %path.display(), err = %error, "Unable to fetch disk usage");
+            known.remove(&path);
+        }
+    }
+}
+
+/// Trees that are walked by one thread.
+struct Walk {
+    trees: Vec<Target>,
+    clock: Arc<dyn Clock>,
+    metrics: StatsMetrics,
+    stop: Arc<AtomicBool>,
+    wedged: Wedged,
+}
+
+impl Walk {
+    /// Tells each result, for as long as somebody hears it; its count goes before who tells.
+    fn run(self, tell: impl Fn(io::Result<Measured>) -> bool) {
+        let Self { trees, clock, metrics, stop, wedged: _wedged } = self;
+        for tree in trees {
+            let began = Instant::now();
+            let result = measured(&tree, &clock, &stop);
+            metrics.walked(began.elapsed());
+            if !tell(result) || stop.load(Ordering::Relaxed) {
+                return;
+            }
         }
     }
 }
@@ -343,6 +396,53 @@ mod tests {
         let known = found.borrow().get(Path::new("/full")).copied().expect("known");
         assert_eq!((known.usage, known.filesystem.map(|fs| fs.capacity)), (Usage { bytes: 7, inodes: 3 }, Some(100)));
         assert_eq!(found.borrow().len(), 1);
+        stop.cancel();
+        running.await.expect("no panic");
+    }
+
+    /// Hangs for some, until it is let go.
+    struct Hangs {
+        left: AtomicUsize,
+        release: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+    }
+
+    impl Clock for Hangs {
+        fn now(&self) -> Timestamp {
+            if self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+                let _released = self.release.lock().expect("no panic").recv();
+            }
+            SystemClock.now()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tree_that_hangs_keeps_no_other_back() {
+        let root = tempfile::tempdir().expect("a directory");
+        let trees: Vec<Target> = ["a", "b", "c"]
+            .map(|name| {
+                let path = root.path().join(name);
+                fs::create_dir(&path).expect("made");
+                target(&path, How::Tree, Duration::from_secs(3600))
+            })
+            .into();
+        let (release, released) = std::sync::mpsc::channel();
+        let clock = Arc::new(Hangs { left: AtomicUsize::new(1), release: std::sync::Mutex::new(released) });
+        let (survey, mut task) = Survey::new(clock, StatsMetrics::new(&Registry::new()));
+        task.limit = Duration::from_secs(3);
+        let (stop, wedged) = (CancellationToken::new(), task.wedged.clone());
+        let running = tokio::spawn(task.run(stop.clone()));
+        let mut found = survey.found.clone();
+        survey.ask(trees.clone());
+        found.changed().await.expect("it lives");
+        let known: HashSet<PathBuf> = found.borrow().keys().cloned().collect();
+        assert_eq!(known, HashSet::from([trees[1].path.clone(), trees[2].path.clone()]), "the first hangs");
+        assert_eq!(wedged.load(Ordering::Relaxed), 1, "and keeps its thread");
+        release.send(()).expect("it hangs");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while wedged.load(Ordering::Relaxed) > 0 {
+            assert!(Instant::now() < deadline, "it never comes back");
+            tokio::task::yield_now().await;
+        }
         stop.cancel();
         running.await.expect("no panic");
     }

@@ -151,8 +151,8 @@ pub enum Again {
 
 /// A kind of volume.
 pub struct Kind {
-    /// As the API spells it.
-    kind: &'static str,
+    /// Whether a volume is of it. Asked several times in each turn of a pod.
+    is: fn(&api::Volume) -> bool,
     /// The plugin's full name.
     pub plugin: &'static str,
     /// Its directory below the pod's volumes.
@@ -164,29 +164,38 @@ pub struct Kind {
 
 /// The kinds this release sets up. Another kind is another line.
 const PLUGINS: [Kind; 7] = [
-    Kind::once("emptyDir", "kubernetes.io/empty-dir", layout::EMPTY_DIR, empty_dir::set_up),
-    Kind::once("hostPath", "kubernetes.io/host-path", "kubernetes.io~host-path", host_path::set_up),
-    Kind::once("image", "kubernetes.io/image", "kubernetes.io~image", image::set_up),
-    Kind::every_turn("downwardAPI", "kubernetes.io/downward-api", layout::DOWNWARD_API, downward_api::set_up),
-    Kind::every_turn("configMap", "kubernetes.io/configmap", layout::CONFIG_MAP, config_map::set_up),
-    Kind::every_turn("secret", "kubernetes.io/secret", layout::SECRET, secret::set_up),
-    Kind::every_turn("projected", "kubernetes.io/projected", layout::PROJECTED, projected::set_up),
+    Kind::once(|v| v.empty_dir.is_some(), "kubernetes.io/empty-dir", layout::EMPTY_DIR, empty_dir::set_up),
+    Kind::once(|v| v.host_path.is_some(), "kubernetes.io/host-path", "kubernetes.io~host-path", host_path::set_up),
+    Kind::once(|v| v.image.is_some(), "kubernetes.io/image", "kubernetes.io~image", image::set_up),
+    Kind::every_turn(
+        |v| v.downward_api.is_some(),
+        "kubernetes.io/downward-api",
+        layout::DOWNWARD_API,
+        downward_api::set_up,
+    ),
+    Kind::every_turn(|v| v.config_map.is_some(), "kubernetes.io/configmap", layout::CONFIG_MAP, config_map::set_up),
+    Kind::every_turn(|v| v.secret.is_some(), "kubernetes.io/secret", layout::SECRET, secret::set_up),
+    Kind::every_turn(|v| v.projected.is_some(), "kubernetes.io/projected", layout::PROJECTED, projected::set_up),
 ];
 
 impl Kind {
-    const fn once(kind: &'static str, plugin: &'static str, folder: &'static str, set_up: Plugin) -> Self {
-        Self { kind, plugin, folder, again: Again::Once, set_up }
+    const fn once(is: fn(&api::Volume) -> bool, plugin: &'static str, folder: &'static str, set_up: Plugin) -> Self {
+        Self { is, plugin, folder, again: Again::Once, set_up }
     }
 
-    const fn every_turn(kind: &'static str, plugin: &'static str, folder: &'static str, set_up: Plugin) -> Self {
-        Self { kind, plugin, folder, again: Again::EveryTurn, set_up }
+    const fn every_turn(
+        is: fn(&api::Volume) -> bool,
+        plugin: &'static str,
+        folder: &'static str,
+        set_up: Plugin,
+    ) -> Self {
+        Self { is, plugin, folder, again: Again::EveryTurn, set_up }
     }
 }
 
 /// The kind of a volume, where this release sets it up.
 pub fn kind(volume: &api::Volume) -> Option<&'static Kind> {
-    let kind = volume::kinds(volume).into_iter().next()?;
-    PLUGINS.iter().find(|known| known.kind == kind)
+    PLUGINS.iter().find(|known| (known.is)(volume))
 }
 
 /// The volume as it is, where it shows things that change and was set up before: one that cannot be
