@@ -8,13 +8,15 @@
 //! Nothing here may allocate where it is asked for memory: a thread that is noting is not noted.
 
 use std::{
-    alloc::{GlobalAlloc, Layout, System},
+    alloc::{GlobalAlloc, Layout},
     cell::Cell,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU16, Ordering},
     },
 };
+
+use tikv_jemallocator::Jemalloc;
 
 use super::sampler;
 
@@ -34,22 +36,22 @@ static BOOK: Mutex<Option<&'static mut Book>> = Mutex::new(None);
 /// How many noted blocks share a chain; who finds zero need not look further.
 static NOTED: [AtomicU16; CHAINS] = [const { AtomicU16::new(0) }; CHAINS];
 
-/// The system's allocator, sampled.
+/// jemalloc, sampled.
 #[derive(Debug)]
 pub struct Sampled;
 
-// SAFETY: every call goes on to the system's allocator as it came, and its answer is returned as it is.
+// SAFETY: every call goes on to jemalloc as it came, and its answer is returned as it is.
 unsafe impl GlobalAlloc for Sampled {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are the ones asked for.
-        let block = unsafe { System.alloc(layout) };
+        let block = unsafe { Jemalloc.alloc(layout) };
         gained(block, layout.size());
         block
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as above.
-        let block = unsafe { System.alloc_zeroed(layout) };
+        let block = unsafe { Jemalloc.alloc_zeroed(layout) };
         gained(block, layout.size());
         block
     }
@@ -58,13 +60,13 @@ unsafe impl GlobalAlloc for Sampled {
         // Before: as soon as it is free, somebody else may get it.
         lost(block);
         // SAFETY: as above.
-        unsafe { System.dealloc(block, layout) }
+        unsafe { Jemalloc.dealloc(block, layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let noted = lost(block);
         // SAFETY: as above.
-        let moved = unsafe { System.realloc(block, layout, size) };
+        let moved = unsafe { Jemalloc.realloc(block, layout, size) };
         match noted {
             // It was refused: the old block lives on.
             Some(noted) if moved.is_null() => put_back(noted),
