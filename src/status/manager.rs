@@ -20,7 +20,7 @@ use super::{
     accept::{Refused, accept, newly_ended},
     baseline::follows_object,
     conditions::Containers,
-    diff::is_same,
+    diff::{is_same, without_blanks},
     merge::Remains,
     phase::Phase,
     terminate::terminate,
@@ -169,9 +169,12 @@ impl StatusManager {
         })
     }
 
-    /// Keeps the very status that the API shows, where that is what is kept word by word: both are there once then.
+    /// Keeps the very status that the API shows, where that says what is kept word by word: both are there
+    /// once then.
     pub fn share(&self, uid: &PodUid, shown: &Arc<api::PodStatus>) {
-        let Some(kept) = self.status(uid).filter(|kept| !Arc::ptr_eq(kept, shown) && kept == shown) else { return };
+        let Some(kept) = self.status(uid).filter(|kept| !Arc::ptr_eq(kept, shown) && is_same_text(kept, shown)) else {
+            return;
+        };
         if let Some(entry) = self.lock().get_mut(uid).filter(|entry| Arc::ptr_eq(&entry.status, &kept)) {
             entry.status = shown.clone();
         }
@@ -338,6 +341,16 @@ fn own<'a>(status: &'a mut api::PodStatus, id: &ContainerId) -> Option<&'a mut a
     lists.into_iter().flatten().flatten().find(is_own)
 }
 
+/// Whether they are equal but for what says nothing, which servers may drop, and the order of conditions.
+fn is_same_text(a: &api::PodStatus, b: &api::PodStatus) -> bool {
+    let in_order = |status: &api::PodStatus| {
+        let mut status = without_blanks(status);
+        status.conditions.iter_mut().for_each(|conditions| conditions.sort_by(|a, b| a.type_.cmp(&b.type_)));
+        status
+    };
+    in_order(a) == in_order(b)
+}
+
 fn recompute_readiness(pod: &Pod, status: &mut api::PodStatus) {
     let statuses: Vec<api::ContainerStatus> =
         status.init_container_statuses.iter().chain(&status.container_statuses).flatten().cloned().collect();
@@ -378,7 +391,11 @@ mod tests {
         let world = world(Seen::Running);
         manager.set(&world.pod, world.build(), at(10));
         let kept = || manager.kept_of(world.pod.uid()).expect("kept");
-        let shown = Arc::new((*kept().status).clone());
+        // As servers do: conditions in an order of their own, and what is empty is not there.
+        let mut shown = (*kept().status).clone();
+        shown.conditions.as_mut().expect("conditions").reverse();
+        shown.container_statuses.as_mut().expect("containers")[0].last_state = None;
+        let shown = Arc::new(shown);
         let other = Arc::new(api::PodStatus { message: Some("other".to_owned()), ..(*shown).clone() });
         manager.share(world.pod.uid(), &other);
         assert!(!Arc::ptr_eq(&kept().status, &other) && !Arc::ptr_eq(&kept().status, &shown));
