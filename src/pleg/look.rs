@@ -96,7 +96,10 @@ impl Looker {
 
     async fn containers(&self, at: &LookAt<'_>, listed: &[cri::Container]) -> Result<Vec<ObservedContainer>, CriError> {
         let seen = try_join_all(listed.iter().map(|container| self.container(at, container))).await?;
-        Ok(seen.into_iter().flatten().collect())
+        let mut seen: Vec<_> = seen.into_iter().flatten().collect();
+        // It is kept as long as the pod, and a list of one has room for four.
+        seen.shrink_to_fit();
+        Ok(seen)
     }
 
     async fn container(&self, at: &LookAt<'_>, listed: &cri::Container) -> Result<Option<ObservedContainer>, CriError> {

@@ -55,21 +55,21 @@ struct Tracked {
     /// be faster than the answer to the write, and then has nothing more to show.
     running_told: Option<Timestamp>,
     running_shown: Option<Timestamp>,
-    recorded: bool,
 }
 
 /// Tracks the start of each pod of the API.
 #[derive(Debug, Default)]
 pub struct StartLatency {
-    pods: HashMap<PodUid, Tracked>,
-    excluded: HashSet<PodUid>,
+    pods: HashMap<PodUid, Box<Tracked>>,
+    /// Of these nothing is to be measured, or everything was.
+    settled: HashSet<PodUid>,
     network_seen: bool,
 }
 
 impl StartLatency {
     /// The watch showed a pod. Gives its sample once, when it has shown the pod running and that was told.
     pub fn watched(&mut self, pod: &Pod, now: Timestamp) -> Option<StartSample> {
-        if pod.is_static() || self.excluded.contains(pod.uid()) {
+        if pod.is_static() || self.settled.contains(pod.uid()) {
             return None;
         }
         if pod.is_api_terminal() {
@@ -80,7 +80,7 @@ impl StartLatency {
         if status.and_then(|s| condition(s, "PodScheduled")).is_some_and(|c| c.status == "False") {
             // It waited for a node: its creation tells nothing about us.
             self.pods.remove(pod.uid());
-            self.excluded.insert(pod.uid().clone());
+            self.settled.insert(pod.uid().clone());
             return None;
         }
         if !self.pods.contains_key(pod.uid()) {
@@ -97,16 +97,17 @@ impl StartLatency {
 
     /// The sample of a pod of which all is known.
     fn sample(&mut self, uid: &PodUid) -> Option<StartSample> {
-        let tracked = self.pods.get_mut(uid).filter(|t| !t.recorded)?;
-        let (running_told, running_shown) = (tracked.running_told?, tracked.running_shown?);
-        tracked.recorded = true;
+        let (running_told, running_shown) =
+            self.pods.get(uid).and_then(|tracked| tracked.running_told.zip(tracked.running_shown))?;
+        let tracked = self.pods.remove(uid)?;
+        self.settled.insert(uid.clone());
         let total = between(tracked.created, running_shown);
         let pulling = union(&tracked.pulls);
         let stateful = tracked.stateful;
         let first_network = !stateful && tracked.own_network && !self.network_seen;
         self.network_seen |= first_network;
         Some(StartSample {
-            pod: tracked.name.clone(),
+            pod: tracked.name,
             total,
             sli: total.saturating_sub(pulling).saturating_sub(tracked.init),
             pulling,
@@ -146,7 +147,7 @@ impl StartLatency {
 
     /// Whether nothing more is to be measured of a pod.
     pub fn is_settled(&self, uid: &PodUid) -> bool {
-        self.excluded.contains(uid) || self.pods.get(uid).is_some_and(|tracked| tracked.recorded)
+        self.settled.contains(uid)
     }
 
     /// A status was written to the API server. Gives the pod's sample where the watch was faster.
@@ -162,7 +163,7 @@ impl StartLatency {
     /// The pod is gone.
     pub fn deleted(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
-        self.excluded.remove(uid);
+        self.settled.remove(uid);
     }
 
     fn track(&mut self, pod: &Pod) {
@@ -170,7 +171,7 @@ impl StartLatency {
         let started_before = pod.status.as_ref().is_some_and(|s| s.start_time.is_some());
         if let Some(created) = created.filter(|_| !started_before) {
             let sidecars = pod.init_containers().iter().filter(|c| Pod::is_sidecar(c));
-            let tracked = Tracked {
+            let tracked = Box::new(Tracked {
                 name: pod.object_name(),
                 created,
                 stateful: is_stateful(pod.spec()),
@@ -182,8 +183,7 @@ impl StartLatency {
                 init: Duration::ZERO,
                 running_told: None,
                 running_shown: None,
-                recorded: false,
-            };
+            });
             self.pods.insert(pod.uid().clone(), tracked);
         }
     }

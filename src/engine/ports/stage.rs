@@ -145,6 +145,8 @@ impl State {
         } else {
             // How it started is worth more than what came long after.
             self.passed.truncate(STAGES - 1);
+            // There are few, they stay, and each pod has its own.
+            self.passed.reserve_exact(1);
             let name = self.now.name.clone();
             self.passed.push(PassedStage { name, times: 1, first: took, last: took, longest: took });
         }

@@ -6,7 +6,6 @@
 use std::{
     collections::HashSet,
     hash::{DefaultHasher, Hash, Hasher},
-    num::NonZeroUsize,
 };
 
 use jiff::Timestamp;
@@ -15,7 +14,7 @@ use lru::LruCache;
 use super::series::{About, Series};
 
 /// Entries each stage keeps.
-const KEPT: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+const KEPT: usize = 4096;
 /// So many distinct messages make similar events one.
 const SIMILAR: usize = 10;
 /// Similar events further apart, in seconds, begin anew.
@@ -80,7 +79,16 @@ pub struct Correlator {
 
 impl Default for Correlator {
     fn default() -> Self {
-        Self { similar: LruCache::new(KEPT), counted: LruCache::new(KEPT), buckets: LruCache::new(KEPT), last_name: 0 }
+        // Bounded by `room_for_one`: a bounded cache takes all its room at once, and most nodes have few events.
+        let (similar, counted, buckets) = (LruCache::unbounded(), LruCache::unbounded(), LruCache::unbounded());
+        Self { similar, counted, buckets, last_name: 0 }
+    }
+}
+
+/// What was used least recently goes, where there is no room for one more.
+fn room_for_one<V>(cache: &mut LruCache<u64, V>) {
+    while cache.len() >= KEPT {
+        cache.pop_lru();
     }
 }
 
@@ -100,6 +108,7 @@ impl Correlator {
     /// The message, and what tells the series from others.
     fn combine(&mut self, event: &Happened, now: Timestamp) -> (String, u64) {
         let group = hash(&(event.about.object(), event.warning, &event.reason));
+        room_for_one(&mut self.similar);
         let similar = self.similar.get_or_insert_mut(group, || Similar { messages: HashSet::new(), last: now });
         if seconds(similar.last, now) > SIMILAR_WITHIN {
             similar.messages.clear();
@@ -131,6 +140,7 @@ impl Correlator {
             }
             None => {
                 let name = self.name(&event.about, now).unwrap_or_else(fallback);
+                room_for_one(&mut self.counted);
                 self.counted.put(key, Counted { name: name.clone(), first: now, count: 1 });
                 (name, now, 1)
             }
@@ -153,6 +163,7 @@ impl Correlator {
     fn passes(&mut self, event: &Happened, now: Timestamp) -> bool {
         let life = !event.warning && LIFE.contains(&event.reason.as_str());
         let key = hash(&(&event.about, event.warning, life));
+        room_for_one(&mut self.buckets);
         let bucket = self.buckets.get_or_insert_mut(key, || Bucket { tokens: BURST, filled: now });
         bucket.tokens = (bucket.tokens + seconds(bucket.filled, now).max(0.0) / REFILL).min(BURST);
         bucket.filled = now;

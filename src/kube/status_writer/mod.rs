@@ -80,7 +80,8 @@ pub struct StatusWriterDeps {
 /// The one writer of pod statuses; see the module's documentation.
 pub struct StatusWriter {
     deps: StatusWriterDeps,
-    tracks: HashMap<PodUid, Track>,
+    /// In boxes: the table has twice the room it needs.
+    tracks: HashMap<PodUid, Box<Track>>,
     flights: FuturesUnordered<BoxFuture<'static, Landing>>,
 }
 
@@ -128,11 +129,12 @@ impl StatusWriter {
     /// Takes in what is kept and what the watch shows; what changed is due.
     fn look(&mut self) {
         let snapshot = self.deps.pods.snapshot();
-        let mut before = std::mem::take(&mut self.tracks);
+        let room = HashMap::with_capacity(self.tracks.len());
+        let mut before = std::mem::replace(&mut self.tracks, room);
         for kept in self.deps.status.kept() {
             let uid = kept.pod.uid.clone();
             let shown = snapshot.get(&kept.pod.namespace, &kept.pod.name).cloned();
-            let mut track = before.remove(&uid).unwrap_or_else(|| Track::new(kept.clone()));
+            let mut track = before.remove(&uid).unwrap_or_else(|| Box::new(Track::new(kept.clone())));
             track.look(kept, snapshot.synced, shown);
             self.tracks.insert(uid, track);
         }
@@ -174,12 +176,15 @@ impl StatusWriter {
         }
         let held_back = self.tracks.values().any(|track| track.is_ready(now));
         let relief = self.under_way(now).min().filter(|_| held_back).map(|began| began + STUCK);
-        self.tracks.values().filter_map(Track::wakes_at).chain(relief).min()
+        self.tracks.values().filter_map(|track| track.wakes_at()).chain(relief).min()
     }
 
     /// When the writes that are under way, and not stuck, began.
     fn under_way(&self, now: Instant) -> impl Iterator<Item = Instant> {
-        self.tracks.values().filter_map(Track::in_flight).filter(move |began| now.duration_since(*began) < STUCK)
+        self.tracks
+            .values()
+            .filter_map(|track| track.in_flight())
+            .filter(move |began| now.duration_since(*began) < STUCK)
     }
 
     fn send(&self, pod: PodRef, call: Call, asked: Asked) {
