@@ -45,6 +45,7 @@ const COST: &[Figure] = &[
 ];
 const MANY: &[Figure] = &[
     median("rss", "RSS, 500 API pods with 4 ConfigMaps each, 2,000 in all", Unit::Megabytes, Bar::AtMost(40.0)),
+    p99("rss", "… the most of a minute of it: code comes and goes", Unit::Megabytes, Bar::Open),
     median("ready", "… all Ready after", Unit::Seconds, Bar::Open),
     median("streams", "… watches of ConfigMaps open", Unit::Count, Bar::Open),
     median("connections", "… connections open, at most 100 requests at a time on each", Unit::Count, Bar::Open),
@@ -194,9 +195,21 @@ async fn many(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let renewals = cluster.renewals(0);
     let gaps = renewals.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64());
     samples.add("gap", gaps.fold(0.0, f64::max));
-    samples.add("cpu", busy(&agent, Duration::from_secs(ground.options.amount(60, 20))).await?);
-    samples.add("rss", process::resident(agent.pid())?);
+    let window = Duration::from_secs(ground.options.amount(60, 20));
+    let (cpu, resident) = tokio::try_join!(busy(&agent, window), resident(&agent, window))?;
+    samples.add("cpu", cpu);
+    resident.into_iter().for_each(|bytes| samples.add("rss", bytes));
     Ok(samples)
+}
+
+/// Its RSS in each second of that time.
+async fn resident(agent: &Agent, window: Duration) -> Result<Vec<f64>> {
+    let (began, mut seen) = (Instant::now(), Vec::new());
+    while began.elapsed() < window {
+        seen.push(process::resident(agent.pid())?);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    Ok(seen)
 }
 
 /// Its share of a core in that time, in percent.
