@@ -49,7 +49,7 @@ use crate::{
     },
     node::{self, Machine},
     pleg::{self, PlegConfig, PlegDeps},
-    resources::{self, IdRanges, ManagerDeps, kernel_flags, userns},
+    resources::{self, IdRanges, ManagerDeps, cpu_state, kernel_flags, userns},
     runtime::{
         ActuatedStore, RuntimeCheck, RuntimeDeps, RuntimeManager,
         preparer::{Preparer, PreparerDeps},
@@ -444,6 +444,11 @@ async fn open_resources(
         ManagerDeps { events: base.events.clone(), metrics, ids: ids.clone(), units: units(driver) },
     )
     .map_err(wrong)?;
+    // Under another policy the file is not ours to judge: `config::effective` tells that it has no effect yet.
+    if loaded.config.cpu_manager_policy == cpu_state::POLICY_NONE {
+        let file = state_file(&settings::root(loaded), "cpu_manager_state");
+        cpu_state::take_over(&*file).await.map_err(wrong)?;
+    }
     let on_difference = settings::kernel_flags(loaded, sys::machine::in_user_namespace());
     kernel_flags::apply(Path::new("/proc/sys"), on_difference).await.map_err(wrong)?;
     manager.start().await.map_err(wrong)?;

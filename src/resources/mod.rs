@@ -13,6 +13,7 @@
 //! ids. Behaviour: spec 06 §5, 06a.
 
 mod budget;
+pub mod cpu_state;
 mod id_file;
 pub mod id_space;
 mod id_table;

@@ -83,3 +83,33 @@ async fn a_damaged_state_file_is_named_and_kept() {
     agent.until_ready("one").await;
     assert_eq!(ground.cri.count("start_container"), 1);
 }
+
+/// Containers may be pinned to processors by the agent before: that is not forgotten without a word.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processors_that_were_given_away_stop_the_start() {
+    if skips("processors_that_were_given_away_stop_the_start") {
+        return;
+    }
+    // AC-06-4, AC-01-38
+    let ground = Ground::new().await;
+    let home = ground.home();
+    home.put_pod(&manifest("one"));
+    let agent = home.start().await;
+    agent.until_ready("one").await;
+    agent.kill().await;
+    let file = home.root().join("cpu_manager_state");
+    let none = r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690}"#;
+    assert_eq!(fs::read_to_string(&file).expect("written at the start"), none);
+    let given = r#"{"policyName":"static","defaultCpuSet":"0","entries":{"u":{"c":"1"}},"checksum":0}"#;
+    fs::write(&file, given).expect("written");
+    let mut agent = home.spawn();
+    assert_eq!(agent.end().await.code(), Some(1));
+    let log = agent.log();
+    let differs = r#"configured policy "none" differs from state checkpoint policy "static", please drain this node"#;
+    assert!(log.replace('\\', "").contains(differs), "{log}");
+    assert_eq!(fs::read_to_string(&file).expect("kept"), given);
+    fs::remove_file(&file).expect("removed");
+    let agent = home.start().await;
+    agent.until_ready("one").await;
+    assert_eq!(fs::read_to_string(&file).expect("written anew"), none);
+}

@@ -11,14 +11,17 @@ use berth::{
         quantity::{Amount, Format},
         resource_state,
     },
+    resources::cpu_state,
     runtime::request::hosts,
 };
 
 use super::{POD, first_line, text};
 
 /// `allocated_pods_state` and `actuated_pods_state`, as a whole file and as the content of a
-/// sound one.
+/// sound one, and `cpu_manager_state`.
 pub fn resources_on_disk(data: &[u8]) {
+    let refused = cpu_state::check(data).is_err();
+    assert!(refused || text(data).contains("none"), "only what names the policy passes");
     let content = text(data);
     let checksum = fnv1a_32(format!("(string){content}").as_bytes());
     let sound = serde_json::json!({"data": content, "checksum": checksum}).to_string();
