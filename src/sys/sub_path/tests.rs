@@ -148,7 +148,8 @@ fn a_link_to_the_host_is_never_bound() {
 const TRIES: usize = 1_000;
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Exchanges two names as fast as it can while `tries` runs.
+/// Exchanges two names several times during each of `tries`. Without a pause between two exchanges the kernel may refuse
+/// every look, and nothing would be raced.
 fn racing(one: &Path, other: &Path, mut tries: impl FnMut()) {
     let over = std::sync::atomic::AtomicBool::new(false);
     let began = std::time::Instant::now();
@@ -157,6 +158,7 @@ fn racing(one: &Path, other: &Path, mut tries: impl FnMut()) {
             while !over.load(std::sync::atomic::Ordering::Relaxed) {
                 let flags = rustix::fs::RenameFlags::EXCHANGE;
                 rustix::fs::renameat_with(CWD, one, CWD, other, flags).expect("exchangeable");
+                std::thread::sleep(std::time::Duration::from_micros(1));
             }
         });
         for _ in 0..TRIES {
