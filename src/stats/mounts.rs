@@ -246,14 +246,16 @@ const OLD: &[ControlFile] = &[
     file(Depth::Full, Tree::Blkio, "blkio.throttle.io_serviced_recursive", Content::BlkioCounts),
 ];
 
-/// Where the group of a container or sandbox may be below its pod's, by the driver and the runtime that made it.
-pub fn container_places(pod: &str, id: &str) -> [String; 4] {
+/// Where the group of a container or sandbox may be below its pod's, by the driver and the runtime that made it: containerd,
+/// CRI-O, our own.
+pub fn container_places(pod: &str, id: &str) -> [String; 5] {
     let pod = pod.trim_end_matches('/');
     [
         format!("{pod}/{id}"),
         format!("{pod}/cri-containerd-{id}.scope"),
         format!("{pod}/crio-{id}.scope"),
         format!("{pod}/crio-{id}"),
+        format!("{pod}/berth-{id}.scope"),
     ]
 }
 
@@ -290,7 +292,10 @@ mod tests {
     #[test]
     fn containers_have_their_places() {
         let places = container_places("/kubepods/podx", "c1");
-        assert_eq!(places[0], "/kubepods/podx/c1");
-        assert_eq!(places[1], "/kubepods/podx/cri-containerd-c1.scope");
+        assert_eq!(
+            places,
+            ["c1", "cri-containerd-c1.scope", "crio-c1.scope", "crio-c1", "berth-c1.scope"]
+                .map(|name| format!("/kubepods/podx/{name}"))
+        );
     }
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The machine is not let run for longer.
-const LIMIT: Duration = Duration::from_secs(330);
+const LIMIT: Duration = Duration::from_secs(1200);
 /// The last words of a kernel whose machine was switched off.
 const OFF: &str = "reboot: Power down";
 

@@ -111,6 +111,7 @@ pub async fn statistics_come_from_the_unified_hierarchy(world: &World) {
     let used = counted(&of_main, "cpu.stat", "usage_usec") * 1000;
     let told_used = number(&main["cpu"]["usageCoreNanoSeconds"]);
     assert!(told_used > 0 && told_used <= used, "told {told_used}, is {used}");
+    assert_eq!(number(&told["process_stats"]["process_count"]), processes(&pod).len() as u64, "{told:#}");
     // AC-06a-24
     for (of, stats) in [("node", &summary["node"]), ("pod", &told), ("container", main)] {
         for resource in ["cpu", "memory", "io"] {
@@ -123,6 +124,12 @@ pub async fn statistics_come_from_the_unified_hierarchy(world: &World) {
         let is_of_it = |line: &str| line.starts_with(family) && line.contains("pod=\"burstable\"");
         assert!(metrics.lines().any(is_of_it), "{family}");
     }
+    let is_limit = |line: &&str| {
+        line.starts_with("container_spec_memory_limit_bytes{container=\"main\"") && line.contains("pod=\"burstable\"")
+    };
+    let limit = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
+    let limits: Vec<f64> = metrics.lines().filter(is_limit).filter_map(limit).collect();
+    assert_eq!(limits, [f64::from(48 << 20)]);
     let node = world.api.get("nodes", "", NODE).expect("it joined");
     assert_eq!(condition(&node, "MemoryPressure"), Some("False"));
 }

@@ -30,7 +30,7 @@ pub const NAMESPACE: &str = "default";
 /// The agent's unit.
 pub const UNIT: &str = "kubelet.service";
 /// Patience with anything that should take moments; the machine is emulated.
-pub const PATIENCE: Duration = Duration::from_secs(75);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Memory of all pods.
 pub const PODS: u64 = 320 << 20;
 const LOG: &str = "/t/kubelet.log";

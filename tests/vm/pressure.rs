@@ -71,7 +71,10 @@ pub async fn of_short_memory_one_pod_goes(world: &World) {
     world.run("hungry", filling(&memory, 210, &requesting("10Mi")));
     world.until_node("MemoryPressure", "True").await;
     is_refused(world, "late", "MemoryPressure").await;
-    until_evicted(world, "hungry", "memory", "100Mi").await;
+    let hungry = until_evicted(world, "hungry", "memory", "100Mi").await;
+    let message = hungry["status"]["message"].as_str().unwrap_or_default();
+    let (_, named) = message.split_once("Container main was using ").unwrap_or_else(|| panic!("{message}"));
+    assert!(named.ends_with(", request is 10Mi, has larger consumption of memory. "), "{message}");
     world.until_node("MemoryPressure", "False").await;
     stay(world, others).await;
     assert_eq!(evictions().await, before + 1.0);

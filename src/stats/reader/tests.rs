@@ -287,3 +287,18 @@ fn looks_in_quick_succession_keep_the_rate_of_the_last_good_pair() {
     assert_eq!(look(1_500_000, 3000), Some(500_000_000));
     assert_eq!(look(10, 3100), None, "AC-04b-M8: a counter that was set back has no rate");
 }
+
+#[test]
+fn containers_of_our_own_runtime_are_found_as_scopes() {
+    let root = tempfile::tempdir().expect("a directory");
+    let files = [("memory.current", "100\n"), ("memory.max", "50331648\n"), ("cgroup.procs", "17\n18\n")];
+    lay(root.path(), "/kubepods/podu", &files[..1]);
+    lay(root.path(), "/kubepods/podu/berth-c1.scope", &files);
+    let mut reader = reader(Mounts::Unified(root.path().to_owned()), 100);
+    let wanted = |key| Wanted { key, depth: Some(Depth::Full) };
+    let all = [wanted(GroupKey::Pod("u".into())), wanted(GroupKey::Container("u".into(), "c1".into()))];
+    let seen = reader.pass(&all, MACHINE, &|| 0);
+    let found = seen[1].as_ref().expect("found");
+    assert_eq!((&*found.path, found.reading.processes), ("/kubepods/podu/berth-c1.scope", Some(2)));
+    assert_eq!(found.reading.memory.map(|memory| memory.limit), Some(48 << 20));
+}
