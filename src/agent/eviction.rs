@@ -342,7 +342,8 @@ impl Pods for EnginePods {
     async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
         let message = verdict.message.clone();
         let disruption = verdict.is_disruption.then(|| ("TerminationByKubelet".to_owned(), message.clone()));
-        let status = StatusOverride { reason: "Evicted".to_owned(), message, disruption, is_unready: false };
+        let reason = "Evicted".to_owned();
+        let status = StatusOverride { reason, message, disruption, keeps_success: false, is_unready: false };
         kill_and_wait(&self.commands, pod, Some(verdict.grace), Some(status)).await
     }
 

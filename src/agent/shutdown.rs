@@ -114,6 +114,7 @@ impl Pods for EnginePods {
             reason: REASON.to_owned(),
             message: MESSAGE.to_owned(),
             disruption,
+            keeps_success: true,
             // Nobody shall send it anything while it ends.
             is_unready: true,
         };

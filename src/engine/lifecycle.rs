@@ -38,6 +38,8 @@ pub struct StatusOverride {
     pub message: String,
     /// Reason and message of a `DisruptionTarget=True` condition to add.
     pub disruption: Option<(String, String)>,
+    /// A pod that has succeeded all the same stays so; else it has failed.
+    pub keeps_success: bool,
     /// It is told to be unready before its containers are told to end, whatever they say of themselves.
     pub is_unready: bool,
 }

@@ -75,5 +75,10 @@ async fn pods_leave_service_before_they_end() {
     for name in ["web", "critical"] {
         world.until_pod(&agent, name, "has gone with its node", is_over).await;
     }
+    // Who ended well has not failed, and says all the same why it ended, also once nothing of it is left.
+    let is_done = |pod: &Value| pod["status"]["phase"] == "Succeeded";
+    let web = world.until_pod(&agent, "web", "has succeeded", is_done).await;
+    let text = "Pod was terminated in response to imminent node shutdown.";
+    assert_eq!((&web["status"]["reason"], &web["status"]["message"]), (&json!("Terminated"), &json!(text)));
     assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
 }

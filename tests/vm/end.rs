@@ -67,10 +67,14 @@ pub async fn the_machine_waits_for_its_pods(world: &World) {
     // The others are over, and their last words are out; only the agent keeps the machine.
     assert_eq!((locks(), goes_down()), (vec!["kubelet delay shutdown".to_owned()], false));
     assert_eq!(notes()[..3], ["ordinary told", "ordinary gone", "critical told"]);
-    for name in ["ordinary", "deaf", "critical"] {
+    // Who ended well in time has not failed.
+    for (name, phase) in [("ordinary", "Succeeded"), ("deaf", "Failed"), ("critical", "Succeeded")] {
         let is_over = |pod: &Value| ["Failed", "Succeeded"].map(Value::from).contains(&pod["status"]["phase"]);
         let pod = world.until_pod(name, "is over", is_over).await;
         let status = &pod["status"];
+        let told = [&status["phase"], &status["reason"], &status["message"]];
+        let text = "Pod was terminated in response to imminent node shutdown.";
+        assert_eq!(told, [phase, "Terminated", text], "{name}: {status:#}");
         assert_eq!(condition(&pod, "DisruptionTarget"), Some("True"), "{status:#}");
     }
     let late = world.until_pod("late", "is refused", |pod| pod["status"]["phase"] == "Failed").await;

@@ -131,6 +131,7 @@ impl SyncLoop {
                         preemption::CONDITION_REASON.to_owned(),
                         preemption::CONDITION_MESSAGE.to_owned(),
                     )),
+                    keeps_success: false,
                     is_unready: false,
                 };
                 if let Err(text) = kill_and_wait(&commands, &victim, None, Some(status)).await {

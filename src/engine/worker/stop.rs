@@ -211,7 +211,9 @@ fn make_unready(status: &mut api::PodStatus, now: jiff::Timestamp) {
 
 /// Lets an eviction, preemption or shutdown have the last word on phase, reason and message.
 fn overrule(status: &mut api::PodStatus, order: &StatusOverride, generation: i64, now: jiff::Timestamp) {
-    status.phase = Some("Failed".to_owned());
+    if !(order.keeps_success && Phase::of(status) == Some(Phase::Succeeded)) {
+        status.phase = Some("Failed".to_owned());
+    }
     status.reason = Some(order.reason.clone());
     status.message = Some(order.message.clone());
     if order.is_unready {
@@ -234,6 +236,25 @@ fn overrule(status: &mut api::PodStatus, order: &StatusOverride, generation: i64
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_has_succeeded_stays_so_at_the_end_of_the_node_only() {
+        // Spec 05 §7.4: with its reason and its message all the same.
+        for (phase, keeps_success, expected) in [
+            ("Running", true, "Failed"),
+            ("Failed", true, "Failed"),
+            ("Succeeded", true, "Succeeded"),
+            ("Succeeded", false, "Failed"),
+        ] {
+            let (reason, message) = ("Terminated".to_owned(), "The node goes down.".to_owned());
+            let order = StatusOverride { reason, message, disruption: None, keeps_success, is_unready: true };
+            let mut status = api::PodStatus { phase: Some(phase.to_owned()), ..Default::default() };
+            overrule(&mut status, &order, 0, jiff::Timestamp::UNIX_EPOCH);
+            assert_eq!(status.phase.as_deref(), Some(expected), "{phase}");
+            let told = (status.reason.as_deref(), status.message.as_deref());
+            assert_eq!(told, (Some("Terminated"), Some("The node goes down.")), "{phase}");
+        }
+    }
 
     #[test]
     fn nobody_waits_long_for_others_to_hear() {
