@@ -3,12 +3,14 @@
 //! Each interval the log of every running container is looked at once; which run, and where they
 //! log, is known from PLEG. In between, logs that are written to are looked at before they can be
 //! full (`pace.rs`, pure); of the first write to others the kernel tells (`wakes.rs`). Nobody waits
-//! for compression: a log moves first, and older files are compressed behind it (`pack.rs`).
+//! for compression: a log moves first, and older files are compressed behind it (`pack.rs`); nor for a runtime that does
+//! not answer of one container: its worker takes another log meanwhile.
 
 use std::{
     collections::{HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -17,9 +19,9 @@ use inotify::WatchDescriptor;
 use jiff::{Zoned, tz::TimeZone};
 use rustix::fs::RenameFlags;
 use tokio::{
-    sync::{Semaphore, mpsc},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::{JoinSet, spawn_blocking},
-    time::{Instant, MissedTickBehavior, interval_at, sleep_until},
+    time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
@@ -35,6 +37,10 @@ use crate::{cri::CriError, pod::ContainerId};
 
 /// Looks that are due within so much time are one.
 const TOGETHER: Duration = Duration::from_millis(20);
+/// Whoever takes longer to rotate a log hangs, and is no reason for others to wait.
+const SLOW: Duration = Duration::from_secs(1);
+/// Logs that may hang beside those that are worked on.
+const HANGING: usize = 32;
 
 /// Why a log was not rotated.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +109,7 @@ struct Turns {
     wakes: Wakes,
     rotating: JoinSet<(RunningLog, bool)>,
     rotators: Arc<Semaphore>,
+    hanging: Arc<Semaphore>,
     packing: JoinSet<()>,
     packers: Arc<Semaphore>,
     /// Logs that wait to be compressed.
@@ -126,6 +133,7 @@ impl Rotator {
             wakes: Wakes::new(),
             rotating: JoinSet::new(),
             rotators,
+            hanging: Arc::new(Semaphore::new(HANGING)),
             packing: JoinSet::new(),
             packers,
             waiting: Busy::default(),
@@ -229,12 +237,12 @@ impl Turns {
             if let Some(known) = self.known.get_mut(&log.path) {
                 known.is_rotating = true;
             }
-            let (rotator, rotators) = (self.rotator.clone(), self.rotators.clone());
+            let (rotator, rotators, hanging) = (self.rotator.clone(), self.rotators.clone(), self.hanging.clone());
             self.rotating.spawn(async move {
-                let Ok(_place) = rotators.acquire().await else { return (log, false) };
+                let Ok(place) = rotators.acquire_owned().await else { return (log, false) };
                 // The last words of a container that has ended meanwhile stay where they are.
                 let runs = (rotator.running)().iter().any(|running| running.container == log.container);
-                let is_rotated = runs && rotator.look_after(&log, size).await;
+                let is_rotated = runs && at_work(place, &hanging, rotator.look_after(&log, size)).await;
                 (log, is_rotated)
             });
         }
@@ -301,6 +309,21 @@ impl Turns {
             });
             let _ = job.await; // a panic there is told by its thread
         });
+    }
+}
+
+/// Works in this place; who hangs gives it to another, as long as not too many do.
+async fn at_work<T>(place: OwnedSemaphorePermit, hanging: &Semaphore, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    if let Ok(done) = timeout(SLOW, &mut work).await {
+        return done;
+    }
+    tokio::select! {
+        done = &mut work => done,
+        Ok(_hangs) = hanging.acquire() => {
+            drop(place);
+            work.await
+        }
     }
 }
 

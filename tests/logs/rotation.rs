@@ -238,16 +238,20 @@ async fn where_nothing_is_reopened_nothing_is_deleted() {
 
 /// In real time.
 #[tokio::test]
-async fn one_runtime_call_that_hangs_stops_no_other_log() {
+async fn runtime_calls_that_hang_stop_no_other_log() {
     let interval = Duration::from_millis(200);
-    let house = House::new(LogsConfig { max_workers: 2, monitor_interval: interval, ..small(5) }).await;
+    // The one worker that there is by default.
+    let house = House::new(LogsConfig { monitor_interval: interval, ..small(5) }).await;
     let other = house.log.with_file_name("other.log");
-    let logs = vec![
-        RunningLog { container: "hangs".into(), path: house.log.clone() },
-        RunningLog { container: house.id.clone(), path: other.clone() },
-    ];
+    let mut logs = vec![RunningLog { container: house.id.clone(), path: other.clone() }];
     let (end, ends) = (CancellationToken::new(), CancellationToken::new());
-    house.cri.fault("reopen_container_log", "hangs", Fault::Held(ends.clone()), None);
+    let hanging = ["hangs-0", "hangs-1", "hangs-2"];
+    for id in hanging {
+        house.cri.fault("reopen_container_log", id, Fault::Held(ends.clone()), None);
+        let path = house.log.with_file_name(format!("{id}.log"));
+        fs::write(&path, ".".repeat(200)).expect("written");
+        logs.push(RunningLog { container: id.into(), path });
+    }
     let task = house.manager.start_rotation(Box::new(move || logs.clone()), end.clone()).expect("on");
     let until = async |what: &str, is_so: &dyn Fn() -> bool| {
         let wait = async {
@@ -257,8 +261,8 @@ async fn one_runtime_call_that_hangs_stops_no_other_log() {
         };
         tokio::time::timeout(Duration::from_secs(60), wait).await.expect(what);
     };
-    house.write(&line(&".".repeat(200)));
-    until("the first hangs", &|| house.cri.targets("reopen_container_log").iter().any(|id| id == "hangs")).await;
+    let asked = || house.cri.targets("reopen_container_log");
+    until("they hang together", &|| hanging.iter().all(|hangs| asked().iter().any(|id| id == hangs))).await;
     for count in 1..=3 {
         fs::write(&other, ".".repeat(200)).expect("written");
         until("the other goes on", &|| {
