@@ -23,6 +23,8 @@ const OLD: &str = "memory.oom_control";
 const KILLS: &str = "oom_kill ";
 /// Groups that were killed as one, in the first; kernels before 5.17 do not count them.
 const WHOLE: &str = "oom_group_kill ";
+/// Whether a group is killed as one.
+const AS_ONE: &str = "memory.oom.group";
 /// Bytes of events read at once.
 const EVENTS: usize = 4096;
 
@@ -66,6 +68,10 @@ impl OomEvents {
                 names.insert(watch, name);
             }
             Kind::Old(all) => {
+                // Kernels before 4.13 do not count: what they tell would say nothing, and is not taken back.
+                if kills(group, false).is_none() {
+                    return Err(io::ErrorKind::Unsupported.into());
+                }
                 let counter = Counter::of(group, OLD, "")?;
                 let group = group.to_owned();
                 all.push(Box::pin(unfold((counter, group, name), |(counter, group, name)| async move {
@@ -128,7 +134,11 @@ pub fn kills(group: &Path, is_unified: bool) -> Option<Kills> {
     let text = std::fs::read_to_string(group.join(if is_unified { UNIFIED } else { OLD })).ok()?;
     let number =
         |name: &str| -> Option<u64> { text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok() };
-    Some(Kills { processes: number(KILLS)?, groups: number(WHOLE).unwrap_or_default() })
+    let processes = number(KILLS)?;
+    let ends_as_one = || std::fs::read_to_string(group.join(AS_ONE)).is_ok_and(|text| text.trim() == "1");
+    // Who does not count groups has killed this one at most once: nothing of it is left to be killed again.
+    let groups = number(WHOLE).unwrap_or_else(|| u64::from(is_unified && processes > 0 && ends_as_one()));
+    Some(Kills { processes, groups })
 }
 
 #[cfg(test)]
@@ -212,6 +222,42 @@ mod tests {
         }
         fs::write(root.path().join(OLD), "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n").expect("written");
         assert_eq!(kills(root.path(), false), Some(Kills { processes: 7, groups: 0 }));
+    }
+
+    #[tokio::test]
+    async fn a_kernel_that_does_not_count_is_not_listened_to() {
+        let root = tempfile::tempdir().expect("a folder");
+        fs::write(root.path().join("cgroup.event_control"), "").expect("written");
+        fs::write(root.path().join(OLD), "oom_kill_disable 0\nunder_oom 0\n").expect("written");
+        let mut events = OomEvents::new(false).expect("nothing yet");
+        let counters = |events: &OomEvents| match &events.0 {
+            Kind::Old(all) => all.len(),
+            Kind::Unified { .. } => 0,
+        };
+        for _ in 0..3 {
+            assert!(events.add(root.path(), "c".into()).is_err());
+        }
+        assert_eq!(counters(&events), 0);
+        fs::write(root.path().join(OLD), "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n").expect("written");
+        events.add(root.path(), "c".into()).expect("counted");
+        assert_eq!(counters(&events), 1);
+    }
+
+    #[test]
+    fn a_group_that_ends_as_one_was_killed_once() {
+        let root = tempfile::tempdir().expect("a folder");
+        for (as_one, text, expected) in [
+            ("1\n", "oom_kill 4\n", (4, 1)),
+            ("1\n", "oom_kill 0\n", (0, 0)),
+            ("0\n", "oom_kill 4\n", (4, 0)),
+            ("1\n", "oom_kill 4\noom_group_kill 0\n", (4, 0)),
+            ("1\n", "oom_kill 8\noom_group_kill 2\n", (8, 2)),
+        ] {
+            fs::write(root.path().join(AS_ONE), as_one).expect("written");
+            fs::write(root.path().join(UNIFIED), text).expect("written");
+            let found = kills(root.path(), true).expect("told");
+            assert_eq!((found.processes, found.groups), expected, "{as_one:?} {text:?}");
+        }
     }
 
     #[tokio::test]
