@@ -65,10 +65,7 @@ impl Track {
         };
         let before = self.server_version();
         let news = self.kept.version != kept.version || self.kept.finished != kept.finished || self.synced != synced;
-        if kept.version <= self.kept.version && !Arc::ptr_eq(&kept.status, &self.kept.status) {
-            self.memory.settled = None; // forgotten and begun anew: its versions count from 1 again
-        }
-        self.kept = kept;
+        self.take(kept);
         self.synced = synced;
         self.shown = shown;
         let behind = |answer: &Answered| {
@@ -82,6 +79,15 @@ impl Track {
     /// The status as it is kept now.
     pub fn keep(&mut self, kept: Kept) {
         self.due |= self.kept.version != kept.version;
+        self.take(kept);
+    }
+
+    fn take(&mut self, kept: Kept) {
+        // The same word by word may be another's copy: what the watch shows is kept instead of what was made.
+        let says_the_same = || Arc::ptr_eq(&kept.status, &self.kept.status) || kept.status == self.kept.status;
+        if kept.version < self.kept.version || (kept.version == self.kept.version && !says_the_same()) {
+            self.memory.settled = None; // forgotten and begun anew: its versions count from 1 again
+        }
         self.kept = kept;
     }
 
@@ -172,6 +178,47 @@ impl Track {
         match self.sight() {
             Sight::Seen(server) => Some((server.uid.to_owned(), server.version.to_owned())),
             Sight::Unknown | Sight::Absent => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        pod::{PodRef, api},
+        status::merge::Remains,
+    };
+
+    fn kept(version: u64, phase: &str) -> Kept {
+        Kept {
+            pod: PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() },
+            is_static: false,
+            status: Arc::new(api::PodStatus { phase: Some(phase.to_owned()), ..Default::default() }),
+            version,
+            unsent_since: None,
+            finished: false,
+            remains: Remains::Something,
+        }
+    }
+
+    #[test]
+    fn what_is_settled_stays_so_while_it_says_the_same() {
+        let settled = decide::Held { status: 3, server: "7".to_owned() };
+        for (name, next, stays) in [
+            ("a copy of it", kept(3, "Running"), true),
+            ("a newer one", kept(4, "Failed"), true),
+            ("begun anew, and as far as before", kept(3, "Pending"), false),
+            ("begun anew", kept(1, "Running"), false),
+        ] {
+            for way in
+                [|track: &mut Track, next| track.look(next, true, None), |track: &mut Track, next| track.keep(next)]
+            {
+                let mut track = Track::new(kept(3, "Running"));
+                track.memory.settled = Some(settled.clone());
+                way(&mut track, next.clone());
+                assert_eq!(track.memory.settled.is_some(), stays, "{name}");
+            }
         }
     }
 }
