@@ -135,8 +135,14 @@ impl ManifestObjects {
 
     /// Pods look again when the directory changes, until stopped.
     pub(super) async fn follow(self: Arc<Self>, commands: mpsc::Sender<Command>, stop: CancellationToken) {
+        // The end of the agent does not wait for a directory that hangs.
+        let _stopped = stop.run_until_cancelled(self.poke(commands)).await;
+    }
+
+    async fn poke(self: &Arc<Self>, commands: mpsc::Sender<Command>) {
         let mut before = self.objects().await.ok();
-        while stop.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
+        loop {
+            tokio::time::sleep(LOOK).await;
             let now = self.objects().await.ok();
             let is_same = match (&before, &now) {
                 (Some(before), Some(now)) => Arc::ptr_eq(before, now) || before == now,
@@ -358,6 +364,13 @@ stringData: {b: plain}
             let told = objects.objects().await.expect_err("it hangs").to_string();
             assert!(told.ends_with("reading it did not return"), "{told}");
         }
+        let (stop, began) = (CancellationToken::new(), tokio::time::Instant::now());
+        let (commands, _pokes) = mpsc::channel(1);
+        let following = tokio::spawn(objects.clone().follow(commands, stop.clone()));
+        tokio::task::yield_now().await;
+        stop.cancel();
+        following.await.expect("no panic");
+        assert!(began.elapsed() < LIMIT, "the agent ends while it hangs");
         drop(release);
         stuck.join().expect("it ends").expect("readable");
         objects.objects().await.expect("read again");
