@@ -36,6 +36,8 @@ struct State {
     forbidden: Option<&'static str>,
     /// Watches begin and say nothing.
     mute: bool,
+    /// Who watches that next panics.
+    panics: Option<&'static str>,
 }
 
 fn concerns(call: &Call, resource: &str, object: &Value) -> bool {
@@ -121,6 +123,8 @@ impl ApiClient for Cluster {
         let mut state = self.locked();
         state.calls.push(call.clone());
         assert_eq!(call.verb, Verb::Watch);
+        let is_hit = state.panics.take_if(|resource| *resource == call.resource.plural).is_some();
+        assert!(!is_hit, "as asked for");
         if state.forbidden == Some(call.resource.plural) {
             return Err(refused(403, "Forbidden", "no relationship found between node 'n' and this object"));
         }
@@ -249,6 +253,22 @@ async fn immutable_objects_are_followed_no_longer_than_read() {
     assert!(bench.objects.secret("ns", "s").await.is_ok());
     assert_eq!(bench.cluster.calls("secrets").len(), 1);
     assert!(tokio::time::timeout(Duration::from_secs(60), bench.changed.next()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_follows_and_panics_begins_anew() {
+    let mut bench = bench(Strategy::Watch);
+    bench.cluster.put("configmaps", config_map("a", "1"));
+    bench.cluster.locked().panics = Some("configmaps");
+    bench.objects.register(&pod("u", &["a"], &[]));
+    bench.read("a").await.expect_err("nobody follows it");
+    assert_eq!(bench.cluster.watching("configmaps"), 0);
+    assert_eq!(bench.cluster.locked().panics, None, "it has");
+    assert_eq!(bench.told(1).await, ["u".to_owned()].into(), "who gave up is told");
+    assert_eq!(bench.read("a").await, Ok("1".to_owned()));
+    bench.cluster.put("configmaps", config_map("a", "2"));
+    bench.told(1).await;
+    assert_eq!(bench.read("a").await, Ok("2".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 //!
 //! It begins with the first user and ends with the last. That of an immutable object ends once the
 //! object is known; one that nobody reads for long is put to rest and asked again when somebody
-//! does. What was known is served meanwhile.
+//! does. What was known is served meanwhile, also where a reflector has panicked, until the next sweep begins it anew.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,6 +20,7 @@ use tokio_util::{
     sync::CancellationToken,
     task::{AbortOnDropHandle, TaskTracker},
 };
+use tracing::error;
 
 use super::{
     changes::Teller,
@@ -130,6 +131,14 @@ impl<T> Place<T> {
         locked(&self.state).known.is_some()
     }
 
+    /// Whether it is known and will never change.
+    fn is_final(&self) -> bool
+    where
+        T: ObjectKind,
+    {
+        self.known().iter().flatten().any(|object| object.is_immutable())
+    }
+
     async fn synced(&self) -> Known<T> {
         loop {
             // Before the look: what comes between the two is not missed.
@@ -199,15 +208,21 @@ impl<T: ObjectKind> Watched<T> {
         known.ok_or_else(|| ObjectError::NotFound { kind: T::SINGULAR, name: name.to_owned() })
     }
 
-    /// Puts to rest what nobody has read for long.
+    /// Puts to rest what nobody has read for long, and follows anew what a task has left before its time.
     pub fn sweep(&self) {
         let now = Instant::now();
         for entry in locked(&self.entries).values_mut() {
             if now.duration_since(entry.read) >= self.idle_after && entry.place.is_synced() {
                 entry.at_rest = true;
             }
-            if entry.at_rest || entry.task.as_ref().is_some_and(AbortOnDropHandle::is_finished) {
+            let has_ended = entry.task.as_ref().is_some_and(AbortOnDropHandle::is_finished);
+            if entry.at_rest || has_ended {
                 entry.task = None;
+            }
+            if has_ended && !entry.at_rest && !entry.place.is_final() {
+                let (namespace, name) = (entry.place.key.namespace(), entry.place.key.name());
+                error!(kind = T::SINGULAR, namespace, name, "What follows an object has panicked, and begins anew");
+                entry.task = self.task(&entry.place);
             }
         }
     }
@@ -225,11 +240,10 @@ impl<T: ObjectKind> Watched<T> {
             return Err(ObjectError::Other(format!("object {namespace:?}/{name:?} not registered")));
         };
         if entry.at_rest {
-            let known = entry.place.known();
-            if known.iter().flatten().any(|object| object.is_immutable()) {
+            if entry.place.is_final() {
                 entry.at_rest = false;
             } else {
-                *entry = self.start(entry.place.key.clone(), known);
+                *entry = self.start(entry.place.key.clone(), entry.place.known());
             }
         }
         entry.read = Instant::now();
@@ -238,11 +252,15 @@ impl<T: ObjectKind> Watched<T> {
 
     fn start(&self, key: Key, kept: Option<Known<T>>) -> Entry<T> {
         let place = Arc::new(Place::new(key, kept));
+        Entry { task: self.task(&place), place, read: Instant::now(), at_rest: false }
+    }
+
+    /// Follows what is kept there; nothing once everything stops.
+    fn task(&self, place: &Arc<Place<T>>) -> Option<AbortOnDropHandle<()>> {
         let follower = Single { place: place.clone(), users: self.users.clone(), teller: self.deps.teller.clone() };
         let following = follow(self.deps.api.clone(), follower, &self.deps.metrics);
         let is_stopped = self.deps.stop.is_cancelled();
-        let task = (!is_stopped).then(|| AbortOnDropHandle::new(self.deps.tasks.spawn(following)));
-        Entry { place, task, read: Instant::now(), at_rest: false }
+        (!is_stopped).then(|| AbortOnDropHandle::new(self.deps.tasks.spawn(following)))
     }
 }
 
