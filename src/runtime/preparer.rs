@@ -6,11 +6,12 @@
 //!  resource tuning ─────┘   (request/, pure)      └─► files (logs, hosts, termination, sub-paths)
 //! ```
 //!
-//! Owns no state: everything is read when it is needed. File work runs on the blocking pool, one
-//! job per container, and every wait has a deadline. Behaviour: spec 03a §5-6.
+//! Everything is read when it is needed. File work runs on the blocking pool, one job per container,
+//! but what looks into volumes (`lone.rs`); every wait has a deadline. Behaviour: spec 03a §5-6.
 
 mod environment;
 mod files;
+mod lone;
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -18,7 +19,10 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 use tracing::warn;
 
-use self::files::{ContainerFiles, HostsFile};
+use self::{
+    files::{ContainerFiles, HostsFile},
+    lone::Lone,
+};
 use super::{
     prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
     request::{
@@ -96,12 +100,13 @@ pub struct PreparerDeps {
 pub struct Preparer {
     config: PreparerConfig,
     deps: PreparerDeps,
+    lone: Lone,
 }
 
 impl Preparer {
     /// Puts it together; reads nothing yet.
     pub fn new(config: PreparerConfig, deps: PreparerDeps) -> Self {
-        Self { config, deps }
+        Self { config, deps, lone: Lone::default() }
     }
 
     /// Checks the node's resolv.conf once: events `CheckLimitsForResolvConf` on the node.
@@ -261,7 +266,12 @@ impl Preparer {
             selinux: self.config.selinux,
             id_mappings,
         };
-        blocking("files of the container", move || job.make()).await
+        let what = "files of the container";
+        if job.planned.iter().any(|mount| mount.sub_path.is_some()) {
+            let whose = (pod.uid().clone(), container.name.clone());
+            return self.lone.work(what, whose, move || job.make()).await;
+        }
+        blocking(what, move || job.make()).await
     }
 
     fn tuning(&self, pod: &Pod, kind: ContainerKind, container: &str) -> Result<ContainerTuning, PrepareError> {

@@ -1,0 +1,106 @@
+//! Work inside of volumes: what looks for a sub-path in a share asks its server, which may never answer.
+//!
+//! Each container has one thread for that, of no pool, and no other before that one has returned: nobody else waits for it.
+//! Behaviour: spec 07 §13.2, §17.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+use tokio::sync::oneshot;
+
+use super::{PrepareError, within};
+use crate::pod::PodUid;
+
+/// The pod, and the container's name.
+type Whose = (PodUid, String);
+
+/// Who has a thread.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lone {
+    busy: Arc<Mutex<HashSet<Whose>>>,
+}
+
+/// Given back when the thread returns, by whatever way.
+struct Turn {
+    lone: Lone,
+    whose: Whose,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.lone.busy().remove(&self.whose);
+    }
+}
+
+impl Lone {
+    fn busy(&self) -> MutexGuard<'_, HashSet<Whose>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does it in the container's thread. One that hangs is left behind.
+    ///
+    /// # Errors
+    /// What the job says, or that it, or one before it, does not return.
+    pub(super) async fn work<T: Send + 'static>(
+        &self,
+        what: &str,
+        whose: Whose,
+        job: impl FnOnce() -> Result<T, PrepareError> + Send + 'static,
+    ) -> Result<T, PrepareError> {
+        if !self.busy().insert(whose.clone()) {
+            return Err(PrepareError(format!("{what}: an earlier attempt has not returned")));
+        }
+        let turn = Turn { lone: self.clone(), whose };
+        let (tell, told) = oneshot::channel();
+        let begun = thread::Builder::new().name("sub-paths".to_owned()).spawn(move || {
+            let done = job();
+            drop(turn);
+            // Nobody may wait any more.
+            let _ = tell.send(done);
+        });
+        begun.map_err(|error| PrepareError(format!("{what}: {error}")))?;
+        within(what, told).await?.map_err(|_| PrepareError(format!("{what}: it broke off")))?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_hangs_takes_one_thread_of_its_own() {
+        let lone = Lone::default();
+        let (release, hangs) = mpsc::channel::<()>();
+        let whose = |pod: &str| (PodUid::from(pod), "c".to_owned());
+        let stuck = lone.work("files", whose("a"), move || {
+            let _released = hangs.recv();
+            Ok(1)
+        });
+        assert_eq!(stuck.await.map_err(|e| e.0), Err("files: no answer within 60s".to_owned()));
+        for _ in 0..3 {
+            let again = lone.work("files", whose("a"), || Ok(2)).await;
+            assert_eq!(again.map_err(|e| e.0), Err("files: an earlier attempt has not returned".to_owned()));
+        }
+        assert_eq!(lone.busy().len(), 1);
+        drop(release);
+        while lone.busy().len() == 1 {
+            thread::yield_now();
+        }
+    }
+
+    #[tokio::test]
+    async fn others_do_not_notice() {
+        let lone = Lone::default();
+        let whose = |pod: &str| (PodUid::from(pod), "c".to_owned());
+        let broken = lone.work("files", whose("a"), || -> Result<u8, PrepareError> { panic!("on purpose") }).await;
+        assert_eq!(broken.map_err(|e| e.0), Err("files: it broke off".to_owned()));
+        assert_eq!(lone.work("files", whose("a"), || Ok(1)).await.map_err(|e| e.0), Ok(1));
+        assert_eq!(lone.work("files", whose("b"), || Ok(2)).await.map_err(|e| e.0), Ok(2));
+        assert!(lone.busy().is_empty());
+    }
+}
