@@ -12,7 +12,10 @@ use super::{
 use crate::{
     engine::ports::{NodeFacts, ObjectSource, StorageObjects},
     metrics::VolumeMetrics,
-    volumes::{Credentials, DevicePlugin, LocalPlugin, Manager, VolumesConfig, VolumesDeps},
+    volumes::{
+        Credentials, DevicePlugin, FcPlugin, IscsiPlugin, LocalPlugin, Machine, Manager, NfsPlugin, ThisMachine,
+        VolumesConfig, VolumesDeps,
+    },
 };
 
 /// Which volumes are in use, and which of them the API server knows of (spec 07 §5.3).
@@ -45,7 +48,14 @@ impl VolumeSeam {
         (facts, objects): (watch::Receiver<Arc<NodeFacts>>, Arc<dyn ObjectSource>),
         cluster: Option<&Cluster>,
     ) -> Arc<Manager> {
-        let mut plugins: Vec<Arc<dyn DevicePlugin>> = vec![Arc::new(LocalPlugin::new(root, base.events.clone()))];
+        let machine: Arc<dyn Machine> = Arc::new(ThisMachine::default());
+        let storage = cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage);
+        let mut plugins: Vec<Arc<dyn DevicePlugin>> = vec![
+            Arc::new(LocalPlugin::new(root, base.events.clone())),
+            Arc::new(NfsPlugin::new(machine.clone())),
+            Arc::new(IscsiPlugin::new(root, machine.clone(), storage.clone())),
+            Arc::new(FcPlugin::new(root, machine)),
+        ];
         if let Some(cluster) = cluster {
             plugins.push(cluster.open_csi(base, root));
         }
@@ -55,7 +65,7 @@ impl VolumeSeam {
             events: base.events.clone(),
             clock: base.clock.clone(),
             metrics: VolumeMetrics::new(&base.registry),
-            storage: cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage),
+            storage,
             plugins,
             reported: self.reported.subscribe(),
             in_use: self.in_use.clone(),

@@ -264,7 +264,14 @@ mod tests {
     use super::*;
 
     fn mount(target: &str, kind: &str, options: &str) -> Mount {
-        Mount { target: target.into(), kind: kind.into(), is_shared: false, is_slave: false, options: options.into() }
+        Mount {
+            device: String::new(),
+            target: target.into(),
+            kind: kind.into(),
+            is_shared: false,
+            is_slave: false,
+            options: options.into(),
+        }
     }
 
     #[test]

@@ -18,6 +18,8 @@ const TABLE: &str = "/proc/self/mountinfo";
 /// One mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mount {
+    /// The device behind it, `major:minor`: equal for all places at which the same file system is mounted.
+    pub device: String,
     /// Where it is mounted.
     pub target: PathBuf,
     /// Type of the file system, e.g. `tmpfs`.
@@ -101,6 +103,7 @@ pub fn parse(text: &[u8]) -> Vec<Mount> {
 /// `36 35 98:0 /root /target opts shared:1 - ext3 /dev/x rw`
 fn mount(line: &[u8]) -> Option<Mount> {
     let fields: Vec<&[u8]> = line.split(|b| *b == b' ').collect();
+    let device = String::from_utf8_lossy(fields.get(2)?).into_owned();
     let target = unescaped(fields.get(4)?);
     let separator = fields.iter().position(|field| *field == b"-")?;
     let kind = String::from_utf8_lossy(fields.get(separator.checked_add(1)?)?).into_owned();
@@ -108,6 +111,7 @@ fn mount(line: &[u8]) -> Option<Mount> {
     let has = |tag: &[u8]| tags.iter().any(|field| field.starts_with(tag));
     let options = fields.get(separator.checked_add(3)?).map(|o| String::from_utf8_lossy(o).into_owned());
     Some(Mount {
+        device,
         target: OsString::from_vec(target).into(),
         kind,
         is_shared: has(b"shared:"),
@@ -149,6 +153,7 @@ mod tests {
             parse(text),
             [
                 Mount {
+                    device: "98:0".into(),
                     target: "/a b".into(),
                     kind: "ext3".into(),
                     is_shared: true,
@@ -156,6 +161,7 @@ mod tests {
                     options: "rw".into()
                 },
                 Mount {
+                    device: "0:1".into(),
                     target: "/".into(),
                     kind: "tmpfs".into(),
                     is_shared: false,

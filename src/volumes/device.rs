@@ -46,6 +46,8 @@ pub enum Class {
 pub enum Trouble {
     /// Anything.
     Other,
+    /// It is not attached: what was tried is a part of staging that is told apart.
+    NotAttached,
     /// The plugin cannot do that at all (expansion: counts as done).
     Unsupported,
     /// The volume cannot be expanded while it is in use (`FailedPrecondition`).

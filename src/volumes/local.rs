@@ -16,8 +16,9 @@ use rustix::{
 };
 
 use super::{
-    device::{DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage},
-    format, fullness, give,
+    device::{DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Usage},
+    disks, format, give,
+    machine::{Machine, ThisMachine, Work},
     operation::Operation,
     rebuild,
     spec::{Mode, VolumeSpec},
@@ -36,6 +37,7 @@ const DEFAULT_KIND: &str = "ext4";
 pub struct LocalPlugin {
     /// Where file systems on devices are mounted for all pods.
     mounts: PathBuf,
+    machine: Arc<dyn Machine>,
     events: Arc<dyn EventSink>,
 }
 
@@ -79,7 +81,7 @@ fn is_mounted(path: &Path) -> Result<bool, OpError> {
     Ok(table.iter().any(|mount| mount.target == path))
 }
 
-fn make(path: &Path) -> Result<(), OpError> {
+pub(super) fn make(path: &Path) -> Result<(), OpError> {
     DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(told("creating", path))
 }
 
@@ -111,7 +113,11 @@ impl LocalPlugin {
     /// The plugin of a node with that root directory.
     pub fn new(root: &Path, events: Arc<dyn EventSink>) -> Self {
         let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
-        Self { mounts: root.join("plugins").join(NAME).join("mounts"), events }
+        Self {
+            mounts: root.join("plugins").join(NAME).join("mounts"),
+            machine: Arc::new(ThisMachine::default()),
+            events,
+        }
     }
 
     fn global(&self, spec: &VolumeSpec) -> PathBuf {
@@ -176,7 +182,7 @@ fn undo(target: &Path, error: OpError) -> OpError {
 }
 
 /// A bind takes no options of its own: they come with a second call.
-fn restrict(target: &Path, read_only: bool, options: &[String]) -> Result<(), OpError> {
+pub(super) fn restrict(target: &Path, read_only: bool, options: &[String]) -> Result<(), OpError> {
     let mut flags = MountFlags::BIND;
     flags.set(MountFlags::RDONLY, read_only);
     for option in options {
@@ -234,7 +240,8 @@ impl DevicePlugin for LocalPlugin {
         let filesystem = local.and_then(|local| local.fs_type.as_deref()).filter(|kind| !kind.is_empty());
         let options = usage.spec.mount_options();
         let kind = filesystem.unwrap_or(DEFAULT_KIND);
-        format::format_and_mount(&usage.operation, &path, &global, kind, &options, usage.spec.read_only()).await
+        let work = Work::new(&self.machine, &usage.operation);
+        format::format_and_mount(&work, &path, &global, kind, &options, usage.spec.read_only()).await
     }
 
     async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
@@ -270,16 +277,13 @@ impl DevicePlugin for LocalPlugin {
         let (spec, operation) = (&expansion.usage.spec, &expansion.usage.operation);
         let (path, kind) = Self::kind(operation, spec).await?;
         if kind == Kind::Device && expansion.usage.mode == Mode::Filesystem {
-            format::grow(operation, &path, &self.global(spec)).await?;
+            format::grow(&Work::new(&self.machine, operation), &path, &self.global(spec)).await?;
         }
         Ok(expansion.to)
     }
 
     async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
-        match usage.mode {
-            Mode::Filesystem => fullness::of_filesystem(&usage.operation, path).await,
-            Mode::Block => Err(OpError::failed("a device is not asked how full it is").because(Trouble::Unsupported)),
-        }
+        disks::fullness(usage, path).await
     }
 
     fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {

@@ -37,7 +37,7 @@ use super::{
     rebuild,
     refused::Refused,
     spec::VolumeSpec,
-    turns::{Lane, TurnError, Turns},
+    turns::{Lane, Once, TurnError, Turns},
     worlds::{SetUpEnd, Worlds},
 };
 use crate::{
@@ -93,6 +93,9 @@ pub struct VolumesDeps {
     pub stop: CancellationToken,
 }
 
+/// What lay there, of files and of others.
+type Scanned = (Vec<(PodUid, found::Complete)>, io::Result<rebuild::Left>);
+
 /// The volumes of all pods. What is on disk is the state.
 pub struct Manager {
     devices: Devices,
@@ -104,7 +107,7 @@ pub struct Manager {
     /// Lists directories of pods.
     listing: Lane,
     /// Finds out what was left.
-    scanning: Lane,
+    scanning: Once<Scanned>,
     worlds: Worlds,
     looked: Arc<Looked>,
     refused: Refused,
@@ -140,7 +143,7 @@ impl Manager {
             credentials: config.credentials,
             deps,
             listing: Lane::new(files.clone()),
-            scanning: Lane::new(files.clone()),
+            scanning: Once::new(files.clone()),
             turns: Turns::new(files),
             worlds,
             looked: Arc::default(),

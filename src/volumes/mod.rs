@@ -17,12 +17,15 @@
 
 mod atomic_writer;
 mod block;
+mod blocks;
 mod claims;
 pub mod csi;
 mod desired;
 mod device;
 mod devices;
+mod disks;
 mod expand;
+mod fc;
 mod fetched;
 mod format;
 mod found;
@@ -30,10 +33,13 @@ mod fullness;
 mod give;
 mod hands;
 mod held;
+mod iscsi;
 mod layout;
 mod local;
+mod machine;
 mod manager;
 mod memory;
+mod nfs;
 mod operation;
 mod orphan;
 mod owner;
@@ -51,10 +57,14 @@ mod worlds;
 pub use device::{
     Class, DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage,
 };
+pub use fc::FcPlugin;
 pub use hands::THREADS;
+pub use iscsi::IscsiPlugin;
 pub use layout::PodLayout;
 pub use local::LocalPlugin;
+pub use machine::{Machine, ThisMachine};
 pub use manager::{Manager, VolumesConfig, VolumesDeps};
 pub use memory::Credentials;
+pub use nfs::NfsPlugin;
 pub use operation::Operation;
 pub use spec::{Mode, Persistent, Source, UniqueName, VolumeSpec};

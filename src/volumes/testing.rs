@@ -11,6 +11,11 @@ use async_trait::async_trait;
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use tokio::sync::{Notify, watch};
 
+#[cfg(test)]
+mod machine;
+
+pub use machine::{FakeMachine, disk, removal, session, usage};
+
 use super::{
     device::{DevicePlugin, Expansion, Found, OpError, Published, Rebuilt, Removal, Traits, Usage},
     operation::Operation,

@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -60,6 +60,41 @@ impl Lane {
         });
         Ok(timeout(limit, done).await.map_err(|_| TurnError::TimedOut)??)
     }
+}
+
+/// Work that is done once: where it outlived its deadline, who asks next gets what it brought.
+#[derive(Debug)]
+pub struct Once<T> {
+    lane: Lane,
+    brought: Arc<Mutex<Option<T>>>,
+}
+
+impl<T: Send + 'static> Once<T> {
+    /// Nothing is done yet.
+    pub fn new(hands: Hands) -> Self {
+        Self { lane: Lane::new(hands), brought: Arc::default() }
+    }
+
+    /// Does the work, or waits for what was begun before.
+    ///
+    /// # Errors
+    /// If the deadline passes while waiting or working.
+    pub async fn take(&self, limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T, TurnError> {
+        let brought = self.brought.clone();
+        let taken = self.lane.take(limit, move || {
+            if held(&brought).is_none() {
+                let done = work();
+                *held(&brought) = Some(done);
+            }
+        });
+        taken.await?;
+        // Several may have waited for one.
+        held(&self.brought).take().ok_or(TurnError::Busy)
+    }
+}
+
+fn held<T>(brought: &Mutex<T>) -> MutexGuard<'_, T> {
+    brought.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whose turn it is. A pod without work takes no memory.
@@ -122,6 +157,21 @@ mod tests {
         drop(release);
         assert_eq!(turns.take(&"a".into(), PATIENCE, || 3).await, Ok(3));
         assert!(turns.pods.lock().expect("not poisoned").len() <= 2);
+    }
+
+    #[tokio::test]
+    async fn what_took_too_long_is_not_begun_again() {
+        let once = Once::new(Hands::new(2));
+        let (release, hangs) = mpsc::channel::<()>();
+        let late = once.take(LIMIT, move || {
+            let _released = hangs.recv();
+            1
+        });
+        assert_eq!(late.await, Err(TurnError::TimedOut));
+        assert_eq!(once.take(LIMIT, || 2).await, Err(TurnError::Busy));
+        drop(release);
+        assert_eq!(once.take(PATIENCE, || 3).await, Ok(1));
+        assert_eq!(once.take(PATIENCE, || 4).await, Ok(4), "what was taken is done anew");
     }
 
     #[tokio::test]

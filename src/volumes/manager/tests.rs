@@ -243,6 +243,11 @@ async fn other_kinds_are_refused_by_name() {
         let refused = bench.mount(json!([volume])).await.expect_err("behind a gate");
         assert!(refused.ends_with(&format!("MountVolume.SetUp failed for volume \"v\" : {text}")), "{refused}");
     }
+    let clones = json!([{"name": "v", "gitRepo": {"repository": "r"}}]);
+    let refused = bench.mount(clones).await.expect_err("off for good");
+    let text = "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the \
+                feature-gate `GitRepoVolumeDriver`";
+    assert!(refused.ends_with(&format!("MountVolume.SetUp failed for volume \"v\" : {text}")), "{refused}");
     let refused = bench.mount(json!([{"name": "v", "emptyDir": {"medium": "Tape"}}])).await.expect_err("no medium");
     assert!(
         refused.ends_with("MountVolume.SetUp failed for volume \"v\" : unknown storage medium \"Tape\""),

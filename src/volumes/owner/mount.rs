@@ -34,6 +34,14 @@ pub(super) fn told(prefix: &str, name: &str, cause: impl std::fmt::Display) -> S
     format!("{prefix} for volume {name:?} : {cause}")
 }
 
+/// The mode of a volume's root as the kernel knows it: a server is not asked, which may never answer.
+fn root_mode(path: &std::path::Path) -> Option<u32> {
+    use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::MODE | StatxFlags::TYPE).ok()?;
+    // A file system that was not asked yet may know none.
+    Some(u32::from(found.stx_mode) & 0o7777).filter(|mode| mode & 0o777 != 0)
+}
+
 impl Owner {
     /// Within the plugin's time, or as long as it shows signs of life; what takes longer may still happen, and so may
     /// what panics.
@@ -85,7 +93,8 @@ impl Owner {
         if self.traits.stages && self.state.stage != Presence::Present {
             if let Err(e) = self.within(operation, self.plugin.stage(&usage_of_device)).await {
                 self.state.happened(&Happened::NotStaged(e.class));
-                return Err(fails(stage_step, reason, &e));
+                let step = if e.trouble == Trouble::NotAttached { "WaitForAttach" } else { stage_step };
+                return Err(fails(step, reason, &e));
             }
             self.state.happened(&Happened::Staged);
         }
@@ -171,11 +180,8 @@ impl Owner {
 
     async fn keep(&mut self, pod: &PodUid, published: Published) {
         let path = published.path.clone();
-        let look = self.looks.take(LOOK_LIMIT, move || {
-            use std::os::unix::fs::PermissionsExt;
-            std::fs::metadata(path).map(|meta| meta.permissions().mode() & 0o7777)
-        });
-        let mode = look.await.ok().and_then(Result::ok);
+        let look = self.looks.take(LOOK_LIMIT, move || root_mode(&path));
+        let mode = look.await.ok().flatten();
         if let Some(held) = self.held.get_mut(pod) {
             held.published = Some(published);
             held.root_mode = mode.unwrap_or(FALLBACK_MODE);

@@ -102,6 +102,11 @@ pub enum SetUpError {
     /// A trust bundle that is not named.
     #[error("ClusterTrustBundle projection requires either name or signerName to be set")]
     NoBundleNamed,
+    /// Nobody clones repositories as root any more.
+    #[error(
+        "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate `GitRepoVolumeDriver`"
+    )]
+    GitRepo,
     /// Several sources cannot be had.
     #[error("{}", joined(.0))]
     Several(Vec<SetUpError>),
@@ -163,9 +168,15 @@ pub struct Kind {
 }
 
 /// The kinds this release sets up. Another kind is another line.
-const PLUGINS: [Kind; 7] = [
+const PLUGINS: [Kind; 8] = [
     Kind::once(|v| v.empty_dir.is_some(), "kubernetes.io/empty-dir", layout::EMPTY_DIR, empty_dir::set_up),
     Kind::once(|v| v.host_path.is_some(), "kubernetes.io/host-path", "kubernetes.io~host-path", host_path::set_up),
+    Kind::once(
+        |v| v.git_repo.is_some(),
+        "kubernetes.io/git-repo",
+        "kubernetes.io~git-repo",
+        |_| Err(SetUpError::GitRepo),
+    ),
     Kind::once(|v| v.image.is_some(), "kubernetes.io/image", "kubernetes.io~image", image::set_up),
     Kind::every_turn(
         |v| v.downward_api.is_some(),
