@@ -15,8 +15,9 @@ test: deps      ## everything: tables, properties, simulation, scripted CRI, rea
 	$(CARGO) test --no-fail-fast --lib --bins --tests --examples
 	$(CARGO) test --doc
 
-test-vm: deps   ## a node of cgroup v2 and systemd, in a virtual machine: groups, evictions, the service, the machine's end
+test-vm: deps   ## a node of cgroup v2 and systemd, in a virtual machine: groups, evictions, the service, its end; NFS in another
 	$(CARGO) test --test vm -- --ignored --exact --nocapture boot::a_node_of_cgroup_v2_and_systemd
+	$(CARGO) test --test storage -- --ignored --exact --nocapture boot::shares_of_a_real_server
 
 bench: deps release ## the figures of BENCHMARKS.md; BIN=/path/to/kubelet measures that one beside
 	$(BENCH) $(if $(BIN),--against $(BIN))

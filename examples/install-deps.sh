@@ -28,18 +28,19 @@ give_up() {
     exit 0
 }
 
-# A kernel for the virtual machine of the tests: a few files of its package are unpacked (27 MB to fetch, 10 MB to keep);
+# A kernel for the virtual machine of the tests: a few files of its package are unpacked (27 MB to fetch, 20 MB to keep);
 # installed it would bring an initial file system and touch the boot loader.
 kernel=/var/cache/berth-tests/kernel
 lay_down_kernel() {
     [ "$(uname -m)" = x86_64 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 0
-    [ -z "$(find "$kernel" -name loop.ko 2>/dev/null)" ] || return 0
+    [ -z "$(find "$kernel" -name nfsd.ko 2>/dev/null)" ] || return 0
     apt-cache show linux-image-cloud-amd64 >/dev/null 2>&1 || apt-get update -qq || return 0
     package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: *\(linux-image-[^ ]*\).*/\1/p')
     folder=$(mktemp -d)
     if (cd "$folder" && apt-get -o APT::Sandbox::User=root -qq download "$package" && mkdir kernel &&
         dpkg-deb --fsys-tarfile ./*.deb | tar -x -C kernel --wildcards './boot/vmlinuz-*' '*/overlay.ko' '*/llc.ko' \
-            '*/stp.ko' '*/bridge.ko' '*/veth.ko' '*/loop.ko'); then
+            '*/stp.ko' '*/bridge.ko' '*/veth.ko' '*/loop.ko' '*/sunrpc.ko' '*/auth_rpcgss.ko' '*/dns_resolver.ko' \
+            '*/grace.ko' '*/nfs_acl.ko' '*/lockd.ko' '*/netfs.ko' '*/fscache.ko' '*/nfs.ko' '*/nfsv4.ko' '*/nfsd.ko'); then
         mkdir -p "${kernel%/*}" && rm -rf "$kernel" && mv "$folder/kernel" "$kernel"
     else
         echo "no kernel could be fetched: what needs a virtual machine is skipped" >&2
@@ -47,6 +48,23 @@ lay_down_kernel() {
     rm -rf "$folder"
 }
 [ "${1:-}" = required ] || lay_down_kernel
+
+# Client and server of NFS for that machine: unpacked, because installed they would be started here.
+nfs=/var/cache/berth-tests/nfs
+lay_down_nfs() {
+    [ "$(uname -m)" = x86_64 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 0
+    [ ! -x "$nfs/sbin/mount.nfs" ] || return 0
+    apt-cache show nfs-kernel-server >/dev/null 2>&1 || apt-get update -qq || return 0
+    folder=$(mktemp -d)
+    if (cd "$folder" && apt-get -o APT::Sandbox::User=root -qq download nfs-common nfs-kernel-server libtirpc3 libwrap0 &&
+        for package in ./*.deb; do dpkg-deb -x "$package" nfs || exit 1; done && rm -rf nfs/usr/share); then
+        mkdir -p "${nfs%/*}" && rm -rf "$nfs" && mv "$folder/nfs" "$nfs"
+    else
+        echo "no server of NFS could be fetched: what needs one is skipped" >&2
+    fi
+    rm -rf "$folder"
+}
+[ "${1:-}" = required ] || lay_down_nfs
 
 packages=$(missing | sort -u | tr '\n' ' ')
 [ -z "$packages" ] && exit 0

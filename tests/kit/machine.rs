@@ -71,6 +71,13 @@ pub struct Kernel {
     modules: PathBuf,
 }
 
+impl Kernel {
+    /// Whether it has all of these, too.
+    pub fn has(&self, modules: &[&str]) -> bool {
+        modules.iter().all(|module| self.modules.join(format!("{module}.ko")).is_file())
+    }
+}
+
 /// A kernel to boot, or why there can be no machine.
 pub fn kernel() -> Result<Kernel, &'static str> {
     if let Some(why) = obstacle() {
@@ -131,6 +138,16 @@ impl Root {
         root.file("etc/passwd", "root:x:0:0::/:/bin/sh\n");
         root.file("etc/group", "root:x:0:\n");
         root
+    }
+
+    /// Modules that not every machine has; what loads them, in this order.
+    pub fn modules(&self, kernel: &Kernel, modules: &[&str]) -> String {
+        let load = modules.iter().map(|module| {
+            let name = module.rsplit('/').next().expect("a name");
+            fs::copy(kernel.modules.join(format!("{module}.ko")), self.0.join(format!("mods/{name}.ko"))).expect(name);
+            format!("insmod /mods/{name}.ko\n")
+        });
+        load.collect()
     }
 
     /// A program with the libraries it is linked with, if any.
