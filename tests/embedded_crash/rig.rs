@@ -25,7 +25,7 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 /// Pause between two looks at what nobody tells of.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long what was told to go may take to have gone.
-const LEFT_LIMIT: Duration = Duration::from_secs(3);
+const LEFT_LIMIT: Duration = Duration::from_secs(30);
 
 /// How daemons are started.
 #[derive(Clone, Default)]
