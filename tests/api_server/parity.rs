@@ -2,7 +2,7 @@
 //! Spec 10a §11.
 //!
 //! Always run against the simulator; with `BERTH_TEST_APISERVER=<kubeconfig of an administrator>` against that server
-//! instead, which must give the same. A rule is changed only together with its script.
+//! instead, which must give the same (AC-10a-29). A rule is changed only together with its script.
 
 use base64::{
     Engine,
