@@ -67,7 +67,8 @@ pub struct ListedSandbox {
 /// Containers to remove, and those of them whose state is unknown and which are killed first.
 ///
 /// `may_go` tells of which pods everything goes; it must answer `false` while sources are not
-/// ready.
+/// ready. The newest instance of a container that was made and not started yet is about to run:
+/// it stays and does not count, or the one before, whose end its pod shows, would go for it.
 pub fn containers(
     all: &[ListedContainer],
     policy: GcPolicy,
@@ -87,7 +88,12 @@ pub fn containers(
         members.sort_by(|a, b| age(b).cmp(&age(a)).then_with(|| a.id.cmp(&b.id)));
         if may_go(pod) {
             doomed.append(members);
-        } else if let Ok(keep) = usize::try_from(policy.max_per_container) {
+            return false;
+        }
+        if members.first().is_some_and(|newest| newest.state == ContainerState::Created) {
+            members.remove(0);
+        }
+        if let Ok(keep) = usize::try_from(policy.max_per_container) {
             doomed.extend(members.drain(keep.min(members.len())..));
         }
         !members.is_empty()
@@ -199,6 +205,19 @@ mod tests {
         assert_eq!(removed(&all, GcPolicy::default(), &[]), ["a2"], "the clock was set back");
         all[0].state = ContainerState::Running;
         assert!(removed(&all, GcPolicy::default(), &[]).is_empty());
+    }
+
+    #[test]
+    fn an_instance_that_is_about_to_start_does_not_count() {
+        let made =
+            |id: &str, created: i64| ListedContainer { state: ContainerState::Created, ..dead(id, "p", "a", created) };
+        let all = [dead("a1", "p", "a", 1), dead("a2", "p", "a", 2), made("a3", 3)];
+        assert_eq!(removed(&all, GcPolicy::default(), &[]), ["a1"]);
+        assert_eq!(removed(&all, GcPolicy { max_per_container: 0, ..GcPolicy::default() }, &[]), ["a2", "a1"]);
+        assert_eq!(removed(&all, GcPolicy { max_total: 0, ..GcPolicy::default() }, &[]), ["a1", "a2"]);
+        assert_eq!(removed(&all, GcPolicy::default(), &["p"]), ["a3", "a2", "a1"], "but goes with its pod");
+        let never = [made("a1", 1), dead("a2", "p", "a", 2), made("a3", 3)];
+        assert_eq!(removed(&never, GcPolicy::default(), &[]), ["a1"], "an older one was never started");
     }
 
     #[test]
