@@ -96,7 +96,9 @@ pub fn is_resolved(thresholds: &[Threshold], seen: &Observations) -> bool {
     !thresholds.iter().any(is_short)
 }
 
-/// Least time between two looks.
+/// Least time between two looks right before a file system's threshold, of which nothing but a look tells.
+pub const NEAR: Duration = Duration::from_millis(100);
+/// Least time between two looks otherwise: also while a threshold is met, which may be for long.
 pub const SOONEST: Duration = Duration::from_millis(250);
 /// Most time between two looks.
 pub const LATEST: Duration = Duration::from_secs(10);
@@ -107,13 +109,15 @@ pub fn pause(thresholds: &[Threshold], seen: &Observations, turn: &Turn) -> Dura
     if turn.is_met {
         return SOONEST;
     }
+    let latest = if turn.conditions.is_empty() { LATEST } else { Duration::from_secs(1) };
     let until = |threshold: &Threshold| {
         let seen = seen.get(&threshold.signal)?;
         let left = seen.available.minus(threshold.below.of(seen.capacity)).value().max(0).unsigned_abs();
-        Some(Duration::from_millis(left.saturating_mul(1000) / fastest(threshold.signal)))
+        let left = Duration::from_millis(left.saturating_mul(1000) / fastest(threshold.signal));
+        let soonest = if Condition::of(threshold.signal) == Condition::Disk { NEAR } else { SOONEST };
+        Some(if left < SOONEST { soonest } else { left })
     };
-    let latest = if turn.conditions.is_empty() { LATEST } else { Duration::from_secs(1) };
-    thresholds.iter().filter_map(until).min().unwrap_or(latest).clamp(SOONEST, latest)
+    thresholds.iter().filter_map(until).min().unwrap_or(latest).min(latest)
 }
 
 /// How much of something may go in a second.
@@ -258,7 +262,9 @@ mod tests {
             (Signal::Memory, "9Gi", Duration::from_secs(2)),
             (Signal::Memory, "1025Mi", SOONEST),
             (Signal::NodeFs, "9Gi", Duration::from_secs(4)),
-            (Signal::NodeFs, "1Mi", SOONEST),
+            (Signal::NodeFs, "1536Mi", SOONEST),
+            (Signal::NodeFs, "1535Mi", NEAR),
+            (Signal::NodeFs, "1Mi", NEAR),
         ] {
             assert_eq!(pause_at(signal, available), expected, "{} {available}", signal.as_str());
         }
