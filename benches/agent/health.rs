@@ -323,13 +323,15 @@ async fn why(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         let began = Instant::now();
         let mut command = Command::new(&target.binary);
         command.arg("why").arg(manifest::full_name(&format!("p{i}")));
-        command.args(["--server", &format!("localhost:{}", agent.secure())]).arg("--cacert").arg(secure.ca());
+        command.args(["--server", &format!("127.0.0.1:{}", agent.secure())]).arg("--cacert").arg(secure.ca());
         command.arg("--cert").arg(&admin.certificate).arg("--key").arg(&admin.key);
-        let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
-        // Other binaries have no such command.
-        if ended.success() {
-            samples.add("command", ms(began.elapsed()));
+        let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).output()?;
+        if !ended.status.success() {
+            // Other binaries have no such command; ours says what is wrong.
+            eprintln!("why: {}", String::from_utf8_lossy(&ended.stderr).trim());
+            break;
         }
+        samples.add("command", ms(began.elapsed()));
     }
     Ok(samples)
 }
