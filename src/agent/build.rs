@@ -21,6 +21,7 @@ use super::{
     embedded,
     events::EventLog,
     eviction, kernel,
+    lasting::Lasting,
     life::Life,
     logging::LogHandle,
     memory, oom, probes, server,
@@ -90,7 +91,7 @@ pub(super) struct Base {
     pub(super) events: Arc<dyn EventSink>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) stop: CancellationToken,
-    pub(super) tasks: TaskTracker,
+    pub(super) tasks: Lasting,
     pub(super) log: LogHandle,
     /// Lets pods go where a signal shall.
     pub(super) drain: Arc<OnceLock<Arc<Drain>>>,
@@ -103,7 +104,7 @@ pub(super) struct Base {
 pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, BuildError> {
     let registry = Registry::new();
     let tasks = life.tasks.clone();
-    register_identity(loaded, &registry, &tasks);
+    register_identity(loaded, &registry, tasks.tracker());
     let root = settings::root(loaded);
     make_directory(&root, 0o750)?;
     let machine = Machine::read(Path::new("/"), &root).map_err(wrong)?;
@@ -158,7 +159,7 @@ async fn who_may_call(
     if !loaded.config.enable_server {
         return Ok(None);
     }
-    let (registry, tasks, stop, clock) = (&base.registry, &base.tasks, &base.stop, base.clock.clone());
+    let (registry, tasks, stop, clock) = (&base.registry, base.tasks.tracker(), &base.stop, base.clock.clone());
     let api = cluster.map(Cluster::api);
     server_auth::open(AuthDeps { loaded, api, registry, tasks, stop, clock, node }).await.map(Some)
 }
@@ -284,7 +285,7 @@ async fn assemble(
             ..EngineConfig::default()
         },
         reports,
-        tasks: base.tasks.clone(),
+        tasks: base.tasks.tracker().clone(),
         shutdown: base.stop.clone(),
     });
     let ready = SourcesReady::new(sources.registered);

@@ -47,7 +47,7 @@ pub(super) async fn open(
         hostname: node.to_owned(),
         has_builtin_images: true,
         unpacker: Some(parts::OWN_PROGRAM.into()),
-        tasks: base.tasks.clone(),
+        tasks: base.tasks.tracker().clone(),
         stop: base.stop.child_token(),
     };
     let (runtime, _) = parts::open_counted(config, around, &base.registry).await.map_err(wrong)?;

@@ -14,11 +14,12 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::timeout,
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::{
     build,
+    lasting::Lasting,
     logging::{self, LogHandle},
     process,
     watchdog::{self, Checks, ServiceManager},
@@ -88,7 +89,7 @@ pub struct Life {
     /// Cancelled when everything is to end.
     pub stop: CancellationToken,
     /// Every task there is.
-    pub tasks: TaskTracker,
+    pub tasks: Lasting,
     /// The log.
     pub log: LogHandle,
     /// Lets pods go where a signal shall, too; set once there are some.
@@ -97,7 +98,7 @@ pub struct Life {
 
 async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
     let mut signals = Signals::new().map_err(|error| format!("cannot listen for signals: {error}"))?;
-    let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+    let (stop, tasks) = (CancellationToken::new(), Lasting::default());
     let life = Life { stop, tasks, log: log.clone(), drain: Arc::default() };
     let (manager, checks) = (service_manager(loaded), Checks::default());
     if let (Some(manager), Some(timeout)) = (&manager, loaded.watchdog) {
@@ -114,21 +115,25 @@ async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
     if let Some(manager) = &manager {
         watchdog::tell_twice(&**manager, "READY=1").await;
     }
-    signals.next().await;
-    match life.drain.get() {
+    let lost = tokio::select! {
+        () = signals.next() => None,
+        lost = life.tasks.lost() => Some(lost),
+    };
+    match life.drain.get().filter(|_| lost.is_none()) {
         Some(drain) => let_pods_go(drain, manager.as_deref(), &mut signals).await,
         None => info!("Stopping; pods keep running"),
     }
     life.stop.cancel();
-    life.tasks.close();
+    let tasks = life.tasks.tracker();
+    tasks.close();
     let ended = tokio::select! {
-        ended = timeout(STOP_LIMIT, life.tasks.wait()) => ended.is_ok(),
+        ended = timeout(STOP_LIMIT, tasks.wait()) => ended.is_ok(),
         () = signals.next() => return Err("stopped at once by a second signal".to_owned()),
     };
     if !ended {
-        warn!(tasks = life.tasks.len(), "Some tasks did not end in time");
+        warn!(tasks = tasks.len(), "Some tasks did not end in time");
     }
-    Ok(())
+    lost.map_or(Ok(()), Err)
 }
 
 /// Where that is asked for pods end with us; another signal ends us without them.

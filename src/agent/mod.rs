@@ -10,6 +10,7 @@ pub mod embedded_streams;
 mod events;
 mod eviction;
 mod kernel;
+mod lasting;
 mod life;
 pub mod logging;
 mod memory;

@@ -247,7 +247,7 @@ fn checkpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> RuntimeCheckpoint
         clock: base.clock.clone(),
         root: settings::root(loaded),
         request_timeout: loaded.config.runtime_request_timeout.std(),
-        tasks: base.tasks.clone(),
+        tasks: base.tasks.tracker().clone(),
         stop: base.stop.child_token(),
     })
 }

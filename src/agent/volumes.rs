@@ -69,7 +69,7 @@ impl VolumeSeam {
             plugins,
             reported: self.reported.subscribe(),
             in_use: self.in_use.clone(),
-            tasks: base.tasks.clone(),
+            tasks: base.tasks.tracker().clone(),
             stop: base.stop.child_token(),
         };
         let config = VolumesConfig { root: root.to_owned(), credentials: Credentials::of_this_process() };

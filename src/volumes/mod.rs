@@ -58,7 +58,7 @@ pub use device::{
     Class, DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage,
 };
 pub use fc::FcPlugin;
-pub use hands::THREADS;
+pub use hands::{THREADS, said};
 pub use iscsi::IscsiPlugin;
 pub use layout::PodLayout;
 pub use local::LocalPlugin;

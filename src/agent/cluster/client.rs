@@ -114,7 +114,7 @@ impl Client {
             events: base.events.clone(),
         };
         // Its state is told by its metrics and events.
-        let _ = ClientCertificates::start(setup, &base.tasks, base.stop.child_token()).await;
+        let _ = ClientCertificates::start(setup, base.tasks.tracker(), base.stop.child_token()).await;
     }
 
     /// Opens whom to ask for a certificate without having one.

@@ -20,7 +20,7 @@ impl Cluster {
             node,
             objects: self.storage(),
             metrics: CsiMetrics::new(&base.registry),
-            tasks: base.tasks.clone(),
+            tasks: base.tasks.tracker().clone(),
             stop: base.stop.child_token(),
         });
         watch(base, root, BTreeMap::from([("CSIPlugin", Arc::new(drivers.clone()) as Arc<dyn PluginHandler>)]));
@@ -35,7 +35,7 @@ fn watch(base: &Base, root: &Path, handlers: BTreeMap<&'static str, Arc<dyn Plug
         directory: root.join("plugins_registry"),
         handlers: Handlers::new(handlers),
         metrics: PluginMetrics::new(&base.registry),
-        tasks: base.tasks.clone(),
+        tasks: base.tasks.tracker().clone(),
     });
     base.tasks.spawn(watcher.run(base.stop.child_token()));
 }

@@ -221,7 +221,7 @@ fn follow_objects(
         clock: base.clock.clone(),
         ttl: of_node(base, nodes, name, object_ttl),
         certificates,
-        tasks: base.tasks.clone(),
+        tasks: base.tasks.tracker().clone(),
         stop: base.stop.child_token(),
     };
     let (objects, changed, following) = ApiObjects::new(&config, deps);

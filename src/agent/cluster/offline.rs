@@ -40,7 +40,7 @@ impl Recall {
             key_file: settings.key_file.clone(),
             node: node.to_owned(),
         };
-        let offline = Offline::start(config, &base.tasks, base.stop.child_token()).await.map_err(wrong)?;
+        let offline = Offline::start(config, base.tasks.tracker(), base.stop.child_token()).await.map_err(wrong)?;
         Ok(Some(Self { offline, patience: settings.patience() }))
     }
 }

@@ -43,7 +43,7 @@ impl Opener {
                 certificates: None,
             },
             requests: RestClientMetrics::new(&base.registry),
-            tasks: base.tasks.clone(),
+            tasks: base.tasks.tracker().clone(),
             stop: base.stop.clone(),
             clock: base.clock.clone(),
         }

@@ -32,6 +32,6 @@ impl Cluster {
             events: base.events.clone(),
         };
         // The server follows the file; metrics and events tell the rest.
-        let _ = ServingCertificates::start(setup, &base.tasks, base.stop.child_token()).await;
+        let _ = ServingCertificates::start(setup, base.tasks.tracker(), base.stop.child_token()).await;
     }
 }
