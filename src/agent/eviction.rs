@@ -343,7 +343,14 @@ impl Pods for EnginePods {
         let message = verdict.message.clone();
         let disruption = verdict.is_disruption.then(|| ("TerminationByKubelet".to_owned(), message.clone()));
         let reason = "Evicted".to_owned();
-        let status = StatusOverride { reason, message, disruption, keeps_success: false, is_unready: false };
+        let status = StatusOverride {
+            reason,
+            message,
+            disruption,
+            keeps_success: false,
+            is_unready: false,
+            is_told_within: false,
+        };
         kill_and_wait(&self.commands, pod, Some(verdict.grace), Some(status)).await
     }
 

@@ -20,7 +20,7 @@ use crate::{
     engine::{Command, EngineHandle, FatesView, kill_and_wait, lifecycle::StatusOverride, ports::NodeFacts},
     metrics::ShutdownMetrics,
     pod::{Pod, PodUid},
-    shutdown::{Drain, DrainDeps, Keeper, Override, Plan, Pods},
+    shutdown::{Drain, DrainDeps, Given, Keeper, Override, Plan, Pods},
     status::StatusManager,
     sys::logind::Logind,
 };
@@ -108,7 +108,7 @@ impl Pods for EnginePods {
         self.pods.borrow().iter().filter(|pod| self.fates.is_active(pod.uid())).cloned().collect()
     }
 
-    async fn end(&self, pod: &Arc<Pod>, grace: i64) -> Result<(), String> {
+    async fn end(&self, pod: &Arc<Pod>, given: Given) -> Result<(), String> {
         let disruption = Some((CONDITION.to_owned(), MESSAGE.to_owned()));
         let status = StatusOverride {
             reason: REASON.to_owned(),
@@ -117,8 +117,9 @@ impl Pods for EnginePods {
             keeps_success: true,
             // Nobody shall send it anything while it ends.
             is_unready: true,
+            is_told_within: given.is_all,
         };
-        kill_and_wait(&self.commands, pod, Some(grace), Some(status)).await?;
+        kill_and_wait(&self.commands, pod, Some(given.grace), Some(status)).await?;
         self.fates.finished(pod.uid()).await;
         Ok(())
     }

@@ -42,6 +42,8 @@ pub struct StatusOverride {
     pub keeps_success: bool,
     /// It is told to be unready before its containers are told to end, whatever they say of themselves.
     pub is_unready: bool,
+    /// Its end has to be told within its grace period: containers that do not end are killed a while before that is over.
+    pub is_told_within: bool,
 }
 
 /// What the sync loop wants of a pod, the latest word only.

@@ -16,12 +16,22 @@ pub struct Class {
     pub period: Duration,
 }
 
+/// How long a pod may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Given {
+    /// Its grace period, whole seconds.
+    pub grace: i64,
+    /// Whether that is all the time of its class: its last words have to fit into it.
+    pub is_all: bool,
+}
+
 impl Class {
-    /// The grace period of one of its pods, whole seconds.
-    pub fn grace(&self, pod: &Pod) -> i64 {
+    /// How long one of its pods may take.
+    pub fn given(&self, pod: &Pod) -> Given {
         let period = i64::try_from(self.period.as_secs()).unwrap_or(i64::MAX);
         let own = pod.spec().termination_grace_period_seconds;
-        own.map_or(period, |own| own.min(period)).max(0)
+        let grace = own.map_or(period, |own| own.min(period)).max(0);
+        Given { grace, is_all: grace == period }
     }
 }
 
@@ -88,11 +98,15 @@ mod tests {
         Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
     }
 
-    /// `period/grace: names` of each class that has pods.
+    /// `period: name=grace` of each class that has pods; `!` where that is all its time.
     fn groups(fields: &Value, pods: &[Arc<Pod>]) -> Vec<String> {
         let plan = Plan::of(&config(fields)).expect("a plan");
         let shown = |(class, pods): (Class, Vec<Arc<Pod>>)| {
-            let pods: Vec<_> = pods.iter().map(|pod| format!("{}={}", pod.name(), class.grace(pod))).collect();
+            let named = |pod: &Arc<Pod>| {
+                let Given { grace, is_all } = class.given(pod);
+                format!("{}={grace}{}", pod.name(), if is_all { "!" } else { "" })
+            };
+            let pods: Vec<_> = pods.iter().map(named).collect();
             format!("{}: {}", class.period.as_secs(), pods.join(" "))
         };
         plan.groups(pods).into_iter().map(shown).collect()
@@ -108,10 +122,10 @@ mod tests {
             pod("node", Some(CRITICAL + 1000), None),
         ];
         let fields = json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"});
-        assert_eq!(groups(&fields, &pods), ["20: none=20 below=5", "10: critical=10 node=10"]);
+        assert_eq!(groups(&fields, &pods), ["20: none=20! below=5", "10: critical=10! node=10!"]);
         let all_critical = json!({"shutdownGracePeriod": "10s", "shutdownGracePeriodCriticalPods": "10s"});
-        assert_eq!(groups(&all_critical, &pods), ["0: none=0 below=0", "10: critical=10 node=10"]);
-        assert_eq!(groups(&fields, &pods[1..2]), ["10: critical=10"], "an empty class is skipped");
+        assert_eq!(groups(&all_critical, &pods), ["0: none=0! below=0!", "10: critical=10! node=10!"]);
+        assert_eq!(groups(&fields, &pods[1..2]), ["10: critical=10!"], "an empty class is skipped");
         assert_eq!(Plan::of(&config(&json!({}))), None);
     }
 
@@ -128,7 +142,7 @@ mod tests {
             pod("under", Some(999), None),
             pod("lowest", Some(-1), None),
         ];
-        assert_eq!(groups(&fields, &pods), ["60: under=60 lowest=60", "180: just=180", "10: high=1"]);
+        assert_eq!(groups(&fields, &pods), ["60: under=60! lowest=60!", "180: just=180!", "10: high=1"]);
         assert_eq!(Plan::of(&config(&fields)).expect("a plan").total(), Duration::from_secs(250));
     }
 }

@@ -9,16 +9,23 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
-use super::{classes::Plan, ports::Pods, record::Record};
+use super::{
+    classes::{Class, Plan},
+    ports::Pods,
+    record::Record,
+};
 use crate::{
     engine::ports::{Clock, Event, EventSink, StateFile},
     metrics::ShutdownMetrics,
     pod::Pod,
 };
 
-/// How long last words of a class may take, and how long they get where its period is over.
+/// How long last words of a class may take.
 const TOLD: Duration = Duration::from_secs(5);
-const TOLD_LATE: Duration = Duration::from_millis(400);
+/// By how much all classes together may take longer than configured, so that nobody's last words are cut off.
+const SPARE: Duration = Duration::from_millis(800);
+/// By how much pods of a class may end later than its period is over, at most and where others left so much.
+const LATE: Duration = Duration::from_secs(2);
 /// How long the state may take to be on disk: pods are let go all the same.
 const WRITE: Duration = Duration::from_secs(2);
 
@@ -91,8 +98,13 @@ impl Drain {
         self.deps.pods.set_shutting_down(true);
         let start = Some(self.deps.clock.now());
         self.write(Record { start, end: None }).await;
-        for (class, pods) in self.plan.groups(&self.deps.pods.active()) {
-            self.let_go(class.period, pods, |pod| class.grace(pod)).await;
+        let groups = self.plan.groups(&self.deps.pods.active());
+        let ends = Instant::now() + self.plan.total() + SPARE;
+        for (at, (class, pods)) in groups.iter().enumerate() {
+            let rest: Duration = groups.iter().skip(at).map(|(class, _)| class.period).sum();
+            let spare = ends.saturating_duration_since(Instant::now() + rest);
+            let others = u32::try_from(groups.len() - at).unwrap_or(u32::MAX);
+            self.let_go(*class, pods, spare / others).await;
         }
         self.write(Record { start, end: Some(self.deps.clock.now()) }).await;
         info!("Shutdown manager completed processing shutdown event, node will shutdown shortly");
@@ -109,24 +121,24 @@ impl Drain {
         self.deps.pods.set_shutting_down(false);
     }
 
-    /// Ends the pods of a class, at most for its period; then their last words, so that they are out before anybody
-    /// else is touched.
-    async fn let_go(&self, period: Duration, pods: Vec<Arc<Pod>>, grace: impl Fn(&Pod) -> i64) {
-        let begun = Instant::now();
+    /// Ends the pods of a class, within its period; then come their last words, so that they are out before anybody
+    /// else is touched. `spare` is how much longer than the period that may take.
+    async fn let_go(&self, class: Class, pods: &[Arc<Pod>], spare: Duration) {
+        let (begun, period) = (Instant::now(), class.period);
         let uids: Vec<_> = pods.iter().map(|pod| pod.uid().clone()).collect();
-        info!(pods = pods.len(), period = ?period, "Shutdown manager pod killing time out");
-        let (grace, ends) = (&grace, &self.deps.pods);
+        info!(pods = pods.len(), ?period, "Shutdown manager ends the pods of a class");
+        let ends = &self.deps.pods;
         let ending = pods.iter().map(|pod| async move {
-            let grace = grace(pod);
-            info!(pod = %pod.object_name(), podUID = %pod.uid(), gracePeriod = grace, "Shutdown manager killing pod with gracePeriod");
-            if let Err(error) = ends.end(pod, grace).await {
+            let given = class.given(pod);
+            info!(pod = %pod.object_name(), podUID = %pod.uid(), gracePeriod = given.grace, "Shutdown manager killing pod with gracePeriod");
+            if let Err(error) = ends.end(pod, given).await {
                 error!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Shutdown manager failed killing pod");
             }
         });
-        if timeout(period, join_all(ending)).await.is_err() {
-            info!(period = ?period, "Shutdown manager pod killing time out");
+        if timeout(period + LATE.min(spare / 2), join_all(ending)).await.is_err() {
+            info!(?period, "Shutdown manager pod killing time out");
         }
-        let left = period.saturating_sub(begun.elapsed()).clamp(TOLD_LATE, TOLD);
+        let left = (period + spare).saturating_sub(begun.elapsed()).min(TOLD);
         if timeout(left, self.deps.pods.told(&uids)).await.is_err() {
             warn!(pods = uids.len(), "Final statuses of some pods are still not with the API server, going on");
         }
@@ -156,7 +168,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{metrics::Registry, pod::PodUid};
+    use crate::{metrics::Registry, pod::PodUid, shutdown::Given};
 
     /// Pods that end when their grace period is over, and whose words take a while.
     #[derive(Default)]
@@ -184,9 +196,9 @@ mod tests {
             self.pods.clone()
         }
 
-        async fn end(&self, pod: &Arc<Pod>, grace: i64) -> Result<(), String> {
-            self.note(format!("end {} {grace}", pod.name()));
-            let takes = pod.spec().active_deadline_seconds.unwrap_or(grace);
+        async fn end(&self, pod: &Arc<Pod>, given: Given) -> Result<(), String> {
+            self.note(format!("end {} {}", pod.name(), given.grace));
+            let takes = pod.spec().active_deadline_seconds.unwrap_or(given.grace);
             tokio::time::sleep(Duration::from_secs(takes.unsigned_abs())).await;
             Ok(())
         }
@@ -267,19 +279,40 @@ mod tests {
             "0 written true false",
             "0 end a 20",
             "0 end b 20",
-            "20100 told 2",
-            "20100 end c 10",
-            "23200 told 1",
-            "23200 written true true",
+            "20300 told 2",
+            "20300 end c 10",
+            "23400 told 1",
+            "23400 written true true",
         ];
         assert_eq!(world.log(), expected);
         drain.begin(Cause::Terminated).await;
         assert_eq!(world.log(), [""; 0], "nobody goes twice");
         // AC-05-30
         drain.cancel().await;
-        assert_eq!(world.log(), ["23200 Shutdown manager detected shutdown cancellation", "23200 down false"]);
+        assert_eq!(world.log(), ["23400 Shutdown manager detected shutdown cancellation", "23400 down false"]);
         drain.cancel().await;
         assert!(world.log().is_empty() && !drain.has_begun().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_ends_at_the_last_moment_is_heard_before_the_next_class_goes() {
+        let (world, drain) = world(vec![pod("c", 2_000_000_000, 10), pod("a", 0, 20)], 350).await;
+        drain.begin(Cause::Machine).await;
+        let log = world.log();
+        let ends: Vec<&str> = log
+            .iter()
+            .map(String::as_str)
+            .filter(|line| [" end ", " told "].iter().any(|what| line.contains(what)))
+            .collect();
+        assert_eq!(ends, ["0 end a 20", "20350 told 1", "20350 end c 10", "30700 told 1"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_one_class_leaves_is_for_the_last_words_of_the_others() {
+        let (world, drain) = world(vec![pod("c", 2_000_000_000, 10), pod("a", 0, 1)], 3000).await;
+        drain.begin(Cause::Machine).await;
+        let log = world.log();
+        assert!(log.contains(&"4000 end c 10".to_owned()) && log.contains(&"17000 told 1".to_owned()), "{log:?}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -288,6 +321,6 @@ mod tests {
         let (world, drain) = world(vec![pod("c", 2_000_000_000, 60), pod("a", 0, 60)], 600_000).await;
         drain.begin(Cause::Machine).await;
         assert!(begun.elapsed() <= Duration::from_secs(31), "configured and a second: {:?}", begun.elapsed());
-        assert!(world.log().contains(&"20400 end c 10".to_owned()));
+        assert!(world.log().contains(&"20400 end c 10".to_owned()), "half of what may be spared");
     }
 }

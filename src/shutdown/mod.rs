@@ -14,7 +14,7 @@ mod keeper;
 mod ports;
 mod record;
 
-pub use classes::{Class, Plan};
+pub use classes::{Class, Given, Plan};
 pub use drain::{Cause, Drain, DrainDeps};
 pub use keeper::{Keeper, Override};
 pub use ports::Pods;

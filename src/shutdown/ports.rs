@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use super::classes::Given;
 use crate::pod::{Pod, PodUid};
 
 /// The pods.
@@ -15,7 +16,7 @@ pub trait Pods: Send + Sync + 'static {
     ///
     /// # Errors
     /// It does not end.
-    async fn end(&self, pod: &Arc<Pod>, grace: i64) -> Result<(), String>;
+    async fn end(&self, pod: &Arc<Pod>, given: Given) -> Result<(), String>;
     /// Waits until what became of these pods is with the API server, where there is one.
     async fn told(&self, pods: &[PodUid]);
     /// Says whether the node goes down: admission and the node's status follow.

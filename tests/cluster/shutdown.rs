@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     World, condition,
@@ -81,4 +81,52 @@ async fn pods_leave_service_before_they_end() {
     let text = "Pod was terminated in response to imminent node shutdown.";
     assert_eq!((&web["status"]["reason"], &web["status"]["message"]), (&json!("Terminated"), &json!(text)));
     assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_killed_pods_is_told_before_critical_ones_are_touched() {
+    // AC-05-29, spec 05 §7.4, §7.7
+    if skips("the_end_of_killed_pods_is_told_before_critical_ones_are_touched") {
+        return;
+    }
+    let mut world = World::new().await;
+    let settings = world.home.path().join("berth.yaml");
+    std::fs::write(&settings, "shutdown: {onTermination: true}\n").expect("written");
+    // The class between has no pods: what it leaves is for last words, however slow this machine is.
+    let bands = [(0, 8), (1_000_000_000, 60), (2_000_000_000, 120)]
+        .map(|(priority, seconds)| json!({"priority": priority, "shutdownGracePeriodSeconds": seconds}));
+    world.home = world
+        .home
+        .environment("BERTH_CONFIG", settings.display().to_string())
+        .with(json!({"shutdownGracePeriodByPodPriority": bands}));
+    world.ground.cri.behave("main", [Behaviour::stubborn()]);
+    world.ground.cri.behave("critical/main", [Behaviour::default()]);
+    let mut agent = world.start().await;
+    let spec = json!({"terminationGracePeriodSeconds": 600, "containers": [{"name": "main"}]});
+    let plain = ["one", "two", "three"];
+    for name in plain {
+        world.run(pod_of(name, spec.clone()));
+    }
+    let mut important = spec;
+    important["priorityClassName"] = json!("system-cluster-critical");
+    world.run(pod_of("critical", important));
+    for name in plain.into_iter().chain(["critical"]) {
+        world.until_ready(&agent, name).await;
+    }
+    let before = world.api.last();
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
+    let calls = world.ground.cri.calls();
+    let stop = |target: &str| calls.iter().find(|call| call.op == "stop_container" && call.target == target);
+    let touched = stop("critical/main").expect("it was told to end").at;
+    for name in plain {
+        let given: u64 = stop(&format!("{name}/main")).expect("told to end").detail.parse().expect("seconds");
+        assert!((2..8).contains(&given), "{name} has {given} s: its end is to be told within the 8 s");
+        let pod = world.pod(name).expect("there");
+        assert_eq!((&pod["status"]["phase"], &pod["status"]["reason"]), (&json!("Failed"), &json!("Terminated")));
+        assert_eq!(condition(&pod, "DisruptionTarget"), "True");
+        let writes = world.asked().since(before).of("pods").sub("status").filter(|logged: &Logged| logged.name == name);
+        let last: Option<Instant> = writes.iter().filter_map(|logged| logged.ended).max();
+        assert!(last.expect("its end was told") <= touched, "{name}: a critical pod went first\n{writes}");
+    }
 }

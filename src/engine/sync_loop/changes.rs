@@ -133,6 +133,7 @@ impl SyncLoop {
                     )),
                     keeps_success: false,
                     is_unready: false,
+                    is_told_within: false,
                 };
                 if let Err(text) = kill_and_wait(&commands, &victim, None, Some(status)).await {
                     let message = "Container runtime did not kill the pod within specified grace period.";

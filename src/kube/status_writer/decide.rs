@@ -131,7 +131,8 @@ fn may_be_deleted(server: &ServerPod<'_>, finished: bool) -> bool {
 pub fn is_urgent(kept: &Kept, sight: Sight<'_>) -> bool {
     let Sight::Seen(server) = sight else { return false };
     let was_ready = server.status.is_some_and(|status| is_true(status, "Ready"));
-    let ends = server.deleting && (kept.finished || kept.remains == Remains::Nothing);
+    let is_over = kept.finished || kept.remains == Remains::Nothing;
+    let ends = is_over && (server.deleting || !server.is_terminal());
     ends || was_ready != is_true(&kept.status, "Ready")
 }
 
@@ -312,7 +313,8 @@ mod tests {
             ("unready", kept(json!({})), object(json!({}), ready("True")), true),
             ("as before", kept(ready("True")), object(json!({}), ready("True")), false),
             ("its end", finished.clone(), object(deleting, ready("False")), true),
-            ("no deletion", finished, object(json!({}), ready("False")), false),
+            ("its end, without deletion", finished.clone(), object(json!({}), ready("False")), true),
+            ("its end, which was told", finished, object(json!({}), json!({"phase": "Failed"})), false),
         ] {
             assert_eq!(is_urgent(&kept, Sight::Seen(ServerPod::watched(&pod))), urgent, "{case}");
         }
