@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The machine is not let run for longer.
-const LIMIT: Duration = Duration::from_secs(1200);
+const LIMIT: Duration = Duration::from_secs(1500);
 /// The last words of a kernel whose machine was switched off.
 const OFF: &str = "reboot: Power down";
 
@@ -43,11 +43,12 @@ const UNITS: [&str; 20] = [
 ];
 const MORE_UNITS: [&str; 1] = ["user.slice"];
 
-/// What these tests add to the packaged unit: a start is over when the agent says so, restarts come soon, and a beat is missed
-/// soon, too.
+/// What these tests add to the packaged unit: a start is over when the agent says so, however slow the machine is, restarts
+/// come soon, and a beat is missed sooner than in the package.
 const DROP_IN: &str = "[Service]
 Type=notify
-WatchdogSec=15
+TimeoutStartSec=600
+WatchdogSec=40
 RestartSec=1
 StandardOutput=append:/t/kubelet.log
 StandardError=append:/t/kubelet.log

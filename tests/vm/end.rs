@@ -23,7 +23,7 @@ fn noting(name: &str, takes: u32, class: &str) -> Value {
     main["volumeMounts"] = json!([{"name": "ends", "mountPath": "/ends"}]);
     let mut spec = only(main);
     spec["volumes"] = json!([{"name": "ends", "hostPath": {"path": NOTES, "type": "DirectoryOrCreate"}}]);
-    spec["terminationGracePeriodSeconds"] = json!(60);
+    spec["terminationGracePeriodSeconds"] = json!(100);
     if !class.is_empty() {
         spec["priorityClassName"] = json!(class);
     }
@@ -52,7 +52,8 @@ pub async fn a_soft_reboot_ends_pods(_: &World) {
 pub async fn the_machine_waits_for_its_pods(world: &World) {
     // AC-05-29
     world.run("ordinary", noting("ordinary", 3, ""));
-    world.run("critical", noting("critical", 6, "system-node-critical"));
+    // As long as it takes to look at the machine meanwhile.
+    world.run("critical", noting("critical", 15, "system-node-critical"));
     let mut deaf = only(shell("trap '' TERM; while :; do sleep 1; done"));
     deaf["terminationGracePeriodSeconds"] = json!(3);
     world.run("deaf", deaf);

@@ -30,7 +30,7 @@ pub const NAMESPACE: &str = "default";
 /// The agent's unit.
 pub const UNIT: &str = "kubelet.service";
 /// Patience with anything that should take moments; the machine is emulated.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 /// Memory of all pods.
 pub const PODS: u64 = 320 << 20;
 const LOG: &str = "/t/kubelet.log";
@@ -138,12 +138,13 @@ impl World {
             "enforceNodeAllocatable": ["pods"],
             "systemReserved": {"memory": reserved.to_string()},
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "30Mi"},
-            "evictionPressureTransitionPeriod": "8s",
+            // As long as it takes to start a pod and see it refused, on a slow machine.
+            "evictionPressureTransitionPeriod": "20s",
             "volumeStatsAggPeriod": "1s",
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
-            "shutdownGracePeriod": "25s",
-            "shutdownGracePeriodCriticalPods": "10s",
+            "shutdownGracePeriod": "240s",
+            "shutdownGracePeriodCriticalPods": "120s",
         });
         for (key, value) in fields.as_object().expect("fields") {
             config[key] = value.clone();

@@ -26,14 +26,14 @@ pub async fn the_packaged_unit_has_started_when_it_says_so(world: &World) {
                     --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml \
                     --hostname-override=node --node-ip=10.77.0.1 ";
     assert_eq!(command, expected);
-    assert_eq!(["WatchdogUSec", "KillMode", "NRestarts"].map(|name| property(UNIT, name)), ["15s", "process", "0"]);
+    assert_eq!(["WatchdogUSec", "KillMode", "NRestarts"].map(|name| property(UNIT, name)), ["40s", "process", "0"]);
     world.until_node("Ready", "True").await;
     let is_unit = ["kubepods.slice", "kubepods-burstable.slice", "kubepods-besteffort.slice"];
     assert_eq!(is_unit.map(|slice| property(slice, "ActiveState")), ["active"; 3]);
     // Spec 05 §7.2: logind waits five seconds for those that delay a shutdown, if nobody says otherwise.
     until("the agent delays a shutdown", async || (locks() == ["kubelet delay shutdown"]).then_some(())).await;
     let told = fs::read_to_string("/etc/systemd/logind.conf.d/99-kubelet.conf").expect("logind was told");
-    assert_eq!(told, "# Kubelet logind override\n[Login]\nInhibitDelayMaxSec=25\n");
+    assert_eq!(told, "# Kubelet logind override\n[Login]\nInhibitDelayMaxSec=240\n");
 }
 
 fn main_process() -> u32 {
