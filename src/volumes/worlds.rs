@@ -2,7 +2,7 @@
 //! Behaviour: spec 08 §4.9.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -36,13 +36,32 @@ pub struct Worlds {
     pods: Mutex<HashMap<PodUid, Volumes>>,
 }
 
+/// In the order in which they became known: a pod has a handful, and there are hundreds of pods.
 #[derive(Default)]
-struct Volumes {
-    /// By name, with the time at which each was asked for first.
-    desired: BTreeMap<String, (PluginName, Option<Instant>)>,
-    actual: BTreeMap<String, PluginName>,
-    /// There as well, but this agent has not looked at them yet.
-    left: BTreeMap<String, PluginName>,
+struct Volumes(Vec<Known>);
+
+struct Known {
+    name: Box<str>,
+    /// Whose it should be, where it should be there.
+    desired: Option<PluginName>,
+    /// When it was asked for first, until it is there.
+    asked: Option<Instant>,
+    /// Whose it is, where it is there.
+    actual: Option<PluginName>,
+    /// An earlier agent left it, and this one has not looked at it yet.
+    is_left: bool,
+}
+
+impl Volumes {
+    fn known(&mut self, name: &str) -> &mut Known {
+        let known = self.0.iter().position(|known| &*known.name == name);
+        let at = known.unwrap_or_else(|| {
+            self.0.reserve_exact(1);
+            self.0.push(Known { name: name.into(), desired: None, asked: None, actual: None, is_left: false });
+            self.0.len() - 1
+        });
+        &mut self.0[at]
+    }
 }
 
 impl Worlds {
@@ -60,12 +79,14 @@ impl Worlds {
         let mut pods = self.pods();
         let own = pods.entry(pod.clone()).or_default();
         for (volume, plugin) in volumes {
-            own.desired.entry(volume).or_insert_with(|| {
+            let known = own.known(&volume);
+            if known.desired.is_none() {
+                (known.desired, known.asked) = (Some(plugin), Some(Instant::now()));
                 self.metrics.changed(plugin, World::Desired, 1);
-                (plugin, Some(Instant::now()))
-            });
+            }
         }
-        own.actual.keys().cloned().collect()
+        let are_there = own.0.iter().filter(|known| known.actual.is_some() && !known.is_left);
+        are_there.map(|known| known.name.to_string()).collect()
     }
 
     /// An earlier agent left these complete.
@@ -73,7 +94,9 @@ impl Worlds {
         let mut pods = self.pods();
         let own = pods.entry(pod.clone()).or_default();
         for (volume, plugin) in volumes {
-            if !own.actual.contains_key(&volume) && own.left.insert(volume, plugin).is_none() {
+            let known = own.known(&volume);
+            if known.actual.is_none() {
+                (known.actual, known.is_left) = (Some(plugin), true);
                 self.metrics.changed(plugin, World::Actual, 1);
             }
         }
@@ -82,11 +105,10 @@ impl Worlds {
     /// Nothing is left of a pod that nobody knew.
     pub fn removed(&self, pod: &PodUid) {
         let Some(own) = self.pods().remove(pod) else { return };
-        own.desired.into_values().for_each(|(plugin, _)| self.metrics.changed(plugin, World::Desired, -1));
-        own.actual
-            .into_values()
-            .chain(own.left.into_values())
-            .for_each(|plugin| self.metrics.changed(plugin, World::Actual, -1));
+        let desired = own.0.iter().filter_map(|known| known.desired);
+        desired.for_each(|plugin| self.metrics.changed(plugin, World::Desired, -1));
+        let actual = own.0.iter().filter_map(|known| known.actual);
+        actual.for_each(|plugin| self.metrics.changed(plugin, World::Actual, -1));
     }
 
     /// These were set up.
@@ -98,12 +120,12 @@ impl Worlds {
             if !end.succeeded {
                 continue;
             }
-            let asked = own.desired.get_mut(&end.volume).and_then(|(_, asked)| asked.take());
-            if let Some(asked) = asked {
+            let known = own.known(&end.volume);
+            if let Some(asked) = known.asked.take() {
                 self.metrics.mounted(end.plugin, asked.elapsed());
             }
-            let was_left = own.left.remove(&end.volume).is_some();
-            if own.actual.insert(end.volume, end.plugin).is_none() && !was_left {
+            known.is_left = false;
+            if known.actual.replace(end.plugin).is_none() {
                 self.metrics.changed(end.plugin, World::Actual, 1);
             }
         }
@@ -113,17 +135,18 @@ impl Worlds {
     pub fn torn_down(&self, pod: &PodUid, succeeded: bool, elapsed: Duration) {
         let mut pods = self.pods();
         let Some(own) = pods.get_mut(pod) else { return };
-        for (plugin, _) in std::mem::take(&mut own.desired).into_values() {
-            self.metrics.changed(plugin, World::Desired, -1);
-        }
-        for plugin in own.actual.values() {
-            self.metrics.ended(plugin, StorageOperation::Unmount, succeeded, elapsed);
+        for known in &mut own.0 {
+            known.asked = None;
+            if let Some(plugin) = known.desired.take() {
+                self.metrics.changed(plugin, World::Desired, -1);
+            }
+            if let Some(plugin) = known.actual.filter(|_| !known.is_left) {
+                self.metrics.ended(plugin, StorageOperation::Unmount, succeeded, elapsed);
+            }
         }
         if succeeded {
-            own.actual
-                .values()
-                .chain(own.left.values())
-                .for_each(|plugin| self.metrics.changed(plugin, World::Actual, -1));
+            let actual = own.0.iter().filter_map(|known| known.actual);
+            actual.for_each(|plugin| self.metrics.changed(plugin, World::Actual, -1));
             pods.remove(pod);
         }
     }

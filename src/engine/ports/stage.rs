@@ -61,8 +61,32 @@ struct State {
     rests: bool,
     /// What was last rested for, and since when: a turn between two rests for the same ends none.
     rest: Option<(&'static str, Instant)>,
-    passed: Vec<PassedStage>,
+    passed: Vec<Lap>,
     errors: VecDeque<StageError>,
+}
+
+/// A [`PassedStage`] as it is kept: each pod has a dozen of them. In seconds; what seven digits do not tell of a
+/// stage nobody asks.
+#[derive(Debug)]
+struct Lap {
+    name: Cow<'static, str>,
+    times: u32,
+    first: f32,
+    last: f32,
+    longest: f32,
+}
+
+impl Lap {
+    fn view(&self) -> PassedStage {
+        let lasted = |seconds: f32| Duration::try_from_secs_f32(seconds).unwrap_or(Duration::MAX);
+        PassedStage {
+            name: self.name.clone(),
+            times: self.times.into(),
+            first: lasted(self.first),
+            last: lasted(self.last),
+            longest: lasted(self.longest),
+        }
+    }
 }
 
 /// A worker's current stage: written by who waits, read by `why` and the server.
@@ -119,7 +143,7 @@ impl Stage {
 
     /// How long stages took, in the order in which they were first entered.
     pub fn passed(&self) -> Vec<PassedStage> {
-        self.lock().passed.clone()
+        self.lock().passed.iter().map(Lap::view).collect()
     }
 
     /// Why turns failed, the latest last.
@@ -138,7 +162,7 @@ impl State {
         if std::mem::take(&mut self.rests) {
             return;
         }
-        let took = now.saturating_duration_since(self.now.since);
+        let took = now.saturating_duration_since(self.now.since).as_secs_f32();
         if let Some(known) = self.passed.iter_mut().find(|known| known.name == self.now.name) {
             known.times = known.times.saturating_add(1);
             (known.last, known.longest) = (took, known.longest.max(took));
@@ -148,7 +172,7 @@ impl State {
             // There are few, they stay, and each pod has its own.
             self.passed.reserve_exact(1);
             let name = self.now.name.clone();
-            self.passed.push(PassedStage { name, times: 1, first: took, last: took, longest: took });
+            self.passed.push(Lap { name, times: 1, first: took, last: took, longest: took });
         }
     }
 }

@@ -100,14 +100,14 @@ pub fn spawn(context: Arc<WorkerContext>, id: PodRef, first: Lifecycle, desired:
     let (life_sender, life) = watch::channel(first.clone());
     let stage = Stage::new();
     let view = context.observer.view(&id);
-    let worker = Worker {
+    let mut worker = Worker {
         memory: sync::Memory::new(id, stage.clone(), view),
         mailbox,
         life: first,
         life_sender,
         context: context.clone(),
     };
-    context.tasks.spawn(worker.run());
+    context.tasks.spawn(async move { worker.run().await });
     WorkerHandle { desired, life, stage }
 }
 
@@ -120,7 +120,7 @@ struct Worker {
 }
 
 impl Worker {
-    async fn run(mut self) {
+    async fn run(&mut self) {
         let context = self.context.clone();
         let mut runtime_state = context.runtime_state.clone();
         let mut fresh_word = true;
@@ -140,6 +140,7 @@ impl Worker {
                 // In a place of its own: a worker rests nearly always, and a turn is most of what it needs.
                 end = Box::pin(self.turn(&desired, fresh_word)) => end,
             };
+            drop(desired); // a word would be kept while the worker rests
             if let Some((handed_at, cause)) = begun {
                 context.metrics.worker_duration(cause.label(), handed_at.elapsed());
             }

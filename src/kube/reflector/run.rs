@@ -3,7 +3,7 @@
 //! There may be thousands of these, and nearly all of them wait for the next event: what only asking needs is in a
 //! box of its own, and goes with it.
 
-use std::{ops::ControlFlow, sync::Arc, time::Duration};
+use std::{future::poll_fn, ops::ControlFlow, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -59,7 +59,7 @@ enum End {
 struct Watch<A> {
     stream: Box<dyn WatchStream>,
     /// What there is, until all of it is there.
-    incoming: Option<Incoming<A>>,
+    incoming: Option<Box<Incoming<A>>>,
     began: Instant,
     /// When it is taken for dead.
     overdue: Instant,
@@ -88,14 +88,18 @@ impl<F: Follower> Reflector<F> {
     pub async fn run(&mut self) {
         let mut next = self.machine.first();
         loop {
-            next = match Box::pin(self.ask(next)).await {
-                Asked::Again(next) => next,
-                Asked::Watch(mut watch) => match self.follow(&mut watch).await {
-                    End::Failed(error) => self.failed(&error),
-                    End::Over => self.machine.ended(watch.began.elapsed(), watch.silent, self.moment()),
-                    End::Done => return,
-                },
+            let mut watch = match Box::pin(self.ask(next)).await {
+                Asked::Watch(watch) => watch,
+                Asked::Again(again) => {
+                    next = again;
+                    continue;
+                }
                 Asked::Done => return,
+            };
+            next = match self.follow(&mut watch).await {
+                End::Failed(error) => self.failed(&error),
+                End::Over => self.machine.ended(watch.began.elapsed(), watch.silent, self.moment()),
+                End::Done => return,
             };
         }
     }
@@ -175,7 +179,8 @@ impl<F: Follower> Reflector<F> {
         let began = Instant::now();
         match self.api.watch(call).await {
             Ok(stream) => {
-                let incoming = matches!(ask, Ask::Stream(_)).then(|| Incoming { objects: F::All::default(), bytes: 0 });
+                let begins = matches!(ask, Ask::Stream(_));
+                let incoming = begins.then(|| Box::new(Incoming { objects: F::All::default(), bytes: 0 }));
                 Asked::Watch(Watch { stream, incoming, began, overdue: began + lasts + OVERDUE, silent: true })
             }
             Err(error) => Asked::Again(self.failed(&error)),
@@ -202,21 +207,20 @@ impl<F: Follower> Reflector<F> {
 
     /// The next line of a watch; says so if what there is takes long to come.
     async fn line(&self, watch: &mut Watch<F::All>) -> Option<Result<Bytes, ApiError>> {
-        if watch.incoming.is_some() {
-            let slow = watch.began + SLOW;
-            match timeout_at(slow, watch.stream.next()).await {
+        let mut may_be_slow = watch.incoming.is_some();
+        loop {
+            let until = if may_be_slow { watch.began + SLOW } else { watch.overdue };
+            let stream = &mut watch.stream;
+            match timeout_at(until, poll_fn(|context| stream.poll_next(context))).await {
                 Ok(line) => return line,
-                Err(_) if watch.silent => {
-                    warn!(
-                        resource = self.resource(),
-                        waited = ?watch.began.elapsed(),
-                        "Still waiting for what there is"
-                    );
-                }
-                Err(_) => {}
+                Err(_) if !may_be_slow => return None,
+                Err(_) => may_be_slow = false,
+            }
+            if watch.silent {
+                let (resource, waited) = (self.resource(), watch.began.elapsed());
+                warn!(resource, ?waited, "Still waiting for what there is");
             }
         }
-        timeout_at(watch.overdue, watch.stream.next()).await.unwrap_or(None)
     }
 
     fn heard(&mut self, watch: &mut Watch<F::All>, line: &[u8]) -> ControlFlow<End> {

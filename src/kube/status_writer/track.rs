@@ -27,7 +27,8 @@ pub struct Track {
     pub memory: Memory,
     synced: bool,
     shown: Option<Arc<Pod>>,
-    answered: Option<Answered>,
+    /// In a box: mostly there is none, and a status is nearly a kilobyte.
+    answered: Option<Box<Answered>>,
     /// Whether there may be something to do.
     due: bool,
     /// Whether nothing of it will ever be written.
@@ -68,7 +69,7 @@ impl Track {
         self.take(kept);
         self.synced = synced;
         self.shown = shown;
-        let behind = |answer: &Answered| {
+        let behind = |answer: &Box<Answered>| {
             let shown = self.shown.as_deref().map(|pod| ServerPod::watched(pod));
             shown.is_some_and(|shown| shown.uid == answer.pod().uid && is_older(shown.version, answer.pod().version))
         };
@@ -141,7 +142,7 @@ impl Track {
 
     /// The server says how its pod is now.
     pub fn answered(&mut self, answer: Answered) {
-        self.answered = Some(answer);
+        self.answered = Some(Box::new(answer));
     }
 
     /// A write came to nothing: again after that time, or after its own delay; says which. Where
@@ -168,7 +169,7 @@ impl Track {
 
     fn sight(&self) -> Sight<'_> {
         match &self.shown {
-            Some(shown) => Sight::Seen(newest(ServerPod::watched(shown), self.answered.as_ref())),
+            Some(shown) => Sight::Seen(newest(ServerPod::watched(shown), self.answered.as_deref())),
             None if self.synced => Sight::Absent,
             None => Sight::Unknown,
         }

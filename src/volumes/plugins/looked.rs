@@ -18,50 +18,47 @@ const COARSE: Duration = Duration::from_millis(50);
 /// So often a volume is compared file by file all the same: somebody may have written into one.
 const THOROUGH: Duration = Duration::from_secs(300);
 
-/// What was found, by the volume's directory.
+/// What was found, by the volume's directory. A node has thousands of volumes: of each it keeps what tells that
+/// nothing moved, not what was there.
 #[derive(Debug, Default)]
 pub struct Looked {
     hasher: RandomState,
-    seen: Mutex<HashMap<PathBuf, Seen>>,
+    seen: Mutex<HashMap<Box<Path>, Seen>>,
 }
 
 #[derive(Debug)]
 struct Seen {
-    what: u64,
-    places: Places,
+    /// Of what was published, and of its [`Places`].
+    print: u64,
     at: Instant,
 }
 
 /// The version in place, and when something was last put into or taken out of the volume's directory and the version's.
-#[derive(PartialEq, Eq, Debug)]
+#[derive(Hash, Debug)]
 struct Places {
     version: PathBuf,
     changed: [(u64, i64, i64); 2],
 }
 
 impl Looked {
-    fn seen(&self) -> MutexGuard<'_, HashMap<PathBuf, Seen>> {
+    fn seen(&self) -> MutexGuard<'_, HashMap<Box<Path>, Seen>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the same was published there before, and nothing came or went since.
     pub fn is_same(&self, dir: &Path, what: &impl Hash) -> bool {
         let Some(places) = places(dir) else { return false };
-        let hash = self.hasher.hash_one(what);
-        self.seen()
-            .get(dir)
-            .is_some_and(|seen| seen.what == hash && seen.places == places && seen.at.elapsed() < THOROUGH)
+        let print = self.hasher.hash_one((what, places));
+        self.seen().get(dir).is_some_and(|seen| seen.print == print && seen.at.elapsed() < THOROUGH)
     }
 
     /// It was published there.
     pub fn published(&self, dir: &Path, what: &impl Hash) {
         let places = places(dir).filter(Places::are_settled);
+        let print = places.map(|places| self.hasher.hash_one((what, places)));
         let mut seen = self.seen();
-        match places {
-            Some(places) => {
-                let new = Seen { what: self.hasher.hash_one(what), places, at: Instant::now() };
-                seen.insert(dir.to_owned(), new);
-            }
+        match print {
+            Some(print) => drop(seen.insert(dir.into(), Seen { print, at: Instant::now() })),
             None => drop(seen.remove(dir)),
         }
     }
