@@ -34,6 +34,33 @@ impl<T: Serialize> Member for Vec<T> {
     }
 }
 
+/// A member as it is kept.
+trait Keep<T> {
+    fn keep(whole: T) -> Self;
+    fn whole(&self) -> T;
+}
+
+impl<T: Clone> Keep<T> for T {
+    fn keep(whole: T) -> Self {
+        whole
+    }
+
+    fn whole(&self) -> T {
+        self.clone()
+    }
+}
+
+/// In a box: it is large, and few pods have it.
+impl<T: Clone> Keep<Option<T>> for Option<Box<T>> {
+    fn keep(whole: Option<T>) -> Self {
+        whole.map(Box::new)
+    }
+
+    fn whole(&self) -> Option<T> {
+        self.as_deref().cloned()
+    }
+}
+
 macro_rules! members {
     ($($member:ident: $type:ty = $name:literal,)*) => {
         /// The specification of a pod. All members but the volumes are those of the API object.
@@ -49,7 +76,7 @@ macro_rules! members {
         impl From<api::PodSpec> for PodSpec {
             fn from(spec: api::PodSpec) -> Self {
                 let volumes = spec.volumes.map(|all| all.into_iter().map(Volume::from).collect());
-                Self { $($member: spec.$member,)* volumes }
+                Self { $($member: Keep::keep(spec.$member),)* volumes }
             }
         }
 
@@ -57,7 +84,7 @@ macro_rules! members {
             /// As the API has it (a deep copy).
             pub fn to_object(&self) -> api::PodSpec {
                 let volumes = self.volumes.as_ref().map(|all| all.iter().map(Volume::to_object).collect());
-                api::PodSpec { $($member: self.$member.clone(),)* volumes }
+                api::PodSpec { $($member: Keep::whole(&self.$member),)* volumes }
             }
         }
 
@@ -77,10 +104,10 @@ macro_rules! members {
 
 members! {
     active_deadline_seconds: Option<i64> = "activeDeadlineSeconds",
-    affinity: Option<api::Affinity> = "affinity",
+    affinity: Option<Box<api::Affinity>> = "affinity",
     automount_service_account_token: Option<bool> = "automountServiceAccountToken",
     containers: Vec<api::Container> = "containers",
-    dns_config: Option<api::PodDNSConfig> = "dnsConfig",
+    dns_config: Option<Box<api::PodDNSConfig>> = "dnsConfig",
     dns_policy: Option<String> = "dnsPolicy",
     enable_service_links: Option<bool> = "enableServiceLinks",
     ephemeral_containers: Option<Vec<api::EphemeralContainer>> = "ephemeralContainers",
@@ -108,7 +135,7 @@ members! {
     scheduler_name: Option<String> = "schedulerName",
     scheduling_gates: Option<Vec<api::PodSchedulingGate>> = "schedulingGates",
     scheduling_group: Option<api::PodSchedulingGroup> = "schedulingGroup",
-    security_context: Option<api::PodSecurityContext> = "securityContext",
+    security_context: Option<Box<api::PodSecurityContext>> = "securityContext",
     service_account: Option<String> = "serviceAccount",
     service_account_name: Option<String> = "serviceAccountName",
     set_hostname_as_fqdn: Option<bool> = "setHostnameAsFQDN",
@@ -208,6 +235,11 @@ mod tests {
         for only in 0..members().len() {
             survives(&(0..members().len()).map(|at| at == only).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn there_is_no_room_for_what_few_pods_have() {
+        assert!(size_of::<PodSpec>() <= 816, "{}", size_of::<PodSpec>());
     }
 
     #[test]

@@ -11,41 +11,52 @@ pub struct Volume {
     source: Source,
 }
 
+#[derive(Clone, PartialEq, Debug)]
+enum Source {
+    Projected(Box<Projected>),
+    Plain(Plain),
+}
+
+/// What is put together in one volume: each pod has one, for its service account.
+#[derive(Clone, PartialEq, Debug)]
+struct Projected {
+    default_mode: Option<i32>,
+    sources: Option<Box<[Projection]>>,
+}
+
+/// Keeps an object of which one member is set as that member.
 macro_rules! kept {
-    ($($kind:ident: $member:ident of $source:ident,)*) => {
+    ($object:ident as $kept:ident: $($kind:ident: $member:ident of $source:ident,)*) => {
         #[derive(Clone, PartialEq, Debug)]
-        enum Source {
+        enum $kept {
             $($kind(Box<api::$source>),)*
-            /// Any other, and what no server would take: none, or several. The name is not in it.
-            Other(Box<api::Volume>),
+            /// Any other, and what no server would take: none, or several.
+            Other(Box<api::$object>),
         }
 
-        impl From<api::Volume> for Volume {
-            fn from(mut volume: api::Volume) -> Self {
-                let name = std::mem::take(&mut volume.name);
+        impl From<api::$object> for $kept {
+            fn from(mut object: api::$object) -> Self {
                 $(
-                    if let Some(source) = volume.$member.take() {
-                        if volume == api::Volume::default() {
-                            return Self { name, source: Source::$kind(Box::new(source)) };
+                    if let Some(source) = object.$member.take() {
+                        if object == api::$object::default() {
+                            return Self::$kind(Box::new(source));
                         }
-                        volume.$member = Some(source);
+                        object.$member = Some(source);
                     }
                 )*
-                Self { name, source: Source::Other(Box::new(volume)) }
+                Self::Other(Box::new(object))
             }
         }
 
-        impl Volume {
-            /// As the API has it (a deep copy).
-            pub fn to_object(&self) -> api::Volume {
-                let name = self.name.clone();
-                match &self.source {
+        impl $kept {
+            fn to_object(&self) -> api::$object {
+                match self {
                     $(
-                        Source::$kind(source) => {
-                            api::Volume { name, $member: Some((**source).clone()), ..api::Volume::default() }
+                        Self::$kind(source) => {
+                            api::$object { $member: Some((**source).clone()), ..api::$object::default() }
                         }
                     )*
-                    Source::Other(volume) => api::Volume { name, ..(**volume).clone() },
+                    Self::Other(object) => (**object).clone(),
                 }
             }
         }
@@ -53,6 +64,7 @@ macro_rules! kept {
 }
 
 kept! {
+    Volume as Plain:
     ConfigMap: config_map of ConfigMapVolumeSource,
     Csi: csi of CSIVolumeSource,
     DownwardApi: downward_api of DownwardAPIVolumeSource,
@@ -62,8 +74,53 @@ kept! {
     Image: image of ImageVolumeSource,
     Nfs: nfs of NFSVolumeSource,
     PersistentVolumeClaim: persistent_volume_claim of PersistentVolumeClaimVolumeSource,
-    Projected: projected of ProjectedVolumeSource,
     Secret: secret of SecretVolumeSource,
+}
+
+kept! {
+    VolumeProjection as Projection:
+    ConfigMap: config_map of ConfigMapProjection,
+    DownwardApi: downward_api of DownwardAPIProjection,
+    Secret: secret of SecretProjection,
+    ServiceAccountToken: service_account_token of ServiceAccountTokenProjection,
+}
+
+impl From<api::ProjectedVolumeSource> for Projected {
+    fn from(source: api::ProjectedVolumeSource) -> Self {
+        let sources = source.sources.map(|all| all.into_iter().map(Projection::from).collect());
+        Self { default_mode: source.default_mode, sources }
+    }
+}
+
+impl Projected {
+    fn to_object(&self) -> api::ProjectedVolumeSource {
+        let sources = self.sources.as_ref().map(|all| all.iter().map(Projection::to_object).collect());
+        api::ProjectedVolumeSource { default_mode: self.default_mode, sources }
+    }
+}
+
+impl From<api::Volume> for Volume {
+    fn from(mut volume: api::Volume) -> Self {
+        let name = std::mem::take(&mut volume.name);
+        let source = match volume.projected.take() {
+            Some(projected) if volume == api::Volume::default() => Source::Projected(Box::new(projected.into())),
+            projected => Source::Plain(api::Volume { projected, ..volume }.into()),
+        };
+        Self { name, source }
+    }
+}
+
+impl Volume {
+    /// As the API has it (a deep copy).
+    pub fn to_object(&self) -> api::Volume {
+        let name = self.name.clone();
+        match &self.source {
+            Source::Projected(source) => {
+                api::Volume { name, projected: Some(source.to_object()), ..api::Volume::default() }
+            }
+            Source::Plain(source) => api::Volume { name, ..source.to_object() },
+        }
+    }
 }
 
 /// As the API writes it.
@@ -101,17 +158,27 @@ mod tests {
     #[test]
     fn a_volume_is_kept_as_what_it_is() {
         let token = json!({"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}});
+        let items = json!([{"key": "ca.crt", "path": "ca.crt"}]);
+        let root = json!({"configMap": {"name": "kube-root-ca.crt", "items": items}});
+        let field = json!({"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}});
+        let sources = json!([token, root, {"downwardAPI": {"items": [field]}}, {"secret": {"name": "s"}}]);
+        let bundle = json!({"clusterTrustBundle": {"path": "p", "name": "b"}});
+        let both = json!({"secret": {"name": "s"}, "configMap": {"name": "c"}});
         let kept = |json: serde_json::Value| {
             let object: api::Volume = serde_json::from_value(json).expect("a volume");
             let kept = Volume::from(object.clone());
             assert_eq!(kept.to_object(), object);
             let text = serde_json::to_string(&kept).expect("JSON");
             assert_eq!(text, serde_json::to_string(&object).expect("JSON"));
-            !matches!(kept.source, Source::Other(_))
+            !matches!(kept.source, Source::Plain(Plain::Other(_)))
         };
         for (json, is_lean) in [
             (json!({"name": "v", "configMap": {"name": "c", "defaultMode": 420}}), true),
-            (json!({"name": "v", "projected": {"defaultMode": 420, "sources": [token]}}), true),
+            (json!({"name": "v", "projected": {"defaultMode": 420, "sources": sources}}), true),
+            (json!({"name": "v", "projected": {"sources": [bundle, both, {}]}}), true),
+            (json!({"name": "v", "projected": {"sources": []}}), true),
+            (json!({"name": "v", "projected": {}}), true),
+            (json!({"name": "v", "projected": {}, "emptyDir": {}}), false),
             (json!({"name": "v", "secret": {"secretName": "s", "optional": true}}), true),
             (json!({"name": "v", "emptyDir": {}}), true),
             (json!({"name": "v", "hostPath": {"path": "/"}}), true),
@@ -128,6 +195,7 @@ mod tests {
         ] {
             assert_eq!(kept(json.clone()), is_lean, "{json}");
         }
-        assert!(size_of::<Volume>() <= 40, "{}", size_of::<Volume>());
+        let sizes = [size_of::<Volume>(), size_of::<Projection>()];
+        assert!(sizes[0] <= 40 && sizes[1] <= 16, "{sizes:?}");
     }
 }

@@ -160,7 +160,12 @@ impl Creates {
     }
 
     fn close(&self, key: &CreateKey) {
-        self.lock().remove(key);
+        let mut open = self.lock();
+        open.remove(key);
+        if open.is_empty() {
+            // Hundreds at once are rare.
+            *open = HashMap::new();
+        }
     }
 
     fn launch(&self, key: &CreateKey, call: impl Future<Output = CriResult<String>> + Send + 'static) -> Call {

@@ -69,11 +69,11 @@ impl Track {
         self.take(kept);
         self.synced = synced;
         self.shown = shown;
-        let behind = |answer: &Box<Answered>| {
+        let behind = |answer: &Answered| {
             let shown = self.shown.as_deref().map(|pod| ServerPod::watched(pod));
             shown.is_some_and(|shown| shown.uid == answer.pod().uid && is_older(shown.version, answer.pod().version))
         };
-        self.answered = self.answered.take().filter(behind);
+        self.answered = self.answered.take().filter(|answer| behind(answer));
         self.due |= news || (!same_pod && before != self.server_version());
     }
 

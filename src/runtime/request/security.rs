@@ -121,7 +121,7 @@ pub fn of_container(
     inputs: SecurityInputs<'_>,
 ) -> Result<cri::LinuxContainerSecurityContext, SecurityError> {
     let own = container.security_context.as_ref();
-    let shared = pod.spec().security_context.as_ref();
+    let shared = pod.spec().security_context.as_deref();
     let run_as_user = own.and_then(|c| c.run_as_user).or(shared.and_then(|c| c.run_as_user));
     let run_as_group = own.and_then(|c| c.run_as_group).or(shared.and_then(|c| c.run_as_group));
     check_non_root(pod, container, inputs.image)?;
@@ -171,7 +171,7 @@ pub fn of_sandbox(
         seccomp: Some(profile(cri::security_profile::ProfileType::RuntimeDefault, String::new())),
         ..Default::default()
     };
-    let Some(shared) = pod.spec().security_context.as_ref() else { return Ok(context) };
+    let Some(shared) = pod.spec().security_context.as_deref() else { return Ok(context) };
     context.run_as_user = shared.run_as_user.map(int64);
     context.run_as_group = shared.run_as_group.map(int64);
     context.namespace_options = Some(namespaces());
@@ -206,7 +206,7 @@ pub fn namespaces(pod: &Pod, target: Option<&ContainerId>, userns: cri::UserName
 
 fn check_non_root(pod: &Pod, container: &api::Container, image: ImageAccount<'_>) -> Result<(), SecurityError> {
     let own = container.security_context.as_ref();
-    let shared = pod.spec().security_context.as_ref();
+    let shared = pod.spec().security_context.as_deref();
     if own.and_then(|c| c.run_as_non_root).or(shared.and_then(|c| c.run_as_non_root)) != Some(true) {
         return Ok(());
     }
@@ -255,7 +255,7 @@ fn seccomp(
 ) -> Result<cri::SecurityProfile, SecurityError> {
     use cri::security_profile::ProfileType;
     let own = container.security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref());
-    let shared = pod.spec().security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref());
+    let shared = pod.spec().security_context.as_deref().and_then(|c| c.seccomp_profile.as_ref());
     let Some(wanted) = own.or(shared) else {
         let kind = if inputs.seccomp_default { ProfileType::RuntimeDefault } else { ProfileType::Unconfined };
         return Ok(profile(kind, String::new()));
@@ -282,7 +282,7 @@ fn below(root: &Path, name: &str) -> Result<PathBuf, SecurityError> {
 fn apparmor(pod: &Pod, container: &api::Container) -> Result<(Option<cri::SecurityProfile>, String), SecurityError> {
     use cri::security_profile::ProfileType;
     let own = container.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
-    let shared = pod.spec().security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
+    let shared = pod.spec().security_context.as_deref().and_then(|c| c.app_armor_profile.as_ref());
     let annotated = annotated_apparmor(pod, &container.name);
     let Some(wanted) = own.or(annotated.as_ref()).or(shared) else { return Ok((None, String::new())) };
     let (kind, name, text) = match wanted.type_.as_str() {
