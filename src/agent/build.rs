@@ -24,7 +24,7 @@ use super::{
     lasting::Lasting,
     life::Life,
     logging::LogHandle,
-    memory, oom, probes, server,
+    oom, probes, server,
     server_auth::{self, AuthDeps, ServerAuth},
     server_stats::{self, StatsParts},
     settings, shutdown,
@@ -133,7 +133,8 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
     let info = cri::probe(&connection, &base.registry, patience).await.map_err(wrong)?;
     base.events.record(Event::node_normal("Starting", "Starting kubelet."));
     let health = assemble(loaded, &base, Known { machine, facts, auth, targets, cluster }, &connection, &info).await?;
-    base.tasks.spawn(memory::keep_small(base.stop.child_token()));
+    let (memory, stop) = (life.memory.clone(), base.stop.child_token());
+    base.tasks.spawn(async move { memory.keep_small(stop).await });
     info!("Started kubelet");
     Ok(health)
 }

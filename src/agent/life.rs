@@ -21,6 +21,7 @@ use super::{
     build,
     lasting::Lasting,
     logging::{self, LogHandle},
+    memory::Keeper,
     process,
     watchdog::{self, Checks, ServiceManager},
 };
@@ -52,9 +53,10 @@ pub fn run(loaded: Loaded) -> ExitCode {
         }
     };
     logging::open(&loaded);
-    let outcome = match runtime() {
+    let memory = Arc::new(Keeper::default());
+    let outcome = match runtime(memory.clone()) {
         Ok(runtime) => {
-            let outcome = runtime.block_on(live(&loaded, &log));
+            let outcome = runtime.block_on(live(&loaded, &log, memory));
             // What blocks in a file system that hangs is left behind, never waited for.
             runtime.shutdown_timeout(Duration::from_secs(1));
             outcome
@@ -74,12 +76,13 @@ pub fn run(loaded: Loaded) -> ExitCode {
     code
 }
 
-fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+fn runtime(memory: Arc<Keeper>) -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .max_blocking_threads(BLOCKING)
         .thread_keep_alive(Duration::from_secs(5))
         .thread_name("berth")
+        .on_thread_park(move || memory.before_waiting())
         .enable_all()
         .build()
 }
@@ -94,12 +97,14 @@ pub struct Life {
     pub log: LogHandle,
     /// Lets pods go where a signal shall, too; set once there are some.
     pub drain: Arc<OnceLock<Arc<Drain>>>,
+    /// Is told before workers wait.
+    pub memory: Arc<Keeper>,
 }
 
-async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
+async fn live(loaded: &Loaded, log: &LogHandle, memory: Arc<Keeper>) -> Result<(), String> {
     let mut signals = Signals::new().map_err(|error| format!("cannot listen for signals: {error}"))?;
     let (stop, tasks) = (CancellationToken::new(), Lasting::default());
-    let life = Life { stop, tasks, log: log.clone(), drain: Arc::default() };
+    let life = Life { stop, tasks, log: log.clone(), drain: Arc::default(), memory };
     let (manager, checks) = (service_manager(loaded), Checks::default());
     if let (Some(manager), Some(timeout)) = (&manager, loaded.watchdog) {
         life.tasks.spawn(watchdog::beat(manager.clone(), timeout, checks.clone(), life.stop.child_token()));

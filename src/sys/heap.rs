@@ -21,14 +21,14 @@ pub fn tune() {
     std::hint::black_box(HABITS);
 }
 
-/// Gives free memory back to the kernel. Takes about a millisecond per 10 MB.
-pub fn give_back() {
+/// Gives those free pages back to the kernel whose time has come.
+pub fn give_back_what_rests() {
     // jemalloc's number for "all arenas".
-    const PURGE: &std::ffi::CStr = c"arena.4096.purge";
+    const DECAY: &std::ffi::CStr = c"arena.4096.decay";
     let (value, size, none) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: the name ends with a zero; the control neither reads nor writes a value, and may be called from any thread
     // at any time. A refusal changes nothing.
-    let _done = unsafe { tikv_jemalloc_sys::mallctl(PURGE.as_ptr(), value, size, none, 0) };
+    let _done = unsafe { tikv_jemalloc_sys::mallctl(DECAY.as_ptr(), value, size, none, 0) };
 }
 
 /// How often this process has touched a page that it did not have yet.
@@ -63,6 +63,6 @@ mod tests {
         }
         assert!(page_faults() > before);
         drop(kept);
-        give_back();
+        give_back_what_rests();
     }
 }
