@@ -349,7 +349,7 @@ impl Pods for EnginePods {
             disruption,
             keeps_success: false,
             is_unready: false,
-            is_told_within: false,
+            words: Duration::ZERO,
         };
         kill_and_wait(&self.commands, pod, Some(verdict.grace), Some(status)).await
     }

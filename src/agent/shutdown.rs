@@ -117,7 +117,7 @@ impl Pods for EnginePods {
             keeps_success: true,
             // Nobody shall send it anything while it ends.
             is_unready: true,
-            is_told_within: given.is_all,
+            words: given.words,
         };
         kill_and_wait(&self.commands, pod, Some(given.grace), Some(status)).await?;
         self.fates.finished(pod.uid()).await;

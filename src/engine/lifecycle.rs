@@ -4,6 +4,8 @@
 //! loop wants arrives as a [`Wish`] (the latest one only); what a turn achieved arrives as a
 //! [`Done`]. Behaviour: spec 02a §9.1-9.4.
 
+use std::time::Duration;
+
 use super::grace::{self, GraceInputs};
 use crate::pod::Pod;
 
@@ -42,8 +44,8 @@ pub struct StatusOverride {
     pub keeps_success: bool,
     /// It is told to be unready before its containers are told to end, whatever they say of themselves.
     pub is_unready: bool,
-    /// Its end has to be told within its grace period: containers that do not end are killed a while before that is over.
-    pub is_told_within: bool,
+    /// So much of the grace period is for its end to be told: containers that do not end are killed before.
+    pub words: Duration,
 }
 
 /// What the sync loop wants of a pod, the latest word only.

@@ -21,17 +21,22 @@ pub struct Class {
 pub struct Given {
     /// Its grace period, whole seconds.
     pub grace: i64,
-    /// Whether that is all the time of its class: its last words have to fit into it.
-    pub is_all: bool,
+    /// How much of that is for its last words, where it is all the time of its class.
+    pub words: Duration,
 }
 
+/// What last words take at least, and each pod's in addition: there are only so many requests a second.
+const WORDS: Duration = Duration::from_millis(300);
+const WORD: Duration = Duration::from_millis(7);
+
 impl Class {
-    /// How long one of its pods may take.
-    pub fn given(&self, pod: &Pod) -> Given {
+    /// How long one of its pods may take; `pods` go together.
+    pub fn given(&self, pod: &Pod, pods: usize) -> Given {
         let period = i64::try_from(self.period.as_secs()).unwrap_or(i64::MAX);
         let own = pod.spec().termination_grace_period_seconds;
         let grace = own.map_or(period, |own| own.min(period)).max(0);
-        Given { grace, is_all: grace == period }
+        let words = (WORDS + WORD.saturating_mul(u32::try_from(pods).unwrap_or(u32::MAX))).min(self.period / 4);
+        Given { grace, words: if grace == period { words } else { Duration::ZERO } }
     }
 }
 
@@ -103,8 +108,8 @@ mod tests {
         let plan = Plan::of(&config(fields)).expect("a plan");
         let shown = |(class, pods): (Class, Vec<Arc<Pod>>)| {
             let named = |pod: &Arc<Pod>| {
-                let Given { grace, is_all } = class.given(pod);
-                format!("{}={grace}{}", pod.name(), if is_all { "!" } else { "" })
+                let Given { grace, words } = class.given(pod, 1);
+                format!("{}={grace}{}", pod.name(), if words.is_zero() { "" } else { "!" })
             };
             let pods: Vec<_> = pods.iter().map(named).collect();
             format!("{}: {}", class.period.as_secs(), pods.join(" "))
@@ -124,9 +129,27 @@ mod tests {
         let fields = json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"});
         assert_eq!(groups(&fields, &pods), ["20: none=20! below=5", "10: critical=10! node=10!"]);
         let all_critical = json!({"shutdownGracePeriod": "10s", "shutdownGracePeriodCriticalPods": "10s"});
-        assert_eq!(groups(&all_critical, &pods), ["0: none=0! below=0!", "10: critical=10! node=10!"]);
+        assert_eq!(groups(&all_critical, &pods), ["0: none=0 below=0", "10: critical=10! node=10!"]);
         assert_eq!(groups(&fields, &pods[1..2]), ["10: critical=10!"], "an empty class is skipped");
         assert_eq!(Plan::of(&config(&json!({}))), None);
+    }
+
+    #[test]
+    fn last_words_of_many_take_longer_and_never_most_of_the_time() {
+        let words = |period, pods| {
+            Class { priority: 0, period: Duration::from_secs(period) }.given(&pod("p", None, None), pods).words
+        };
+        for (period, pods, expected) in [
+            (20, 1, 307),
+            (20, 100, 1000),
+            (8, 100, 1000),
+            (8, 500, 2000),
+            (1, 1, 250),
+            (0, 1, 0),
+            (20, usize::MAX, 5000),
+        ] {
+            assert_eq!(words(period, pods), Duration::from_millis(expected), "{period} {pods}");
+        }
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl Drain {
         info!(pods = pods.len(), ?period, "Shutdown manager ends the pods of a class");
         let ends = &self.deps.pods;
         let ending = pods.iter().map(|pod| async move {
-            let given = class.given(pod);
+            let given = class.given(pod, pods.len());
             info!(pod = %pod.object_name(), podUID = %pod.uid(), gracePeriod = given.grace, "Shutdown manager killing pod with gracePeriod");
             if let Err(error) = ends.end(pod, given).await {
                 error!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Shutdown manager failed killing pod");

@@ -1,7 +1,7 @@
 //! What the mux says: pods that come, change and go; who is let in, and whose resize is tried
 //! again (spec 02a §4, §8).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
@@ -133,7 +133,7 @@ impl SyncLoop {
                     )),
                     keeps_success: false,
                     is_unready: false,
-                    is_told_within: false,
+                    words: Duration::ZERO,
                 };
                 if let Err(text) = kill_and_wait(&commands, &victim, None, Some(status)).await {
                     let message = "Container runtime did not kill the pod within specified grace period.";

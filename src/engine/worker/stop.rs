@@ -22,8 +22,6 @@ use crate::{
 
 /// How long containers wait at most until others hear that their pod is unready.
 const HEARD: Duration = Duration::from_secs(1);
-/// How much of a grace period is left at least for the end to be told, where that has to fit into it.
-const WORDS: Duration = Duration::from_millis(300);
 /// How often it is looked whether they have.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -40,7 +38,7 @@ impl Turn<'_> {
             self.context.probes.stop_liveness(pod.uid());
         }
         match order.as_ref().filter(|order| order.is_unready) {
-            Some(order) => self.kill_unready(observed, grace, order.is_told_within).await?,
+            Some(order) => self.kill_unready(observed, grace, order.words).await?,
             None => self.kill(observed, grace).await?,
         }
         if let Some(pod) = &self.pod {
@@ -87,12 +85,12 @@ impl Turn<'_> {
         &mut self,
         observed: Arc<ObservedPod>,
         mut grace: watch::Receiver<Option<Grace>>,
-        is_told_within: bool,
+        words: Duration,
     ) -> Result<(), String> {
         let given = *grace.borrow_and_update();
         let waited = self.told(given).await;
-        let is_told_within = is_told_within && self.context.config.api_client;
-        let left = |grace: Option<Grace>| grace.map(|Grace(grace)| Grace(left_of(grace, waited, is_told_within)));
+        let words = if self.context.config.api_client { words } else { Duration::ZERO };
+        let left = |grace: Option<Grace>| grace.map(|Grace(grace)| Grace(left_of(grace, waited, words)));
         let (shorter, live) = watch::channel(left(given));
         let shortens = async {
             while grace.changed().await.is_ok() {
@@ -203,9 +201,9 @@ fn patience(grace: Option<Grace>) -> Duration {
 
 /// What containers get of a grace period of which something is gone. Runtimes count in seconds: where the pod's end has
 /// to be told within the period, begun seconds are not theirs.
-fn left_of(grace: Duration, waited: Duration, is_told_within: bool) -> Duration {
+fn left_of(grace: Duration, waited: Duration, words: Duration) -> Duration {
     let left = grace.saturating_sub(waited);
-    if is_told_within { Duration::from_secs(left.saturating_sub(WORDS).as_secs()) } else { left }
+    if words.is_zero() { left } else { Duration::from_secs(left.saturating_sub(words).as_secs()) }
 }
 
 /// Spec 05 §7.7: what ends with its node is no endpoint any more.
@@ -264,7 +262,7 @@ mod tests {
                 disruption: None,
                 keeps_success,
                 is_unready: true,
-                is_told_within: false,
+                words: Duration::ZERO,
             };
             let mut status = api::PodStatus { phase: Some(phase.to_owned()), ..Default::default() };
             overrule(&mut status, &order, 0, jiff::Timestamp::UNIX_EPOCH);
@@ -276,17 +274,17 @@ mod tests {
 
     #[test]
     fn last_words_have_their_share_of_a_grace_period_where_they_must_fit_into_it() {
-        for (grace, waited, is_told_within, expected) in [
-            (8000, 100, false, 7900),
-            (8000, 100, true, 7000),
-            (8000, 700, true, 7000),
-            (8000, 701, true, 6000),
-            (8000, 0, true, 7000),
-            (1000, 250, true, 0),
-            (0, 0, true, 0),
+        for (grace, waited, words, expected) in [
+            (8000, 100, 0, 7900),
+            (8000, 100, 300, 7000),
+            (8000, 700, 300, 7000),
+            (8000, 701, 300, 6000),
+            (8000, 0, 1000, 7000),
+            (1000, 250, 250, 0),
+            (0, 0, 300, 0),
         ] {
-            let left = left_of(Duration::from_millis(grace), Duration::from_millis(waited), is_told_within);
-            assert_eq!(left, Duration::from_millis(expected), "{grace} {waited} {is_told_within}");
+            let [grace, waited, words, expected] = [grace, waited, words, expected].map(Duration::from_millis);
+            assert_eq!(left_of(grace, waited, words), expected, "{grace:?} {waited:?} {words:?}");
         }
     }
 
