@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use prometheus::{HistogramVec, core::Collector};
 
-use super::{Registry, Stability::Alpha, buckets::STORAGE};
+use super::{Operated, Registry, Stability::Alpha, buckets::STORAGE, volumes::truth};
 
 /// Handles of what is counted of calls to drivers.
 #[derive(Clone, Debug)]
@@ -25,9 +25,11 @@ impl CsiMetrics {
         Self { operations }
     }
 
-    /// A call ended with that code: `OK`, `DeadlineExceeded`, ...
-    pub fn ended(&self, driver: &str, method: &str, code: &str, elapsed: Duration) {
-        self.operations.with_label_values(&[driver, method, code, "false"]).observe(elapsed.as_secs_f64());
+    /// A call to a driver ended with that code: `OK`, `DeadlineExceeded`, ...
+    pub fn ended<'a>(&self, on: impl Into<Operated<'a>>, method: &str, code: &str, elapsed: Duration) {
+        let Operated { plugin, is_migrated } = on.into();
+        let labels = [plugin, method, code, truth(is_migrated)];
+        self.operations.with_label_values(&labels).observe(elapsed.as_secs_f64());
     }
 
     /// Drops all series of a driver that never was one: whoever registers under ever new names would make ever more.
@@ -39,7 +41,7 @@ impl CsiMetrics {
                     found.map(|label| label.value().to_owned()).unwrap_or_default()
                 };
                 if value("driver_name") == driver {
-                    let labels = [driver, &value("method_name"), &value("grpc_status_code"), "false"];
+                    let labels = [driver, &value("method_name"), &value("grpc_status_code"), &value("migrated")];
                     // It may have been dropped meanwhile.
                     let _ = self.operations.remove_label_values(&labels);
                 }

@@ -80,5 +80,5 @@ pub use sources::SourceMetrics;
 pub use stats::{ClaimUsage, DiskUsages, LogUsage, StatsMetrics, StatsSource, register_disk_usages};
 pub use status::StatusMetrics;
 pub use streaming::StreamingMetrics;
-pub use volumes::{StorageOperation, VolumeMetrics, World};
+pub use volumes::{Operated, StorageOperation, VolumeMetrics, World};
 pub use waits::PodWaits;

@@ -42,6 +42,21 @@ impl StorageOperation {
     }
 }
 
+/// Whose operation it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Operated<'a> {
+    /// Label `volume_plugin`, or the driver's name.
+    pub plugin: &'a str,
+    /// The volume was said by a name that was built in once.
+    pub is_migrated: bool,
+}
+
+impl<'a> From<&'a str> for Operated<'a> {
+    fn from(plugin: &'a str) -> Self {
+        Self { plugin, is_migrated: false }
+    }
+}
+
 /// Of which volumes one speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum World {
@@ -59,6 +74,11 @@ impl World {
             Self::Desired => "desired_state_of_world",
         }
     }
+}
+
+/// As labels say it.
+pub(super) fn truth(is_so: bool) -> &'static str {
+    if is_so { "true" } else { "false" }
 }
 
 /// Handles of what is counted of volumes.
@@ -104,9 +124,17 @@ impl VolumeMetrics {
     }
 
     /// An operation on a volume of that plugin ended.
-    pub fn ended(&self, plugin: &str, operation: StorageOperation, succeeded: bool, elapsed: Duration) {
+    pub fn ended<'a>(
+        &self,
+        on: impl Into<Operated<'a>>,
+        operation: StorageOperation,
+        succeeded: bool,
+        elapsed: Duration,
+    ) {
+        let Operated { plugin, is_migrated } = on.into();
         let status = if succeeded { "success" } else { "fail-unknown" };
-        self.operations.with_label_values(&[plugin, operation.label(), status, "false"]).observe(elapsed.as_secs_f64());
+        let labels = [plugin, operation.label(), status, truth(is_migrated)];
+        self.operations.with_label_values(&labels).observe(elapsed.as_secs_f64());
     }
 
     /// A volume was mounted so long after it was asked for first.

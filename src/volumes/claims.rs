@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{
-    desired,
+    desired, migrate,
     spec::{Mode, VolumeSpec},
 };
 use crate::{
@@ -48,7 +48,7 @@ pub fn reference(pod: &Pod, volume: &api::Volume) -> Option<Reference> {
 /// # Errors
 /// The text that a pod is told of a claim that cannot be used.
 pub async fn resolve(storage: &dyn StorageObjects, pod: &Pod, volume: &api::Volume) -> Result<VolumeSpec, String> {
-    let Some(reference) = reference(pod, volume) else { return Ok(VolumeSpec::inline(volume)) };
+    let Some(reference) = reference(pod, volume) else { return said(volume, pod.namespace()) };
     let namespace = pod.namespace();
     let wrapped = |error: String| format!("error processing PVC {namespace}/{}: {error}", reference.name);
     let read = storage.claim(namespace, &reference.name).await;
@@ -60,9 +60,23 @@ pub async fn resolve(storage: &dyn StorageObjects, pod: &Pod, volume: &api::Volu
     let read = storage.volume(name).await;
     let persistent = read.map_err(|e| wrapped(format!("failed to fetch PV {name} from API server: {e}")))?;
     belongs(&persistent, &claim).map_err(wrapped)?;
-    let spec = VolumeSpec::persistent(persistent, claim, reference.read_only);
+    let spec = match migrate::persistent(&persistent)? {
+        Some(of_driver) => VolumeSpec::persistent(Arc::new(of_driver), claim, reference.read_only).migrated(),
+        None => VolumeSpec::persistent(persistent, claim, reference.read_only),
+    };
     fits(pod, &volume.name, &spec)?;
     Ok(spec)
+}
+
+/// What a volume that refers to no claim comes down to, in a pod of that namespace.
+///
+/// # Errors
+/// It is a disk of a cloud that its driver cannot be told of, or that cannot be the name of a directory.
+pub fn said(volume: &api::Volume, namespace: &str) -> Result<VolumeSpec, String> {
+    let Some((of_driver, read_only)) = migrate::inline(volume, namespace)? else {
+        return Ok(VolumeSpec::inline(volume));
+    };
+    Ok(VolumeSpec::persistent(Arc::new(of_driver), unknown_claim(), read_only).migrated())
 }
 
 /// The volume that a claim is bound to.
@@ -139,7 +153,7 @@ pub fn growth(spec: &VolumeSpec) -> Option<(u64, u64)> {
     (from < to).then_some((from, to))
 }
 
-/// The claim of a volume that was rebuilt from disk: nothing is known of it.
+/// The claim of a volume that has none, or of which nothing is known.
 pub fn unknown_claim() -> Arc<api::PersistentVolumeClaim> {
     Arc::default()
 }

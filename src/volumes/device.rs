@@ -101,6 +101,8 @@ pub struct Traits {
     pub volume: String,
     /// Label `volume_plugin` of metrics: the plugin's name, for CSI with `:<driver>`.
     pub label: String,
+    /// Label `migrated` of metrics.
+    pub is_migrated: bool,
     /// Somebody attaches it to the node first (`node.status.volumesAttached`).
     pub attachable: bool,
     /// It is staged once for all pods of the node.

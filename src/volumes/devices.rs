@@ -331,7 +331,8 @@ fn is_of(known: &Known, pod: &Pod, volume: &api::Volume) -> bool {
     match (claims::reference(pod, volume), known.spec.claim()) {
         (Some(reference), Some((_, name))) => reference.name == name,
         (None, None) => known.spec.as_inline() == Some(volume),
-        _ => false,
+        (None, Some(_)) => claims::said(volume, pod.namespace()).is_ok_and(|said| said == *known.spec),
+        (Some(_), None) => false,
     }
 }
 
@@ -339,8 +340,8 @@ fn usage(pod: &Arc<Pod>, layout: &PodLayout, spec: &Arc<VolumeSpec>, unique: Uni
     let folder = plugin.replace('/', "~");
     let mode = spec.mode();
     let target = match mode {
-        Mode::Filesystem => layout.volume(&folder, &spec.name),
-        Mode::Block => layout.device(&folder, &spec.name),
+        Mode::Filesystem => layout.volume(&folder, &spec.directory()),
+        Mode::Block => layout.device(&folder, &spec.directory()),
     };
     let context = pod.spec().security_context.as_ref();
     let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());

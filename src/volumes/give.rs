@@ -11,7 +11,11 @@ use super::{
     operation::Operation,
     ownership::{self, GroupAccess, Order, Policy, Slow},
 };
-use crate::{engine::ports::Event, metrics::StorageOperation, pod::Pod};
+use crate::{
+    engine::ports::Event,
+    metrics::{Operated, StorageOperation},
+    pod::Pod,
+};
 
 impl GroupOf {
     /// How much of the tree is walked.
@@ -34,7 +38,8 @@ pub async fn give(usage: &Usage, label: &str, root: PathBuf, of: GroupOf) -> Res
     // Whatever kept it from walking: what is mounted is there.
     let given = given.await.map_err(|error| OpError::uncertain(error.text).because(error.trouble));
     if let Some(metrics) = &operation.deps().metrics {
-        metrics.ended(label, StorageOperation::Give, given.is_ok(), began.elapsed());
+        let on = Operated { plugin: label, is_migrated: usage.spec.is_migrated };
+        metrics.ended(on, StorageOperation::Give, given.is_ok(), began.elapsed());
     }
     given
 }

@@ -39,6 +39,7 @@ mod local;
 mod machine;
 mod manager;
 mod memory;
+mod migrate;
 mod nfs;
 mod operation;
 mod orphan;

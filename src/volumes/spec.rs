@@ -46,16 +46,18 @@ pub enum Source {
 /// One volume of one pod, resolved.
 #[derive(Clone, PartialEq, Debug)]
 pub struct VolumeSpec {
-    /// The name of its directory: that of the volume in the pod, or of the persistent volume.
+    /// That of the volume in the pod, or of the persistent volume.
     pub name: String,
     /// Where it comes from.
     pub source: Source,
+    /// It was said by a name that was built in once (spec 07 §3.3).
+    pub is_migrated: bool,
 }
 
 impl VolumeSpec {
     /// A volume that the pod itself describes.
     pub fn inline(volume: &api::Volume) -> Self {
-        Self { name: volume.name.clone(), source: Source::Inline(Box::new(volume.clone())) }
+        Self { name: volume.name.clone(), source: Source::Inline(Box::new(volume.clone())), is_migrated: false }
     }
 
     /// A volume behind a claim.
@@ -65,7 +67,18 @@ impl VolumeSpec {
         read_only: bool,
     ) -> Self {
         let name = volume.metadata.name.clone().unwrap_or_default();
-        Self { name, source: Source::Persistent(Persistent { volume, claim, read_only }) }
+        Self { name, source: Source::Persistent(Persistent { volume, claim, read_only }), is_migrated: false }
+    }
+
+    /// The same, translated from a name that was built in once.
+    #[must_use]
+    pub fn migrated(self) -> Self {
+        Self { is_migrated: true, ..self }
+    }
+
+    /// The name of its directory: names of disks have slashes, which are escaped as those of plugins are.
+    pub fn directory(&self) -> String {
+        self.name.replace('/', "~")
     }
 
     /// What the pod says, where it does.
@@ -89,7 +102,7 @@ impl VolumeSpec {
         self.as_persistent()?.volume.spec.as_ref()
     }
 
-    /// Namespace and name of the claim; empty ones for a volume rebuilt from disk.
+    /// Namespace and name of the claim; empty ones for a volume rebuilt from disk, or translated from the pod's own.
     pub fn claim(&self) -> Option<(&str, &str)> {
         let metadata = &self.as_persistent()?.claim.metadata;
         Some((metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default()))

@@ -173,3 +173,19 @@ async fn what_grows_says_from_where_to_where() {
         assert_eq!(growth(&spec), expected);
     }
 }
+
+#[tokio::test]
+async fn disks_of_clouds_are_volumes_of_drivers() {
+    let disk = json!({"awsElasticBlockStore": {"volumeID": "vol-1"}, "claimRef": {"uid": "cu"},
+        "volumeMode": "Filesystem"});
+    let driver = |spec: &VolumeSpec| spec.volume().and_then(|of| of.csi.as_ref()).map(|csi| csi.driver.clone());
+    let spec = told(named(), mounts(), claim(), with(volume(), "/spec", disk)).await.expect("resolved");
+    assert_eq!(driver(&spec).as_deref(), Some("ebs.csi.aws.com"));
+    assert_eq!((spec.is_migrated, spec.name.as_str(), spec.claim()), (true, "pv", Some(("ns", "c"))));
+    let own = json!({"name": "v", "azureDisk": {"diskName": "d", "diskURI": "/s/d", "readOnly": true}});
+    let spec = told(own, mounts(), claim(), volume()).await.expect("resolved");
+    assert_eq!(driver(&spec).as_deref(), Some("disk.csi.azure.com"));
+    assert_eq!((spec.is_migrated, spec.directory().as_str(), spec.read_only()), (true, "~s~d", true));
+    let plain = told(json!({"name": "v", "emptyDir": {}}), mounts(), claim(), volume()).await.expect("resolved");
+    assert!(!plain.is_migrated && plain.as_inline().is_some());
+}

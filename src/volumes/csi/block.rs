@@ -59,7 +59,7 @@ impl Csi {
         };
         self.note_block(usage, &volume, &layout, layout.staging.clone()).await?;
         step::reached("csi.stage.recorded");
-        let done = ready.driver.client.stage(until, request).await;
+        let done = ready.driver.client.about(&usage.spec).stage(until, request).await;
         step::reached("csi.stage.called");
         let Err(error) = done else { return Ok(()) };
         let text = format!("{PLUGIN}: blockMapper.stageVolumeForBlock failed: {error}");
@@ -98,7 +98,7 @@ impl Csi {
         let parent = target.parent().unwrap_or(&target).to_owned();
         self.note_block(usage, &volume, &layout, parent).await?;
         step::reached("csi.publish.recorded");
-        let done = ready.driver.client.publish(until, request).await;
+        let done = ready.driver.client.about(&usage.spec).publish(until, request).await;
         step::reached("csi.publish.called");
         done.map_err(|error: CallError| {
             error.about(format!("{PLUGIN}: blockMapper.publishVolumeForBlock failed: {error}"))
@@ -140,9 +140,9 @@ impl Csi {
         let driver = self.driver(&volume.driver, "blockMapper.UnmapPodDevice failed to get CSI client")?;
         let target_path = target.display().to_string();
         step::reached("csi.unpublish.begun");
-        let done = driver.client.unpublish(until, NodeUnpublishVolumeRequest { volume_id: volume.handle, target_path });
-        done.await
-            .map_err(|error| error.about(format!("{PLUGIN}: blockMapper.unpublishVolumeForBlock failed: {error}")))?;
+        let request = NodeUnpublishVolumeRequest { volume_id: volume.handle, target_path };
+        let done = driver.client.about(&removal.spec).unpublish(until, request).await;
+        done.map_err(|error| error.about(format!("{PLUGIN}: blockMapper.unpublishVolumeForBlock failed: {error}")))?;
         step::reached("csi.unpublish.called");
         let removed = removal.operation.blocking(move || {
             let parent = || target.parent().map_or(Ok(()), |parent| unless_in_use(remove(parent)));
@@ -172,7 +172,7 @@ impl Csi {
                 let staging_target_path = layout.staging.display().to_string();
                 let request = NodeUnstageVolumeRequest { volume_id: volume.handle, staging_target_path };
                 step::reached("csi.unstage.begun");
-                let done = driver.client.unstage(until, request).await;
+                let done = driver.client.about(&removal.spec).unstage(until, request).await;
                 done.map_err(|error| {
                     error.about(format!("{PLUGIN}: blockMapper.unstageVolumeForBlock failed: {error}"))
                 })?;

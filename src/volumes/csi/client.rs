@@ -7,11 +7,14 @@ use tonic::{Code, Request, Response, Status, transport::Channel};
 
 use crate::{
     cri::{self, CriError},
-    metrics::CsiMetrics,
+    metrics::{CsiMetrics, Operated},
     proto::csi::{
         self, node_client::NodeClient, node_service_capability, node_service_capability::rpc::Type as Capability,
     },
-    volumes::device::{OpError, Trouble},
+    volumes::{
+        device::{OpError, Trouble},
+        spec::VolumeSpec,
+    },
 };
 
 /// How long all calls of one operation may take.
@@ -105,6 +108,7 @@ pub struct DriverClient {
     driver: String,
     channel: Channel,
     metrics: CsiMetrics,
+    is_migrated: bool,
 }
 
 /// When an operation that begins now is over.
@@ -115,7 +119,12 @@ pub fn deadline() -> Instant {
 impl DriverClient {
     /// Connects when it is first called.
     pub fn new(driver: &str, socket: PathBuf, metrics: CsiMetrics) -> Self {
-        Self { driver: driver.to_owned(), channel: cri::socket_channel(socket), metrics }
+        Self { driver: driver.to_owned(), channel: cri::socket_channel(socket), metrics, is_migrated: false }
+    }
+
+    /// The same for calls about that volume.
+    pub fn about(&self, spec: &VolumeSpec) -> Self {
+        Self { is_migrated: spec.is_migrated, ..self.clone() }
     }
 
     fn rpc(&self) -> NodeClient<Channel> {
@@ -141,7 +150,8 @@ impl DriverClient {
             Err(_) => Err(CallError::late()),
         };
         let code = cri::code_name(done.as_ref().err().map_or(Code::Ok, |error| error.code));
-        self.metrics.ended(&self.driver, method, code, began.elapsed());
+        let on = Operated { plugin: &self.driver, is_migrated: self.is_migrated };
+        self.metrics.ended(on, method, code, began.elapsed());
         done
     }
 

@@ -36,7 +36,7 @@ impl Csi {
             volume_capability: Some(context::capability(&usage.spec, &volume, usage.mode, ready.can, group)),
             secrets: secrets.into_iter().collect(),
         };
-        let done = ready.driver.client.expand(until, request).await;
+        let done = ready.driver.client.about(&usage.spec).expand(until, request).await;
         let size = done.map_err(|error| {
             error.about(format!("{PLUGIN}: Expander.NodeExpand failed to expand the volume : {error}"))
         })?;

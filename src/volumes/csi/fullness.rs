@@ -34,7 +34,7 @@ impl Csi {
             volume_path: path.display().to_string(),
             staging_target_path: if is_staged { staging.display().to_string() } else { String::new() },
         };
-        let told = ready.driver.client.stats(until, request).await;
+        let told = ready.driver.client.about(&usage.spec).stats(until, request).await;
         let told = told.map_err(|error| error.about(format!("{PLUGIN}: failed to get volume stats: {error}")))?;
         if told.usage.is_empty() {
             return Err(OpError::failed(format!("{PLUGIN}: failed to get usage from the answer: usage is missing")));

@@ -170,6 +170,7 @@ impl DevicePlugin for Csi {
         Ok(Traits {
             volume: volume.name(),
             label: volume.label(),
+            is_migrated: spec.is_migrated,
             attachable: !volume.is_inline && context::is_attached(object.as_deref()),
             stages: !volume.is_inline,
             mount_options: true,

@@ -64,7 +64,7 @@ impl Csi {
         });
         noted.await?;
         step::reached("csi.publish.recorded");
-        let done = ready.driver.client.publish(until, request).await;
+        let done = ready.driver.client.about(&usage.spec).publish(until, request).await;
         step::reached("csi.publish.called");
         if let Err(error) = done {
             return Err(self.not_published(usage, error).await);

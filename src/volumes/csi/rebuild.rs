@@ -89,6 +89,7 @@ fn with_traits(spec: VolumeSpec, pod: &PodUid) -> Rebuilt {
     let traits = Traits {
         volume: volume.name(),
         label: volume.label(),
+        is_migrated: false,
         // Whether somebody attaches it says its driver's object, which cannot be asked for here.
         attachable: !volume.is_inline,
         stages: !volume.is_inline,

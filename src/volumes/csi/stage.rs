@@ -66,7 +66,7 @@ impl Csi {
         });
         noted.await?;
         step::reached("csi.stage.recorded");
-        let done = ready.driver.client.stage(until, request).await;
+        let done = ready.driver.client.about(&usage.spec).stage(until, request).await;
         step::reached("csi.stage.called");
         match done {
             Ok(()) => Ok(()),

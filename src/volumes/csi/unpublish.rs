@@ -49,7 +49,7 @@ impl Csi {
                 let target_path = mount_point(path).display().to_string();
                 let request = NodeUnpublishVolumeRequest { volume_id: handle, target_path };
                 step::reached("csi.unpublish.begun");
-                if let Err(error) = driver.client.unpublish(until, request).await {
+                if let Err(error) = driver.client.about(&removal.spec).unpublish(until, request).await {
                     // A volume that ends with its pod may have ended before it.
                     if !(is_inline && error.code == Code::NotFound) {
                         return Err(error.about(format!("{PLUGIN}: Unmounter.TearDownAt failed: {error}")));
@@ -83,7 +83,7 @@ impl Csi {
             let staging_target_path = path.display().to_string();
             let request = NodeUnstageVolumeRequest { volume_id: volume.handle, staging_target_path };
             step::reached("csi.unstage.begun");
-            let done = driver.client.unstage(until, request).await;
+            let done = driver.client.about(&removal.spec).unstage(until, request).await;
             done.map_err(|error| error.about(format!("{PLUGIN}: attacher.UnmountDevice failed: {error}")))?;
             step::reached("csi.unstage.called");
         }

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     engine::ports::{Attached, Event},
-    metrics::{StorageOperation, World},
+    metrics::{Operated, StorageOperation, World},
     pod::PodUid,
     volumes::{
         device::{DevicePlugin, Published, Traits},
@@ -256,7 +256,8 @@ impl Owner {
             }
         };
         let name = self.state.name_of(op);
-        board.deps.metrics.ended(&self.traits.label, name.into(), done.is_ok(), began.elapsed());
+        let on = Operated { plugin: &self.traits.label, is_migrated: self.traits.is_migrated };
+        board.deps.metrics.ended(on, name.into(), done.is_ok(), began.elapsed());
         let now = Instant::now().into_std();
         let Err(failure) = done else {
             self.backoffs.succeeded(name, op.pod());
