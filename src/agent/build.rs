@@ -5,7 +5,7 @@
 
 use std::{
     net::IpAddr,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -24,7 +24,7 @@ use super::{
     lasting::Lasting,
     life::Life,
     logging::LogHandle,
-    oom, probes, server,
+    oom, probes, root_directory, server,
     server_auth::{self, AuthDeps, ServerAuth},
     server_stats::{self, StatsParts},
     settings, shutdown,
@@ -106,7 +106,7 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
     let tasks = life.tasks.clone();
     register_identity(loaded, &registry, tasks.tracker());
     let root = settings::root(loaded);
-    make_directory(&root, 0o750)?;
+    root_directory::make(&root)?;
     let machine = Machine::read(Path::new("/"), &root).map_err(wrong)?;
     let facts = node::facts(&settings::node(loaded), &machine).map_err(wrong)?;
     metrics::register_node(&registry, facts.name.as_str());
@@ -478,13 +478,4 @@ async fn open_allocator(loaded: &Loaded, base: &Base, machine: &Machine, root: &
         allocation: AllocationMetrics::new(&base.registry),
     };
     Allocator::load(deps).await.map_err(wrong)
-}
-
-fn make_directory(path: &PathBuf, mode: u32) -> Result<(), BuildError> {
-    use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(mode)
-        .create(path)
-        .map_err(|error| BuildError(format!("cannot create directory {}: {error}", path.display())))
 }

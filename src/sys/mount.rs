@@ -15,10 +15,15 @@ use nix::libc;
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags, openat, statx},
     io::Errno,
-    mount::{MountFlags, UnmountFlags, mount_bind, mount_remount},
+    mount::{
+        MountFlags, MountPropagationFlags, UnmountFlags, mount_bind, mount_bind_recursive, mount_change, mount_remount,
+    },
 };
 
-use super::mount_api::{self, Change, Reach};
+use super::{
+    mount_api::{self, Change, Reach},
+    mount_table::{self, Mount},
+};
 
 /// Options that say how one mount behaves, with their `MS_*` flags; all others are the file system's.
 const FLAGS: [(&str, u64); 13] = [
@@ -87,6 +92,35 @@ pub fn bind(source: impl AsFd, target: &Path, options: &[String]) -> io::Result<
         Err(e) if is_unknown(&e) => bind_by_path(source, target, flags),
         other => other,
     }
+}
+
+/// Sees to it that what is mounted below a directory from now on travels to and from mount namespaces that want it:
+/// where its mount is not shared it is bound on itself, with all that is mounted below, and that is. Returns whether
+/// it had to be. The path must be without symbolic links.
+///
+/// # Errors
+/// What the kernel says.
+pub fn share(directory: &Path) -> io::Result<bool> {
+    share_with(directory, &mount_table::read()?)
+}
+
+fn share_with(directory: &Path, table: &[Mount]) -> io::Result<bool> {
+    if mount_table::holding(table, directory).is_some_and(|mount| mount.is_shared) {
+        return Ok(false);
+    }
+    let made = mount_api::clone_path(directory, Reach::Tree).and_then(|mount| {
+        let shared = Change { propagation: libc::MS_SHARED, ..Change::default() };
+        mount_api::change(mount.as_fd(), Reach::Tree, shared)?;
+        mount_api::attach(mount.as_fd(), open(directory)?.as_fd())
+    });
+    match made {
+        Err(e) if is_unknown(&e) => {
+            mount_bind_recursive(directory, directory)?;
+            mount_change(directory, MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
+        }
+        other => other?,
+    }
+    Ok(true)
 }
 
 /// The bind of old kernels: our own link to the descriptor is resolved by the kernel, which leads to what was opened
@@ -213,6 +247,44 @@ mod tests {
             assert_eq!(is_corrupted(&errno.into()), expected, "{errno}");
         }
         assert!(!is_corrupted(&io::Error::other("no number")));
+    }
+
+    /// In a mount namespace of its own: nothing of it is seen outside.
+    #[test]
+    fn what_is_mounted_in_a_shared_directory_travels() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().canonicalize().expect("it is there");
+        let aside = std::thread::spawn(move || {
+            use nix::sched::{CloneFlags, unshare};
+            if let Err(e) = unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS) {
+                return println!("skipped: what_is_mounted_in_a_shared_directory_travels needs root ({e})");
+            }
+            mount_api::change_root(libc::MS_PRIVATE, Reach::Tree).expect("private");
+            let (root, copy, earlier) = (path.join("root"), path.join("copy"), path.join("root/earlier"));
+            for directory in [&root, &copy, &earlier, &root.join("later")] {
+                fs::create_dir(directory).expect("makeable");
+            }
+            let tmpfs = |at: &Path| file_system(NewFileSystem { kind: "tmpfs", source: "tmpfs", options: &[] }, at);
+            tmpfs(&earlier).expect("mountable");
+            fs::write(earlier.join("file"), "x").expect("writable");
+            // The table of the thread: that of the process is another namespace's.
+            let table = || mount_table::parse(&fs::read("/proc/thread-self/mountinfo").expect("a table"));
+            assert!(!mount_table::holding(&table(), &root).expect("in /").is_shared);
+            share_with(&root, &table()).expect("shareable");
+            assert!(mount_table::holding(&table(), &root).expect("itself").is_shared);
+            assert!(earlier.join("file").exists(), "what was mounted before is not hidden");
+            // As a container that gets it both ways has it.
+            rustix::mount::mount_bind_recursive(&root, &copy).expect("bindable");
+            tmpfs(&root.join("later")).expect("mountable");
+            tmpfs(&copy.join("earlier")).expect("mountable");
+            let targets: Vec<_> = table().into_iter().map(|mount| mount.target).collect();
+            assert!(targets.contains(&copy.join("later")), "to it: {targets:?}");
+            assert_eq!(targets.iter().filter(|target| **target == earlier).count(), 3, "and from it: {targets:?}");
+            let before = table().len();
+            assert!(!share_with(&root, &table()).expect("as it is"), "once is enough");
+            assert_eq!(table().len(), before);
+        });
+        aside.join().expect("no panic");
     }
 
     #[test]

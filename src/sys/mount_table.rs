@@ -63,6 +63,12 @@ pub fn below(path: &Path) -> io::Result<Vec<Mount>> {
     Ok(mounts.iter().filter(|mount| mount.target.starts_with(path)).cloned().collect())
 }
 
+/// The mount that a path without symbolic links lies in: the last one of the deepest that lead to it.
+pub fn holding<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    let leading = mounts.iter().filter(|mount| path.starts_with(&mount.target));
+    leading.max_by_key(|mount| mount.target.components().count())
+}
+
 /// The table as it was last read. The kernel tells of each open file of it, once, that there is another by now.
 struct Seen {
     file: File,
@@ -171,6 +177,20 @@ mod tests {
             ]
         );
         assert_eq!(unescaped(b"a\\\\1\\134\\0"), b"a\\\\1\\\\0");
+    }
+
+    #[test]
+    fn a_path_lies_in_the_last_of_the_deepest_mounts() {
+        let table = parse(
+            b"1 0 0:1 / / rw shared:1 - a none rw\n2 1 0:2 / /var/lib rw - b none rw\n3 1 0:3 / /var rw - c none rw\n\
+              4 2 0:4 / /var/lib/k rw - d none rw\n5 4 0:5 / /var/lib/k rw shared:2 - e none rw\n",
+        );
+        for (path, expected) in
+            [("/", "a"), ("/v", "a"), ("/var", "c"), ("/var/libx", "c"), ("/var/lib", "b"), ("/var/lib/k/pods", "e")]
+        {
+            assert_eq!(holding(&table, Path::new(path)).map(|mount| mount.kind.as_str()), Some(expected), "{path}");
+        }
+        assert_eq!(holding(&[], Path::new("/")), None);
     }
 
     /// Needs root.

@@ -189,6 +189,34 @@ async fn mounts_travel_as_far_as_the_propagation_says() {
     node.remove(&pod).await;
 }
 
+/// Whatever the machine's root is: the agent sees to it that its own directory is shared.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_container_mounts_in_a_volume_is_seen_by_another() {
+    // Spec 07 §1
+    let Some(node) = Node::shared("what_one_container_mounts_in_a_volume_is_seen_by_another").await else { return };
+    let volumes = json!([{"name": "v", "emptyDir": {}}]);
+    let mounts = json!([{"name": "v", "mountPath": "/v", "mountPropagation": "HostToContainer"}]);
+    let script = "until [ -e /v/inner/file ]; do sleep 0.1; done; cat /v/inner/file; touch /v/seen";
+    let mut manifest = pod("travels", volumes, mounts, script);
+    let mut mounter = shell(
+        "mounter",
+        &format!(
+            "mkdir /v/inner && mount -t tmpfs none /v/inner && echo below > /v/inner/file && \
+             until [ -e /v/seen ]; do sleep 0.1; done; umount /v/inner; {UNTIL_STOPPED}"
+        ),
+    );
+    mounter["securityContext"] = json!({"privileged": true});
+    mounter["volumeMounts"] = json!([{"name": "v", "mountPath": "/v", "mountPropagation": "Bidirectional"}]);
+    for field in ["image", "imagePullPolicy"] {
+        mounter[field] = manifest["spec"]["containers"][0][field].clone();
+    }
+    manifest["spec"]["containers"].as_array_mut().expect("containers").push(mounter);
+    let pod = node.run(&manifest).await;
+    let out = node.until_output(&pod, "main", "done\n").await;
+    assert_eq!(out, "below\ndone\n");
+    node.remove(&pod).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_only_reaches_as_deep_as_it_is_asked_to() {
     // Spec 07 §13.1 (6)
