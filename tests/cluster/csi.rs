@@ -201,6 +201,52 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
     drop(agent);
 }
 
+/// Nobody waits two minutes for the attachment here: another volume of the pod fails at once, and with it the wait for
+/// both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_volume_the_node_has_no_room_for_is_rejected() {
+    // Spec 07 §5.1
+    if skips("a_pod_whose_volume_the_node_has_no_room_for_is_rejected") {
+        return;
+    }
+    let storage = Storage::new(true).await;
+    let (world, driver) = (&storage.world, &storage.driver);
+    let period = json!({"spec": {"nodeAllocatableUpdatePeriodSeconds": 3_600}});
+    world.api.patch("csidrivers.storage.k8s.io", "", DRIVER, period);
+    driver.nature(|nature| nature.max_volumes = 5);
+    let agent = world.start().await;
+    storage.plugin.registered().await;
+    let count = |expected: i64| {
+        move |seen: &crate::kit::api_server::Seen<'_>| {
+            let node = seen.object("csinodes.storage.k8s.io", "", NODE);
+            node.is_some_and(|node| node["spec"]["drivers"][0]["allocatable"]["count"] == expected)
+        }
+    };
+    world.until(&agent, "the node takes 5 volumes", count(5)).await;
+    let name = attachment();
+    world.api.create(json!({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": name},
+        "spec": {"attacher": DRIVER, "nodeName": NODE, "source": {"persistentVolumeName": "pv"}}}));
+    let error = json!({"message": "no room", "errorCode": 8, "time": "2026-01-01T00:00:00Z"});
+    let refused = json!({"status": {"attached": false, "attachError": error}});
+    patch_status(&world.api, ("volumeattachments.storage.k8s.io", "", &name), refused);
+    driver.nature(|nature| nature.max_volumes = 4);
+    let mut pod = storage.pod("one-too-many");
+    let other = json!({"name": "other", "persistentVolumeClaim": {"claimName": "nowhere"}});
+    pod["spec"]["volumes"].as_array_mut().expect("volumes").push(other);
+    let mount = json!({"name": "other", "mountPath": "/other"});
+    pod["spec"]["containers"][0]["volumeMounts"].as_array_mut().expect("mounts").push(mount);
+    world.run(pod);
+    let pod = world.until_pod(&agent, "one-too-many", "is rejected", |pod| pod["status"]["phase"] == "Failed").await;
+    assert_eq!(pod["status"]["reason"], "VolumeAttachmentLimitExceeded");
+    let message = pod["status"]["message"].as_str().unwrap_or_default();
+    let expected = "Pod was rejected: Node has reached its volume attachment limit, rejecting pod. \
+                    unmounted volumes=[disk other], unattached volumes=[disk], failed to process volumes=[other]: ";
+    assert!(message.starts_with(expected), "{message}");
+    world.until(&agent, "the node is told to take fewer", count(4)).await;
+    assert!(driver.acts().is_empty(), "{:?}", driver.acts());
+    drop(agent);
+}
+
 /// As the controller names it.
 fn attachment() -> String {
     use sha2::{Digest, Sha256};

@@ -5,6 +5,7 @@
 mod kit;
 
 mod adversity;
+mod claims;
 mod commands;
 mod endings;
 mod environment;
