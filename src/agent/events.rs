@@ -64,6 +64,10 @@ impl EventSink for EventLog {
         let (object, path, kind) = match &event.target {
             EventTarget::Pod { pod, field_path } => (pod.object_name(), field_path.clone().unwrap_or_default(), "Pod"),
             EventTarget::Node => (self.node.clone(), String::new(), "Node"),
+            EventTarget::Storage { kind, namespace, name, .. } => {
+                let object = if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") };
+                (object, String::new(), *kind)
+            }
         };
         let reason = &*event.reason;
         match event.kind {

@@ -9,7 +9,7 @@ use super::{
     spec::VolumeSpec,
 };
 use crate::{
-    engine::ports::{Event, EventSink, StorageObjects},
+    engine::ports::{Event, EventKind, EventSink, StorageObjects},
     pod::api,
 };
 
@@ -143,13 +143,12 @@ impl Work<'_> {
     pub async fn run(self) -> Result<(), OpError> {
         let Some((from, to)) = self.growth else { return Ok(()) };
         let spec = self.usage.spec.clone();
-        let pod = self.usage.pod.id().clone();
         if spec.read_only() {
             let text = format!(
                 "MountVolume.NodeExpandVolume failed for volume {:?} requested read-only file system",
                 spec.name
             );
-            self.events.record(Event::warning(&pod, "FileSystemResizeFailed", text));
+            self.record(EventKind::Warning, "FileSystemResizeFailed", &text);
             return Ok(());
         }
         let way = way(&spec, to);
@@ -176,8 +175,20 @@ impl Work<'_> {
             self.tell(&spec, finished(&persistent.claim, &size, way)).await?;
         }
         let text = format!("MountVolume.NodeExpandVolume succeeded for volume {:?} {}", spec.name, self.node);
-        self.events.record(Event::normal(&pod, "FileSystemResizeSuccessful", text));
+        self.record(EventKind::Normal, "FileSystemResizeSuccessful", &text);
         Ok(())
+    }
+
+    /// Tells it of the pod and of its claim.
+    fn record(&self, kind: EventKind, reason: &'static str, text: &str) {
+        let pod = self.usage.pod.id();
+        self.events.record(match kind {
+            EventKind::Normal => Event::normal(pod, reason, text),
+            EventKind::Warning => Event::warning(pod, reason, text),
+        });
+        if let Some(persistent) = self.usage.spec.as_persistent() {
+            self.events.record(Event::on_claim(&persistent.claim, kind, reason, text));
+        }
     }
 
     async fn tell(&self, spec: &VolumeSpec, patch: Value) -> Result<(), OpError> {

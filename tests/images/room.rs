@@ -129,6 +129,7 @@ impl ImagesRoom {
                 let kind = if event.kind == EventKind::Normal { "Normal" } else { "Warning" };
                 let target = match event.target {
                     EventTarget::Node => "node ",
+                    EventTarget::Storage { .. } => "storage ",
                     EventTarget::Pod { field_path: Some(_), .. } => "",
                     EventTarget::Pod { field_path: None, .. } => "pod ",
                 };

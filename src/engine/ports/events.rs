@@ -2,7 +2,9 @@
 
 use std::{borrow::Cow, sync::Arc};
 
-use crate::pod::PodRef;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::pod::{PodRef, api};
 
 /// Normal or warning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,6 +27,17 @@ pub enum EventTarget {
     },
     /// This node.
     Node,
+    /// A claim, or the volume behind one.
+    Storage {
+        /// `PersistentVolumeClaim` or `PersistentVolume`.
+        kind: &'static str,
+        /// Empty for a volume.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Its UID.
+        uid: String,
+    },
 }
 
 /// One event.
@@ -51,6 +64,26 @@ impl Event {
     /// A warning on a pod.
     pub fn warning(pod: &PodRef, reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::on_pod(pod, EventKind::Warning, reason, message)
+    }
+
+    /// An event on a claim.
+    pub fn on_claim(
+        claim: &api::PersistentVolumeClaim,
+        kind: EventKind,
+        reason: impl Into<Cow<'static, str>>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self::new(stored("PersistentVolumeClaim", &claim.metadata), kind, reason, message)
+    }
+
+    /// An event on a persistent volume.
+    pub fn on_volume(
+        volume: &api::PersistentVolume,
+        kind: EventKind,
+        reason: impl Into<Cow<'static, str>>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self::new(stored("PersistentVolume", &volume.metadata), kind, reason, message)
     }
 
     /// A warning on the node.
@@ -90,6 +123,16 @@ impl Event {
         message: impl Into<String>,
     ) -> Self {
         Self { target, kind, reason: reason.into(), message: message.into(), annotations: Vec::new() }
+    }
+}
+
+fn stored(kind: &'static str, metadata: &ObjectMeta) -> EventTarget {
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    EventTarget::Storage {
+        kind,
+        namespace: text(&metadata.namespace),
+        name: text(&metadata.name),
+        uid: text(&metadata.uid),
     }
 }
 

@@ -144,6 +144,9 @@ impl EventSender {
             let about = match event.target {
                 EventTarget::Pod { pod, field_path } => About::of_pod(&pod, field_path),
                 EventTarget::Node => About::of_node(&self.node),
+                EventTarget::Storage { kind, namespace, name, uid } => {
+                    About { kind, namespace, name, uid, field_path: None }
+                }
             };
             let happened = Happened {
                 about,

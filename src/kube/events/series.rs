@@ -13,9 +13,9 @@ const DEFAULT_NAMESPACE: &str = "default";
 /// The involved object.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct About {
-    /// `Pod` or `Node`.
+    /// `Pod`, `Node`, `PersistentVolumeClaim` or `PersistentVolume`.
     pub kind: &'static str,
-    /// Empty for the node.
+    /// Empty for what is in none.
     pub namespace: String,
     /// Its name.
     pub name: String,

@@ -222,7 +222,8 @@ async fn a_volume_that_grew_is_expanded_and_its_claim_told() {
     let patches = bench.storage.patches.lock().expect("not poisoned").clone();
     assert_eq!(patches, [r#"{"metadata":{},"status":{"capacity":{"storage":"2Gi"}}}"#]);
     let told = bench.world.0.lock().expect("not poisoned").clone();
-    assert_eq!(told, ["FileSystemResizeSuccessful MountVolume.NodeExpandVolume succeeded for volume \"v\" "]);
+    let line = "FileSystemResizeSuccessful MountVolume.NodeExpandVolume succeeded for volume \"v\" ";
+    assert_eq!(told, [line, line], "of the pod, and of the claim");
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ use super::{
     task::{Failure, Owner},
 };
 use crate::{
-    engine::ports::Event,
+    engine::ports::{Event, EventKind},
     pod::{PodUid, node_selector},
     volumes::{
         block,
@@ -93,6 +93,7 @@ impl Owner {
         if self.traits.stages && self.state.stage != Presence::Present {
             if let Err(e) = self.within(operation, self.plugin.stage(&usage_of_device)).await {
                 self.state.happened(&Happened::NotStaged(e.class));
+                tell_of_mismatch(board, &usage, &e);
                 let step = if e.trouble == Trouble::NotAttached { "WaitForAttach" } else { stage_step };
                 return Err(fails(step, reason, &e));
             }
@@ -102,9 +103,7 @@ impl Owner {
             Ok(published) => self.keep(pod, published).await,
             Err(e) => {
                 self.state.happened(&Happened::NotPublished(pod.clone(), e.class));
-                if e.trouble == Trouble::WrongFilesystem {
-                    tracing::warn!(volume = %usage.spec.name, err = %e, "MountVolume failed for volume: another file system is on its device");
-                }
+                tell_of_mismatch(board, &usage, &e);
                 return Err(fails(publish_step, reason, &e));
             }
         }
@@ -305,5 +304,15 @@ impl Owner {
         let text = told("NodeExpandVolume.NodeExpandVolume failed", &desire.usage.spec.name, e);
         let is_told = e.class != Class::Transient;
         Failure { is_for_all: false, event: is_told.then(|| (pod.clone(), "VolumeResizeFailed")), text }
+    }
+}
+
+/// Says on the persistent volume that another file system is on its device.
+fn tell_of_mismatch(board: &Board, usage: &Usage, error: &OpError) {
+    let persistent = usage.spec.as_persistent().filter(|_| error.trouble == Trouble::WrongFilesystem);
+    if let Some(of) = persistent {
+        let text = format!("MountVolume failed for volume {:?} {error}", usage.spec.name);
+        let (kind, reason) = (EventKind::Warning, "FailedMountOnFilesystemMismatch");
+        board.deps.events.record(Event::on_volume(&of.volume, kind, reason, text));
     }
 }
