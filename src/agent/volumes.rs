@@ -10,13 +10,17 @@ use super::{
     standalone::NoStorage,
 };
 use crate::{
-    engine::ports::{NodeFacts, ObjectSource, StorageObjects},
+    engine::ports::{Event, EventSink, NodeFacts, ObjectSource, StorageObjects},
     metrics::VolumeMetrics,
     volumes::{
-        Credentials, DevicePlugin, FcPlugin, IscsiPlugin, LocalPlugin, Machine, Manager, NfsPlugin, ThisMachine,
+        self, Credentials, DevicePlugin, FcPlugin, IscsiPlugin, LocalPlugin, Machine, Manager, NfsPlugin, ThisMachine,
         VolumesConfig, VolumesDeps,
     },
 };
+
+/// What lies in memory could be found on a disk (spec 05 §13.2).
+const ON_DISK: &str = "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) \
+                       might be swapped to disk and should no longer be considered secure.";
 
 /// Which volumes are in use, and which of them the API server knows of (spec 07 §5.3).
 #[derive(Default)]
@@ -72,6 +76,10 @@ impl VolumeSeam {
             tasks: base.tasks.tracker().clone(),
             stop: base.stop.child_token(),
         };
+        // What cannot be found out is not told.
+        if tokio::task::spawn_blocking(volumes::may_reach_disk).await.unwrap_or_default() {
+            base.events.record(Event::node_warning("PossibleMemoryBackedVolumesOnDisk", ON_DISK));
+        }
         let config = VolumesConfig { root: root.to_owned(), credentials: Credentials::of_this_process() };
         let manager = Arc::new(Manager::new(config, deps));
         // Told where it failed, and tried again by whoever needs it.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{HistogramVec, IntGaugeVec};
+use prometheus::{HistogramVec, IntCounter, IntGaugeVec};
 
 use super::{OrphanMetrics, Registry, Stability::Alpha, buckets::STORAGE};
 
@@ -81,12 +81,48 @@ pub(super) fn truth(is_so: bool) -> &'static str {
     if is_so { "true" } else { "false" }
 }
 
+/// What became of volumes that an earlier agent left.
+#[derive(Clone, Debug)]
+struct Rebuilt {
+    all: IntCounter,
+    failed: IntCounter,
+    /// Nothing counts up these: what is not understood is left alone.
+    _cleaned: [IntCounter; 2],
+}
+
+impl Rebuilt {
+    fn new(registry: &Registry) -> Self {
+        let counter = |name: &str, help: &str| registry.counter(Alpha, name, help);
+        Self {
+            all: counter(
+                "reconstruct_volume_operations_total",
+                "The number of volumes that were attempted to be reconstructed from the operating system during kubelet startup. This includes both successful and failed reconstruction.",
+            ),
+            failed: counter(
+                "reconstruct_volume_operations_errors_total",
+                "The number of volumes that failed reconstruction from the operating system during kubelet startup.",
+            ),
+            _cleaned: [
+                counter(
+                    "force_cleaned_failed_volume_operations_total",
+                    "The number of volumes that were force cleaned after their reconstruction failed during kubelet startup. This includes both successful and failed cleanups.",
+                ),
+                counter(
+                    "force_cleaned_failed_volume_operation_errors_total",
+                    "The number of volumes that failed force cleanup after their reconstruction failed during kubelet startup.",
+                ),
+            ],
+        }
+    }
+}
+
 /// Handles of what is counted of volumes.
 #[derive(Clone, Debug)]
 pub struct VolumeMetrics {
     operations: HistogramVec,
     overall: HistogramVec,
     totals: IntGaugeVec,
+    rebuilt: Rebuilt,
     orphans: OrphanMetrics,
 }
 
@@ -114,8 +150,16 @@ impl VolumeMetrics {
                 "Number of volumes in Volume Manager",
                 &["plugin_name", "state"],
             ),
+            rebuilt: Rebuilt::new(registry),
             orphans: OrphanMetrics::new(registry),
         }
+    }
+
+    /// An earlier agent left so many volumes, of which so many are not understood.
+    pub fn rebuilt(&self, all: usize, failed: usize) {
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        self.rebuilt.all.inc_by(count(all));
+        self.rebuilt.failed.inc_by(count(failed));
     }
 
     /// Those of pods that nobody knows.

@@ -164,6 +164,7 @@ impl Manager {
             let left = left.map_err(|e| e.to_string())?;
             let files: usize = complete.iter().map(|(_, volumes)| volumes.len()).sum();
             info!(volumes = left.volumes.len(), files, failed = left.failed, "Reconstructed volumes");
+            self.deps.metrics.rebuilt(left.volumes.len() + files + left.failed, left.failed);
             complete.into_iter().for_each(|(pod, volumes)| self.worlds.found(&pod, volumes));
             self.devices.board().adopt(left.volumes, left.staged, left.failed == 0);
             self.devices.board().synced();

@@ -65,7 +65,7 @@ pub use layout::PodLayout;
 pub use local::LocalPlugin;
 pub use machine::{Machine, ThisMachine};
 pub use manager::{Manager, VolumesConfig, VolumesDeps};
-pub use memory::Credentials;
+pub use memory::{Credentials, may_reach_disk};
 pub use nfs::NfsPlugin;
 pub use operation::Operation;
 pub use spec::{Mode, Persistent, Source, UniqueName, VolumeSpec};
