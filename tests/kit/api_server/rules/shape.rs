@@ -34,7 +34,8 @@ const MAPS: &[&str] = &[
 /// # Errors
 /// What does not fit, as text. Kinds without a type here fit always.
 pub fn shape(kind: &str, object: &Value) -> Result<Value, String> {
-    let object = &one_text(object.clone());
+    // What a CSINode calls allocatable is a number of volumes, no amount.
+    let object = &if kind == "CSINode" { object.clone() } else { one_text(object.clone()) };
     let typed = match kind {
         "Pod" => through::<core::Pod>(object),
         "Node" => through::<core::Node>(object),
