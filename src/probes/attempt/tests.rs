@@ -158,6 +158,7 @@ fn pair() -> ServerConfig {
 
 #[tokio::test]
 async fn ac_05_4_any_certificate_is_taken_over_either_http() {
+    // AC-05-4
     for protocol in ["h2", "http/1.1"] {
         let mut config = pair();
         config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
@@ -196,6 +197,7 @@ async fn ac_05_4_any_certificate_is_taken_over_either_http() {
 
 #[tokio::test]
 async fn ac_05_5_redirects_are_followed_to_the_same_host_only() {
+    // AC-05-5
     let (there, _) = answers("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
     let moved = |to: String| format!("HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 4\r\n\r\ngone");
     let (port, _) = answers(moved(format!("http://127.0.0.1:{there}/"))).await;
