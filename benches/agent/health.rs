@@ -214,6 +214,10 @@ impl Drop for Memory {
     }
 }
 
+/// How long the node has had nothing new to say before it gets short: the agent writes its status twice a second at most,
+/// and what a round before has brought up would be measured, too.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// Short of something, and what the node says of it: when that was told after `began`.
 async fn told(cluster: &Cluster, agent: &Agent, condition: &str, is: bool) -> Result<Instant> {
     let says = |cluster: &Cluster| {
@@ -245,6 +249,7 @@ async fn disk_short(target: &Target, rounds: usize, samples: &mut Samples) -> Re
     let (cluster, agent) = Cluster::joined_with(&target, 10_000, &thresholds(1 << 20, "64Mi"), None).await?;
     told(&cluster, &agent, "DiskPressure", false).await?;
     for _ in 0..rounds {
+        tokio::time::sleep(QUIET).await;
         let began = Instant::now();
         disk.take(208 << 20)?;
         let after = ms(told(&cluster, &agent, "DiskPressure", true).await? - began);
@@ -282,6 +287,7 @@ async fn memory_short(target: &Target, rounds: usize, samples: &mut Samples) -> 
         cluster.bind(&name);
         cluster.until(&format!("{name} is Ready"), &agent, |cluster| cluster.is_ready(&name)).await?;
         cluster.runtime.cri.clear_calls();
+        tokio::time::sleep(QUIET).await;
         let began = Instant::now();
         taken.take(2 * MARGIN)?;
         let after = ms(told(&cluster, &agent, "MemoryPressure", true).await? - began);

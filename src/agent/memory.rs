@@ -22,9 +22,9 @@ use crate::sys::{heap, program};
 const WORTH: u64 = 16;
 /// How long nothing new must have been needed.
 const CALM: Duration = Duration::from_millis(20);
-/// How long code stays at least where what was let go is needed again at once: a node with work on all the time spends a
-/// few thousandths of a core.
-const REST: Duration = Duration::from_millis(100);
+/// Work that must have been done since code was let go last, microseconds of a processor. Letting it go costs about one
+/// millisecond with all that has to be mapped again, so that is a third of all the work at most, however busy or idle.
+const WORK: u64 = 3_000;
 /// How often free pages of the heap are looked at. What is free for three seconds goes (`sys/heap.rs`), but it is seen
 /// only when memory is asked for.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -32,8 +32,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Who notices that a burst has brought code along.
 #[derive(Debug, Default)]
 pub struct Keeper {
-    /// Page faults of the process when code was let go last.
-    given: AtomicU64,
+    /// What the process had used when code was let go last.
+    page_faults: AtomicU64,
+    processor: AtomicU64,
     worthwhile: Notify,
 }
 
@@ -46,7 +47,9 @@ impl Keeper {
     }
 
     fn is_worthwhile(&self) -> bool {
-        heap::page_faults().saturating_sub(self.given.load(Ordering::Relaxed)) >= WORTH
+        let used = heap::used();
+        let since = |now: u64, then: &AtomicU64| now.saturating_sub(then.load(Ordering::Relaxed));
+        since(used.page_faults, &self.page_faults) >= WORTH && since(used.processor, &self.processor) >= WORK
     }
 
     /// Runs until stopped.
@@ -70,18 +73,19 @@ impl Keeper {
         // Told twice of the same.
         if self.is_worthwhile() {
             program::unmap_code();
-            self.given.store(heap::page_faults(), Ordering::Relaxed);
-            sleep(REST).await;
+            let used = heap::used();
+            self.page_faults.store(used.page_faults, Ordering::Relaxed);
+            self.processor.store(used.processor, Ordering::Relaxed);
         }
     }
 }
 
 /// Waits until nothing new was needed for that long.
 async fn until_calm() {
-    let mut before = heap::page_faults();
+    let mut before = heap::used().page_faults;
     loop {
         sleep(CALM).await;
-        let now = heap::page_faults();
+        let now = heap::used().page_faults;
         if now.saturating_sub(before) < WORTH {
             return;
         }
@@ -103,8 +107,11 @@ mod tests {
         keeper.before_waiting();
         assert!(told().await.is_ok());
         assert!(told().await.is_err(), "once");
-        keeper.given.store(u64::MAX, Ordering::Relaxed);
-        keeper.before_waiting();
-        assert!(told().await.is_err(), "nothing new");
+        for (name, fresh) in [("nothing new", &keeper.page_faults), ("little work", &keeper.processor)] {
+            fresh.store(u64::MAX, Ordering::Relaxed);
+            keeper.before_waiting();
+            assert!(told().await.is_err(), "{name}");
+            fresh.store(0, Ordering::Relaxed);
+        }
     }
 }

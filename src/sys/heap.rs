@@ -7,7 +7,10 @@
 
 use std::ffi::c_char;
 
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeValLike,
+};
 
 /// Read by jemalloc before the first block is asked for. Free pages go back within three seconds, so that a page of
 /// statistics that is asked for does not have to touch new ones for each line.
@@ -31,10 +34,21 @@ pub fn give_back_what_rests() {
     let _done = unsafe { tikv_jemalloc_sys::mallctl(DECAY.as_ptr(), value, size, none, 0) };
 }
 
-/// How often this process has touched a page that it did not have yet.
-pub fn page_faults() -> u64 {
-    let usage = getrusage(UsageWho::RUSAGE_SELF);
-    usage.map_or(0, |usage| u64::try_from(usage.minor_page_faults()).unwrap_or(0))
+/// What this process has used since it began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Used {
+    /// How often it has touched a page that it did not have yet.
+    pub page_faults: u64,
+    /// Time of processors, microseconds.
+    pub processor: u64,
+}
+
+/// What this process has used.
+pub fn used() -> Used {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return Used::default() };
+    let whole = |number: i64| u64::try_from(number).unwrap_or(0);
+    let processor = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+    Used { page_faults: whole(usage.minor_page_faults()), processor: whole(processor) }
 }
 
 #[cfg(test)]
@@ -55,13 +69,13 @@ mod tests {
 
     #[test]
     fn new_memory_shows_as_faults() {
-        let before = page_faults();
+        let before = used().page_faults;
         // Other tests may have left some that is touched already, but not without end.
         let mut kept = Vec::new();
-        while page_faults() == before && kept.len() < 64 {
+        while used().page_faults == before && kept.len() < 64 {
             kept.push(std::hint::black_box(vec![1_u8; 4 << 20]));
         }
-        assert!(page_faults() > before);
+        assert!(used().page_faults > before && used().processor > 0);
         drop(kept);
         give_back_what_rests();
     }
