@@ -286,9 +286,21 @@ impl Listener {
     }
 }
 
+/// Gives records, one after the other.
+trait Records {
+    /// The next one; `None` where there is none yet.
+    fn take(&mut self) -> std::io::Result<Option<&[u8]>>;
+}
+
+impl Records for KernelLog {
+    fn take(&mut self) -> std::io::Result<Option<&[u8]>> {
+        Self::take(self)
+    }
+}
+
 /// The kernel's log, and how far it was read.
-struct Journal {
-    log: KernelLog,
+struct Journal<L = KernelLog> {
+    log: L,
     boot_id: String,
     old: Old,
     hearing: Hearing,
@@ -312,7 +324,9 @@ impl Journal {
         let old = Old::of(saved.as_ref(), &boot_id);
         Some(Self { log, boot_id, old, hearing: Hearing::default(), last: 0, is_dirty: saved.is_none() })
     }
+}
 
+impl<L: Records> Journal<L> {
     /// Reads some of what there is and tells of it; says whether that was all.
     fn read(&mut self, teller: &mut Teller, mut groups: Option<&mut Groups>) -> std::io::Result<bool> {
         for _ in 0..BATCH {
@@ -363,6 +377,11 @@ async fn save(file: &mut OneWrite, place: &Place) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        engine::ports::{PodView, RuntimePods},
+        metrics::Registry,
+        pod::{PodRef, PodUid, observed::Generation},
+    };
 
     #[test]
     fn old_news_is_no_news() {
@@ -375,6 +394,89 @@ mod tests {
         ] {
             assert_eq!(Old::of(saved, boot_id).holds(sequence), is_old, "{saved:?} {boot_id} {sequence}");
         }
+    }
+
+    /// A log of which more comes, whatever is read of it: first a long story, then kills of the whole machine, and records
+    /// that were cut off.
+    struct Flood {
+        sequence: u64,
+        story: u64,
+        kills: u64,
+        record: Vec<u8>,
+    }
+
+    impl Records for Flood {
+        fn take(&mut self) -> std::io::Result<Option<&[u8]>> {
+            let at = self.sequence;
+            if at == self.story + 3 * self.kills {
+                return Ok(None);
+            }
+            self.sequence += 1;
+            let text = match at.checked_sub(self.story).map(|at| at % 3) {
+                None => "a".repeat(8000),
+                Some(0) => "stress invoked oom-killer: gfp_mask=0x100cca(GFP_HIGHUSER_MOVABLE), order=0".to_owned(),
+                Some(1) => "oom-kill:constraint=CONSTR".to_owned(),
+                Some(_) => "Out of memory: Killed process 2003 (stress) total-vm:1kB".to_owned(),
+            };
+            self.record = format!("6,{at},{at},-;{text}\n").into_bytes();
+            Ok(Some(&self.record))
+        }
+    }
+
+    struct Nobody;
+
+    #[async_trait::async_trait]
+    impl PodObserver for Nobody {
+        fn view(&self, _: &PodRef) -> PodView {
+            unreachable!("nobody runs")
+        }
+        fn acted(&self, _: &PodUid) -> Generation {
+            Generation::default()
+        }
+        fn known(&self) -> Option<RuntimePods> {
+            None
+        }
+        async fn list(&self) -> Result<RuntimePods, String> {
+            Err("nobody runs".to_owned())
+        }
+        fn health(&self) -> Option<String> {
+            None
+        }
+    }
+
+    #[derive(Default)]
+    struct Told(std::sync::Mutex<Vec<String>>);
+
+    impl EventSink for Told {
+        fn record(&self, event: Event) {
+            self.0.lock().expect("whole").push(format!("{}: {}", event.reason, event.message));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_records_leaves_others_their_turn_and_is_told_in_short() {
+        let (events, registry) = (Arc::new(Told::default()), Registry::new());
+        let mut teller = Teller {
+            pods: watch::channel(Arc::default()).1,
+            observer: Arc::new(Nobody),
+            events: events.clone(),
+            metrics: OomMetrics::new(&registry),
+            flow: Flow::new(Instant::now()),
+        };
+        let (story, kills) = (10_000, 1000);
+        let log = Flood { sequence: 0, story, kills, record: Vec::new() };
+        let boot_id = "this".to_owned();
+        let mut journal =
+            Journal { log, boot_id, old: Old::None, hearing: Hearing::default(), last: 0, is_dirty: false };
+        let mut breaks = 0;
+        while !journal.read(&mut teller, None).expect("readable") {
+            breaks += 1;
+        }
+        assert_eq!(breaks, (story + 3 * kills) / BATCH as u64, "others have their turn in between");
+        let told = events.0.lock().expect("whole");
+        assert_eq!(told.len(), TOLD as usize, "{:?}", told.first());
+        assert!(told.iter().all(|told| told.contains("victim process: stress, pid: 2003")), "{:?}", told.first());
+        assert_eq!((journal.last, journal.is_dirty), (story + 3 * kills - 1, true), "and read to its end");
     }
 
     #[test]

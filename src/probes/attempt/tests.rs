@@ -311,6 +311,77 @@ async fn tls_garbage_is_a_failure() {
     }
 }
 
+/// A server that says so much at once, and then the rest again and again.
+async fn babbler(first: Vec<u8>, rest: Vec<u8>, pause: Duration) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(babble(stream, first.clone(), rest.clone(), pause));
+        }
+    });
+    port
+}
+
+async fn babble(stream: TcpStream, first: Vec<u8>, rest: Vec<u8>, pause: Duration) -> std::io::Result<()> {
+    let (mut read, mut write) = stream.into_split();
+    tokio::spawn(async move { tokio::io::copy(&mut read, &mut tokio::io::sink()).await });
+    write.write_all(&first).await?;
+    loop {
+        write.write_all(&rest).await?;
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// A frame of HTTP/2 without a stream.
+fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
+    [&length[1..], &[kind, 0, 0, 0, 0, 0], payload].concat()
+}
+
+#[tokio::test]
+async fn who_never_comes_to_the_point_has_failed_in_time() {
+    const SETTINGS: u8 = 4;
+    const PING: u8 = 6;
+    let begun = std::time::Instant::now();
+    // A handshake of which another byte comes again and again, a record of it at most.
+    let port = babbler(vec![0x16, 0x03, 0x03, 0x40, 0x00, 0x02], vec![0], Duration::from_millis(20)).await;
+    let text = failure(asked(json!({"httpGet": {"port": port, "scheme": "HTTPS"}, "timeoutSeconds": 1})).await);
+    assert!(text.contains("TLS handshake timeout"), "{text}");
+    for (case, rest) in [("settings", frame(SETTINGS, &[])), ("pings", frame(PING, &[7; 8]))] {
+        let port = babbler(frame(SETTINGS, &[]), rest.repeat(100), Duration::from_millis(1)).await;
+        println!("{case}: {}", failure(asked(json!({"grpc": {"port": port}, "timeoutSeconds": 1})).await));
+    }
+    let port = babbler(Vec::new(), vec![b'x'; 64 << 10], Duration::ZERO).await;
+    println!("no HTTP/2: {}", failure(asked(json!({"grpc": {"port": port}, "timeoutSeconds": 1})).await));
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_megabyte_of_headers_over_http2_is_a_failure() {
+    let mut config = pair();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.expect("a client");
+        let stream = TokioIo::new(acceptor.accept(stream).await.expect("TLS"));
+        let answer = service_fn(|_: Request<Incoming>| async {
+            let mut response = Response::new(Full::new(Bytes::new()));
+            for at in 0..1024_u32 {
+                let name = hyper::header::HeaderName::try_from(format!("x-{at}")).expect("a name");
+                response.headers_mut().insert(name, "v".repeat(1024).parse().expect("a value"));
+            }
+            Ok::<_, std::convert::Infallible>(response)
+        });
+        hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(stream, answer).await
+    });
+    let text = failure(asked(json!({"httpGet": {"port": port, "scheme": "HTTPS"}, "timeoutSeconds": 5})).await);
+    println!("{text}");
+    assert!(text.starts_with("Get \"https://127.0.0.1:") && text.len() < 500, "{text}");
+}
+
 #[tokio::test]
 async fn who_half_closes_may_still_answer() {
     let (port, _) = server(|mut stream, _| async move {
