@@ -1,5 +1,8 @@
 //! What makes a device a pod's: a link, a bind mount that outlives its name, and a loop device that holds it
 //! open. Blocking work on the blocking pool; who calls has a deadline. Behaviour: spec 07 §4.4.
+//!
+//! The file that the device is bound on is there before anything else is done for the pod, and goes last: it tells an
+//! agent after this one that there may be something to undo.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -14,13 +17,13 @@ use rustix::{
 };
 use tokio::process::Command;
 
-use super::{device::OpError, operation::Operation};
-use crate::pod::PodUid;
+use super::{device::OpError, operation::Operation, rebuild};
+use crate::{pod::PodUid, sys::step};
 
 /// What belongs together.
 #[derive(Clone, Debug)]
 pub struct Map {
-    /// The device.
+    /// The device; empty where it is not known.
     pub device: PathBuf,
     /// The directory of all pods that have it.
     pub global: PathBuf,
@@ -45,7 +48,36 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| error.text)
 }
 
-/// Gives the device to the pod; the path of the device itself, links resolved.
+impl Map {
+    fn file(&self) -> PathBuf {
+        self.global.join(self.pod.as_str())
+    }
+}
+
+/// Notes that the pod may come to have the device.
+///
+/// # Errors
+/// What stands in the way.
+pub async fn mark(map: &Map) -> Result<(), String> {
+    let own = map.clone();
+    blocking(&map.operation, move || {
+        // A pod that has no directory is one that nobody looks for.
+        for directory in own.link.parent().into_iter().chain([own.global.as_path()]) {
+            let made = DirBuilder::new().recursive(true).mode(0o750).create(directory);
+            made.map_err(told("creating", directory))?;
+        }
+        let file = own.file();
+        if !is_device(&file) {
+            let made = OpenOptions::new().create(true).append(true).mode(0o640).open(&file);
+            made.map_err(told("creating", &file))?;
+        }
+        step::reached("block.marked");
+        Ok(())
+    })
+    .await
+}
+
+/// Gives the device to the pod, for which it was [marked](mark); the path of the device itself, links resolved.
 ///
 /// # Errors
 /// What stands in the way.
@@ -53,28 +85,25 @@ pub async fn map(map: &Map) -> Result<PathBuf, String> {
     let own = map.clone();
     let (device, file) = blocking(&map.operation, move || {
         let device = fs::canonicalize(&own.device).map_err(told("resolving", &own.device))?;
-        let file = bind(&device, &own)?;
+        let file = own.file();
+        if !is_device(&file) {
+            mount_bind(&device, &file).map_err(|e| told("binding a device on", &file)(e.into()))?;
+        }
+        step::reached("block.bound");
         relink(&device, &own.link)?;
+        step::reached("block.linked");
         Ok((device, file))
     })
     .await?;
     if loop_of(&map.operation, file.clone()).await?.is_none() {
         run(&map.operation, "losetup", &["-f".as_ref(), file.as_os_str()]).await?;
     }
+    step::reached("block.held");
     Ok(device)
 }
 
-fn bind(device: &Path, map: &Map) -> Result<PathBuf, String> {
-    let mut dir = DirBuilder::new();
-    dir.recursive(true).mode(0o750).create(&map.global).map_err(told("creating", &map.global))?;
-    let file = map.global.join(map.pod.as_str());
-    if fs::metadata(&file).is_ok_and(|meta| meta.file_type().is_block_device()) {
-        return Ok(file);
-    }
-    let made = OpenOptions::new().create(true).append(true).mode(0o640).open(&file);
-    made.map_err(told("creating", &file))?;
-    mount_bind(device, &file).map_err(|e| told("binding a device on", &file)(e.into()))?;
-    Ok(file)
+fn is_device(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
 /// After a restart of the machine the device may have another name: the link is always made anew.
@@ -86,12 +115,12 @@ fn relink(device: &Path, link: &Path) -> Result<(), String> {
     symlink(device, link).map_err(told("linking", link))
 }
 
-/// Takes the device from the pod.
+/// Takes the device from the pod; its mark stays until it is [forgotten](forget).
 ///
 /// # Errors
 /// What stands in the way.
 pub async fn unmap(map: &Map) -> Result<(), String> {
-    let file = map.global.join(map.pod.as_str());
+    let file = map.file();
     if let Some(device) = loop_of(&map.operation, file.clone()).await? {
         // It may have gone meanwhile.
         let detached = run(&map.operation, "losetup", &["-d".as_ref(), device.as_os_str()]).await;
@@ -99,16 +128,30 @@ pub async fn unmap(map: &Map) -> Result<(), String> {
             detached?;
         }
     }
+    step::reached("block.released");
     let link = map.link.clone();
     blocking(&map.operation, move || {
         gone(fs::remove_file(&link)).map_err(told("removing", &link))?;
+        step::reached("block.unlinked");
         match unmount(&file, UnmountFlags::NOFOLLOW) {
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(e) => return Err(told("unmounting", &file)(e.into())),
         }
-        gone(fs::remove_file(&file)).map_err(told("removing", &file))
+        step::reached("block.unbound");
+        Ok(())
     })
     .await
+}
+
+/// Nothing of the device is the pod's any more.
+///
+/// # Errors
+/// What stands in the way.
+pub async fn forget(map: &Map) -> Result<(), String> {
+    let file = map.file();
+    blocking(&map.operation, move || gone(fs::remove_file(&file)).map_err(told("removing", &file))).await?;
+    step::reached("block.forgotten");
+    Ok(())
 }
 
 /// Refuses while a pod still has the device.
@@ -141,13 +184,22 @@ pub async fn unused(operation: &Operation, global: &Path) -> Result<(), String> 
     .await
 }
 
-/// Removes the directory of all pods that had the device.
+/// Removes the directory of all pods that had the device, with marks of those that never came to have it.
 ///
 /// # Errors
 /// It is not empty.
 pub async fn remove_dir(operation: &Operation, global: &Path) -> Result<(), String> {
     let global = global.to_owned();
-    blocking(operation, move || gone(fs::remove_dir(&global)).map_err(told("removing", &global))).await
+    blocking(operation, move || {
+        for entry in rebuild::children(&global).map_err(told("listing", &global))? {
+            let is_mark = fs::symlink_metadata(&entry).is_ok_and(|meta| meta.is_file() && meta.len() == 0);
+            if is_mark {
+                gone(fs::remove_file(&entry)).map_err(told("removing", &entry))?;
+            }
+        }
+        gone(fs::remove_dir(&global)).map_err(told("removing", &global))
+    })
+    .await
 }
 
 /// Refuses while somebody has the device open.

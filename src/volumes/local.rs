@@ -37,6 +37,8 @@ const DEFAULT_KIND: &str = "ext4";
 pub struct LocalPlugin {
     /// Where file systems on devices are mounted for all pods.
     mounts: PathBuf,
+    /// Where pods have devices.
+    devices: PathBuf,
     machine: Arc<dyn Machine>,
     events: Arc<dyn EventSink>,
 }
@@ -115,6 +117,7 @@ impl LocalPlugin {
         let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
         Self {
             mounts: root.join("plugins").join(NAME).join("mounts"),
+            devices: root.join("plugins").join(NAME.replace('/', "~")).join("volumeDevices"),
             machine: Arc::new(ThisMachine::default()),
             events,
         }
@@ -301,14 +304,15 @@ impl DevicePlugin for LocalPlugin {
     }
 
     fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
-        let listed = rebuild::children(&self.mounts);
-        let listed = listed.map_err(|error| format!("listing {}: {error}", self.mounts.display()))?;
-        let names = listed.iter().filter_map(|path| path.file_name()?.to_str());
-        let found = names.map(|name| {
-            let (pod, path, mode) = ("".into(), self.mounts.join(name), Mode::Filesystem);
-            Ok((mode, self.rebuild(&Found { pod, name: name.to_owned(), mode, path })?))
-        });
-        found.collect()
+        let mut found = Vec::new();
+        for (place, mode) in [(&self.mounts, Mode::Filesystem), (&self.devices, Mode::Block)] {
+            let listed = rebuild::children(place);
+            for path in listed.map_err(|error| format!("listing {}: {error}", place.display()))? {
+                let Some(name) = path.file_name().and_then(|name| name.to_str()).map(str::to_owned) else { continue };
+                found.push((mode, self.rebuild(&Found { pod: "".into(), name, mode, path })?));
+            }
+        }
+        Ok(found)
     }
 }
 

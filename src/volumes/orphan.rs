@@ -2,7 +2,7 @@
 //!
 //! Data that is not ours is never deleted: volumes of kinds that this agent writes itself are
 //! removed with all they hold, every other volume directory only when it is empty, and nothing at
-//! all while something foreign is mounted below.
+//! all while something foreign is mounted below or lies where only parts of a pod do.
 
 use std::{
     fs, io,
@@ -12,7 +12,7 @@ use std::{
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::{
-    layout::{OWNED, PodLayout},
+    layout::{OWNED, PARTS, PodLayout},
     rebuild, remove,
 };
 use crate::sys::mount_table;
@@ -93,6 +93,11 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
         let pod = pod.clone();
         move |e: io::Error| LeftOver::Other { pod, what, reason: e.to_string() }
     };
+    let parts = children(layout.pod()).map_err(other("the pod directory".to_owned()))?;
+    if let Some(foreign) = parts.iter().find(|part| !is_of_a_pod(part)) {
+        let cause = io::Error::other(format!("{} is no part of a pod", foreign.display()));
+        return Err(other("the pod directory".to_owned())(cause));
+    }
     // The pod went away while no agent was there. What this agent binds and mounts for itself goes as with any pod;
     // what lay in memory goes with its pod.
     for mount in mounted_below(&layout.sub_paths())?.into_iter().rev() {
@@ -126,11 +131,15 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
     }
     empty_directories(&layout.volumes()).map_err(other("the volumes dir".to_owned()))?;
     empty_directories(&layout.sub_paths()).map_err(other("the volume-subpaths dir".to_owned()))?;
-    for child in children(layout.pod()).map_err(other("the pod directory".to_owned()))? {
-        remove::tree(&child).map_err(other(child.display().to_string()))?;
+    for part in parts {
+        remove::tree(&part).map_err(other(part.display().to_string()))?;
     }
     remove::empty_directory(layout.pod()).map_err(other("the pod directory".to_owned()))?;
     Ok(had_volumes)
+}
+
+fn is_of_a_pod(part: &Path) -> bool {
+    part.file_name().and_then(|name| name.to_str()).is_some_and(|name| PARTS.contains(&name))
 }
 
 /// Unmounts file systems in memory that are the root of a volume of these plugins of ours: this

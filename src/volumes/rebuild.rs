@@ -16,7 +16,7 @@ use tracing::warn;
 use super::{
     device::{DevicePlugin, Found},
     hands::said,
-    layout,
+    layout::{self, PodLayout},
     owner::{Leftover, Staged},
     spec::Mode,
 };
@@ -63,6 +63,7 @@ pub fn scan(root: &Path, plugins: &[Arc<dyn DevicePlugin>]) -> io::Result<Left> 
             }
         }
     }
+    left.mapped(root);
     if left.failed > 0 {
         // What is not understood may be one of these.
         left.staged.clear();
@@ -71,6 +72,33 @@ pub fn scan(root: &Path, plugins: &[Arc<dyn DevicePlugin>]) -> io::Result<Left> 
 }
 
 impl Left {
+    /// Devices that pods may have without a link of theirs: an agent ended before it was made, or after it had gone.
+    fn mapped(&mut self, root: &Path) {
+        let mut found = Vec::new();
+        for Staged { plugin, mode, rebuilt } in &self.staged {
+            if *mode != Mode::Block {
+                continue;
+            }
+            let is_known = |pod: &PodUid, left: &Leftover| {
+                let same = (left.mode, left.plugin.name(), &left.rebuilt.traits.volume);
+                left.pod == *pod && same == (*mode, plugin.name(), &rebuilt.traits.volume)
+            };
+            let Ok(marks) = children(&plugin.map_dir(root, &rebuilt.spec)) else {
+                self.failed += 1;
+                continue;
+            };
+            for pod in marks.iter().filter_map(|mark| name_of(mark)).map(|uid| PodUid::from(uid.as_str())) {
+                let Ok(layout) = PodLayout::new(root, &pod) else { continue };
+                if self.volumes.iter().all(|left| !is_known(&pod, left)) {
+                    let path = layout.device(&plugin.name().replace('/', "~"), &rebuilt.spec.directory());
+                    let (plugin, rebuilt) = (plugin.clone(), rebuilt.clone());
+                    found.push(Leftover { plugin, pod, path, mode: *mode, rebuilt });
+                }
+            }
+        }
+        self.volumes.extend(found);
+    }
+
     fn one(&mut self, plugin: &Arc<dyn DevicePlugin>, uid: &str, path: PathBuf, mode: Mode) {
         let Some(name) = name_of(&path) else { return };
         let pod = PodUid::from(uid);
@@ -143,6 +171,24 @@ mod tests {
         fs::remove_dir_all(root.path().join("pods")).expect("removed");
         std::os::unix::fs::symlink("pods", root.path().join("pods")).expect("a link");
         assert!(scan().is_err(), "nothing is known");
+    }
+
+    #[test]
+    fn a_device_without_its_link_is_found_by_its_mark() {
+        let root = tempfile::tempdir().expect("a directory");
+        let plugin = FakePlugin::new(Traits { stages: true, ..Traits::default() });
+        let found = Found { pod: "".into(), name: "pv".to_owned(), mode: Mode::Filesystem, path: PathBuf::new() };
+        let rebuilt = plugin.rebuild(&found).expect("understood");
+        let marks = plugin.map_dir(root.path(), &rebuilt.spec);
+        plugin.staged.lock().expect("not poisoned").push((Mode::Block, rebuilt));
+        let plugins: Vec<Arc<dyn DevicePlugin>> = vec![plugin];
+        fs::create_dir_all(&marks).expect("directories");
+        assert!(scan(root.path(), &plugins).expect("read").volumes.is_empty());
+        fs::write(marks.join("u"), "").expect("a mark");
+        let left = scan(root.path(), &plugins).expect("read");
+        let found: Vec<_> = left.volumes.iter().map(|one| (one.pod.as_str(), one.mode, one.path.clone())).collect();
+        let link = root.path().join("pods/u/volumeDevices/kubernetes.io~fake/pv");
+        assert_eq!((found, left.staged.len(), left.failed), (vec![("u", Mode::Block, link)], 1, 0));
     }
 
     #[test]

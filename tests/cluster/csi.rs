@@ -1,7 +1,7 @@
 //! Volumes of a CSI driver, from claim to container and back, with an agent that ends in the middle. Spec 07 §12,
 //! §6; spec 10a §9.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{fs, path::PathBuf, process::Command, sync::Arc};
 
 use berth::sys::step;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::{
     NAMESPACE, World, a_moment,
     kit::{
         api_server::ApiServer,
-        csi::{CsiDriver, Nature, Plugin, mounts_below},
+        csi::{CsiDriver, Fault, Nature, Plugin, mounts_below},
         process::{Agent, NODE, skips},
     },
     pod_of,
@@ -35,6 +35,10 @@ struct Storage {
 
 impl Storage {
     async fn new(attached: bool) -> Self {
+        Self::of("Filesystem", attached).await
+    }
+
+    async fn of(mode: &str, attached: bool) -> Self {
         let mut world = World::new().await;
         let steps = world.home.path().join("steps");
         world.home = world.home.environment(step::VARIABLE, steps.display().to_string());
@@ -62,7 +66,7 @@ impl Storage {
             "v1",
             "pv",
             json!({"spec": {
-            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
             "persistentVolumeReclaimPolicy": "Retain", "csi": {"driver": DRIVER, "volumeHandle": "h"}}}),
         ));
         let mut claim = object(
@@ -70,7 +74,7 @@ impl Storage {
             "v1",
             "claim",
             json!({"spec": {
-            "accessModes": ["ReadWriteOnce"], "volumeName": "pv", "volumeMode": "Filesystem",
+            "accessModes": ["ReadWriteOnce"], "volumeName": "pv", "volumeMode": mode,
             "resources": {"requests": {"storage": "1Gi"}}}}),
         );
         claim["metadata"]["namespace"] = json!(NAMESPACE);
@@ -247,11 +251,152 @@ async fn a_pod_whose_volume_the_node_has_no_room_for_is_rejected() {
     drop(agent);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_deleted_while_its_driver_mounts_leaves_nothing() {
+    // Spec 07 §2.3: what may still happen is undone.
+    if skips("a_pod_deleted_while_its_driver_mounts_leaves_nothing") {
+        return;
+    }
+    let storage = Storage::new(false).await;
+    let (world, driver) = (&storage.world, &storage.driver);
+    let agent = world.start().await;
+    storage.plugin.registered().await;
+    for (method, name) in [("NodeStageVolume", "staged"), ("NodePublishVolume", "published")] {
+        driver.fail(method, 1, Fault::Hang);
+        let before = driver.of(method).len();
+        storage.run(name);
+        driver.until("it hangs", |driver| driver.of(method).len() > before).await;
+        world.api.delete("pods", NAMESPACE, name, Some(0));
+        // Its pod is gone, and the driver does the work all the same.
+        driver.release();
+        world.until_gone(&agent, name).await;
+        storage.until_clean(&agent, &format!("{method} of a pod that is gone")).await;
+    }
+    // The volume is as good as new.
+    let pod = storage.run("next");
+    world.until_ready(&agent, "next").await;
+    assert_eq!(fs::read_to_string(storage.target(&pod).join("file")).expect("readable"), DATA);
+    drop(agent);
+}
+
 /// As the controller names it.
 fn attachment() -> String {
     use sha2::{Digest, Sha256};
     let digest = Sha256::digest(format!("h{DRIVER}{NODE}").as_bytes());
     format!("csi-{}", digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+}
+
+/// A loop device on a file of the driver's volume, which pods get as a device.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn new(storage: &Storage) -> Option<Self> {
+        let volume = storage.driver.volume("h");
+        fs::File::options().write(true).open(volume.join("file")).and_then(|f| f.set_len(1 << 20)).expect("a disk");
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(volume.join("file")).output().ok()?;
+        let device = PathBuf::from(String::from_utf8_lossy(&made.stdout).trim());
+        fs::write(volume.join("device"), device.display().to_string()).expect("written");
+        made.status.success().then_some(Self(device))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status(); // it may have been in the way
+    }
+}
+
+/// Mounts, links, locks and records of devices.
+fn devices_left(storage: &Storage) -> Vec<String> {
+    let root = storage.world.home.root();
+    let own = root.join("plugins/kubernetes.io/csi/volumeDevices");
+    let mut left = mounts_below(&own);
+    for directory in ["pv", "staging/pv", "publish/pv"] {
+        left.extend(Some(own.join(directory)).filter(|path| path.symlink_metadata().is_ok()));
+    }
+    for pod in fs::read_dir(root.join("pods")).into_iter().flatten().flatten() {
+        let link = pod.path().join("volumeDevices/kubernetes.io~csi/pv");
+        left.extend(Some(link).filter(|path| path.symlink_metadata().is_ok()));
+    }
+    let mut left: Vec<String> = left.iter().map(|path| path.display().to_string()).collect();
+    for block in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        let file = fs::read_to_string(block.path().join("loop/backing_file")).unwrap_or_default();
+        left.extend(file.starts_with(&own.display().to_string()).then_some(file));
+    }
+    left
+}
+
+const DEVICE_THERE: [&str; 8] = [
+    "csi.stage.recorded",
+    "csi.stage.called",
+    "block.marked",
+    "csi.publish.recorded",
+    "csi.publish.called",
+    "block.bound",
+    "block.linked",
+    "block.held",
+];
+const DEVICE_BACK: [&str; 10] = [
+    "block.released",
+    "block.unlinked",
+    "block.unbound",
+    "csi.unpublish.begun",
+    "csi.unpublish.called",
+    "block.forgotten",
+    "csi.unstage.begun",
+    "csi.unstage.called",
+    "csi.unstage.unlinked",
+    "csi.unstage.forgotten",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_ends_between_two_steps_of_a_device_leaks_nothing() {
+    let test = "an_agent_that_ends_between_two_steps_of_a_device_leaks_nothing";
+    if skips(test) {
+        return;
+    }
+    let storage = Storage::of("Block", false).await;
+    let Some(_disk) = Loop::new(&storage) else {
+        println!("skipped: {test}: this machine has no loop devices");
+        return;
+    };
+    let run = |name: &str| {
+        let mut pod = storage.pod(name);
+        let main = &mut pod["spec"]["containers"][0];
+        main["volumeDevices"] = json!([{"name": "disk", "devicePath": "/dev/disk"}]);
+        main["volumeMounts"] = json!([]);
+        storage.world.run(pod)
+    };
+    let until_clean = async |agent: &Agent, what: &str| {
+        let is_clean = async || devices_left(&storage).is_empty();
+        agent.until(&format!("nothing is left after {what}"), is_clean).await;
+        let disk = fs::read(storage.driver.volume("h").join("file")).expect("kept");
+        assert!(disk.starts_with(DATA.as_bytes()), "{what}");
+    };
+    let world = &storage.world;
+    let mut agent = world.start().await;
+    storage.plugin.registered().await;
+    for step in DEVICE_THERE {
+        storage.ends_at(step);
+        run("goes");
+        agent.end().await;
+        drop(agent);
+        world.api.delete("pods", NAMESPACE, "goes", Some(0));
+        agent = world.home.start().await;
+        until_clean(&agent, &format!("{step}, and its pod is gone")).await;
+    }
+    for step in DEVICE_BACK {
+        run("ends");
+        world.until_ready(&agent, "ends").await;
+        storage.ends_at(step);
+        world.api.delete("pods", NAMESPACE, "ends", Some(1));
+        agent.end().await;
+        drop(agent);
+        agent = world.home.start().await;
+        world.until_gone(&agent, "ends").await;
+        until_clean(&agent, step).await;
+    }
+    drop(agent);
 }
 
 /// Steps on the way to a pod that has its volume.

@@ -2,8 +2,14 @@
 
 use std::{fs, sync::Arc, time::Duration};
 
-use berth::volumes::{Class, DevicePlugin, Found, Mode, Usage};
+use berth::{
+    proto::csi,
+    volumes::{Class, DevicePlugin, Found, Mode, Usage},
+};
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
 use serde_json::json;
+use tokio::net::UnixListener;
 use tonic::Code;
 
 use crate::{
@@ -119,6 +125,76 @@ async fn a_driver_that_dies_in_a_call_may_have_done_it() {
     }
     assert_eq!((world.mounts(), world.left()), (vec![], vec![]));
     drop(plugin);
+}
+
+/// Answers each call with these two messages, and nothing but these.
+async fn answer_twice(listener: UnixListener, answers: fn(&str) -> [Bytes; 2]) {
+    loop {
+        let (stream, _) = listener.accept().await.expect("accepted");
+        tokio::spawn(async move {
+            let mut connection = h2::server::handshake(stream).await.expect("HTTP/2");
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                let head = http::Response::builder().header("content-type", "application/grpc").body(());
+                let mut stream = respond.send_response(head.expect("a head"), false).expect("answered");
+                for message in answers(request.uri().path()) {
+                    let mut frame = BytesMut::with_capacity(5 + message.len());
+                    frame.put_u8(0);
+                    frame.put_u32(u32::try_from(message.len()).expect("short"));
+                    frame.put(message);
+                    stream.send_data(frame.freeze(), false).expect("answered");
+                }
+                let trailers = http::HeaderMap::from_iter([(
+                    "grpc-status".parse().expect("a name"),
+                    "0".parse().expect("a value"),
+                )]);
+                stream.send_trailers(trailers).expect("answered");
+            }
+        });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_driver_that_answers_twice_is_heard_once() {
+    if skips("a_driver_that_answers_twice_is_heard_once") {
+        return;
+    }
+    let world = World::open();
+    world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
+    world.watch();
+    let endpoint = world.root.join("twice.sock");
+    // The second answer says something else: another node, no capabilities.
+    let serving = tokio::spawn(answer_twice(UnixListener::bind(&endpoint).expect("a socket"), |path| {
+        let none = Bytes::new();
+        match path.rsplit('/').next() {
+            Some("NodeGetInfo") => ["first", "second"].map(|id| {
+                let told = csi::NodeGetInfoResponse { node_id: id.to_owned(), ..Default::default() };
+                told.encode_to_vec().into()
+            }),
+            Some("NodeGetCapabilities") => {
+                let rpc = csi::node_service_capability::Rpc {
+                    r#type: csi::node_service_capability::rpc::Type::StageUnstageVolume.into(),
+                };
+                let r#type = Some(csi::node_service_capability::Type::Rpc(rpc));
+                let capabilities = vec![csi::NodeServiceCapability { r#type }];
+                [csi::NodeGetCapabilitiesResponse { capabilities }.encode_to_vec().into(), none]
+            }
+            // A field that nobody knows.
+            _ => [none, Bytes::from_static(b"\x78\x01")],
+        }
+    }));
+    let plugin = Plugin::csi(&world.socket(DRIVER), DRIVER, &endpoint, &["1.0.0"]);
+    plugin.registered().await;
+    let on_node = world.objects.on_node(DRIVER).expect("told");
+    assert_eq!(on_node.node_id, "first");
+    // All on one connection, which a surplus answer must not spoil.
+    let usage = world.usage("p", json!({}));
+    for _ in 0..3 {
+        mount(&world.csi, &usage).await;
+        assert_eq!(world.left().len(), 3, "two records and where it is staged: {:?}", world.left());
+        unmount(&world.csi, &usage).await;
+        assert_eq!((world.mounts(), world.left()), (vec![], vec![]));
+    }
+    serving.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -143,6 +143,11 @@ async fn what_was_mounted_for_all_pods_is_found_again() {
         Removal { spec: Arc::new(rebuilt.spec.clone()), pod: None, ..bench.removal(&bench.usage("data", None)) };
     bench.plugin.unstage(&removal).await.expect("undone");
     assert!(!global.exists());
+    fs::create_dir_all(bench.plugin.devices.join("raw")).expect("made");
+    let staged = bench.plugin.staged().expect("readable");
+    let [(Mode::Block, rebuilt)] = staged.as_slice() else { panic!("one: {staged:?}") };
+    assert_eq!((rebuilt.spec.name.as_str(), rebuilt.spec.mode()), ("raw", Mode::Block));
+    assert_eq!(bench.plugin.map_dir(bench.dir.path(), &rebuilt.spec), bench.plugin.devices.join("raw"));
     fs::remove_dir(&bench.plugin.mounts).expect("removed");
     std::os::unix::fs::symlink("mounts", &bench.plugin.mounts).expect("a link to itself");
     assert!(bench.plugin.staged().is_err(), "what cannot be read is not empty");

@@ -303,6 +303,33 @@ async fn data_of_others_is_never_deleted() {
     assert_eq!(bench.manager.pods_on_disk().await, []);
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_is_no_pods_stays_where_pods_lie() {
+    // Spec 07 §5.4: user data is never deleted. Somebody's backup, and what somebody put beside the parts of a pod.
+    let bench = bench();
+    let foreign = ["backup/data/file", "u.old/file", "u/notes"];
+    let ours = ["u/containers/c/12345678", "u/etc-hosts"];
+    for path in foreign.iter().chain(&ours) {
+        let path = bench.dir.path().join("pods").join(path);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("directories");
+        fs::write(path, "x").expect("a file");
+    }
+    for (uid, what) in [("backup", "data"), ("u.old", "file"), ("u", "notes")] {
+        let refused = bench.manager.remove_directory(&uid.into()).await.expect_err("not a pod's").to_string();
+        let begins =
+            format!("orphaned pod {uid:?} found, but error occurred when trying to remove the pod directory: ");
+        assert!(refused.starts_with(&begins), "{refused}");
+        assert!(refused.ends_with(&format!("/pods/{uid}/{what} is no part of a pod")), "{refused}");
+    }
+    for path in foreign.iter().chain(&ours) {
+        assert!(bench.dir.path().join("pods").join(path).exists(), "{path}");
+    }
+    fs::remove_file(bench.at("notes")).expect("removed");
+    tokio::time::advance(PAUSE.0).await;
+    bench.manager.remove_directory(&"u".into()).await.expect("a pod's and nobody else's");
+    assert!(!bench.at("").exists());
+}
+
 #[tokio::test]
 async fn the_rest_of_a_pod_goes_with_its_directory() {
     let bench = bench();

@@ -147,20 +147,22 @@ impl Owner {
     }
 
     async fn publish(&self, board: &Board, usage: &Usage) -> Result<Published, OpError> {
-        let published = self.within(&usage.operation, self.plugin.publish(usage)).await?;
         if usage.mode == Mode::Filesystem {
-            return Ok(published);
-        }
-        if published.path.as_os_str().is_empty() {
-            return Err(OpError::uncertain("device path of the volume is empty"));
+            return self.within(&usage.operation, self.plugin.publish(usage)).await;
         }
         let map = block::Map {
-            device: published.path,
+            device: Default::default(),
             global: self.plugin.map_dir(&board.deps.root, &usage.spec),
             pod: usage.pod.uid().clone(),
             link: usage.target.clone(),
             operation: usage.operation.clone(),
         };
+        self.within(&usage.operation, async { block::mark(&map).await.map_err(OpError::failed) }).await?;
+        let published = self.within(&usage.operation, self.plugin.publish(usage)).await?;
+        if published.path.as_os_str().is_empty() {
+            return Err(OpError::uncertain("device path of the volume is empty"));
+        }
+        let map = block::Map { device: published.path, ..map };
         // Whatever goes wrong from here on, the pod has the device.
         let device =
             self.within(&usage.operation, async { block::map(&map).await.map_err(OpError::uncertain) }).await?;
@@ -218,17 +220,19 @@ impl Owner {
     }
 
     async fn unpublish(&self, board: &Board, pod: &PodUid, removal: &Removal) -> Result<(), OpError> {
-        if let (Mode::Block, Some((_, link))) = (removal.mode, &removal.pod) {
-            let map = block::Map {
-                device: Default::default(),
-                global: self.plugin.map_dir(&board.deps.root, &removal.spec),
-                pod: pod.clone(),
-                link: link.clone(),
-                operation: removal.operation.clone(),
-            };
-            block::unmap(&map).await.map_err(OpError::uncertain)?;
-        }
-        self.plugin.unpublish(removal).await
+        let (Mode::Block, Some((_, link))) = (removal.mode, &removal.pod) else {
+            return self.plugin.unpublish(removal).await;
+        };
+        let map = block::Map {
+            device: Default::default(),
+            global: self.plugin.map_dir(&board.deps.root, &removal.spec),
+            pod: pod.clone(),
+            link: link.clone(),
+            operation: removal.operation.clone(),
+        };
+        block::unmap(&map).await.map_err(OpError::uncertain)?;
+        self.plugin.unpublish(removal).await?;
+        block::forget(&map).await.map_err(OpError::uncertain)
     }
 
     pub(super) async fn unmount_device(&mut self, board: &Board, operation: &Operation) -> Result<(), Failure> {

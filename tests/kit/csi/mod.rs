@@ -265,6 +265,9 @@ impl Shared {
         work: impl FnOnce() -> Result<T, Status>,
     ) -> Result<tonic::Response<T>, Status> {
         let method = call.method;
+        // Whoever sees the call may release it at once.
+        let mut release = self.release.subscribe();
+        release.mark_unchanged();
         let index = {
             let mut state = lock(&self.state);
             state.calls.push(call);
@@ -278,8 +281,6 @@ impl Shared {
             Some(Fault::DoneBut(code, text)) => work().and(Err(Status::new(code, text))),
             Some(Fault::Lie) => Ok(T::default()),
             Some(Fault::Hang) => {
-                let mut release = self.release.subscribe();
-                release.mark_unchanged();
                 release.changed().await.expect("it lives");
                 work()
             }
