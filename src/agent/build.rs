@@ -211,7 +211,7 @@ async fn assemble(
         let ranges = cluster.keep_node(loaded, base, machine, info, parts)?;
         cluster.tell_ranges(base, ranges, connection.runtime.clone());
     }
-    let volumes = volume_seam.open(base, &root, (facts.clone(), objects.clone()), cluster.as_ref()).await;
+    let volumes = volume_seam.open(loaded, base, (facts.clone(), objects.clone()), cluster.as_ref()).await;
     let preparer = Preparer::new(
         settings::preparer(loaded, machine, &node_name, kernel::read()),
         PreparerDeps {

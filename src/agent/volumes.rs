@@ -1,26 +1,33 @@
 //! Opens the volumes, and what passes between them and the node's object.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{collections::BTreeSet, fs::DirBuilder, os::unix::fs::DirBuilderExt, path::Path, sync::Arc};
 
 use tokio::sync::watch;
+use tracing::warn;
 
 use super::{
     build::Base,
     cluster::{Cluster, VolumesTold},
+    settings,
     standalone::NoStorage,
 };
 use crate::{
+    config::Loaded,
     engine::ports::{Event, EventSink, NodeFacts, ObjectSource, StorageObjects},
-    metrics::VolumeMetrics,
+    metrics::{SelinuxMetrics, VolumeMetrics},
+    sys::{machine, selinux},
     volumes::{
-        self, Credentials, DevicePlugin, FcPlugin, IscsiPlugin, LocalPlugin, Machine, Manager, NfsPlugin, ThisMachine,
-        VolumesConfig, VolumesDeps,
+        self, Credentials, DevicePlugin, FcPlugin, IscsiPlugin, Labels, LocalPlugin, Machine, Manager, NfsPlugin,
+        Policy, ThisMachine, VolumesConfig, VolumesDeps,
     },
 };
 
 /// What lies in memory could be found on a disk (spec 05 §13.2).
 const ON_DISK: &str = "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) \
                        might be swapped to disk and should no longer be considered secure.";
+
+/// The label of directories that are shared with drivers in containers (spec 07 §1).
+const SHARED_LABEL: &str = "system_u:object_r:container_file_t:s0";
 
 /// Which volumes are in use, and which of them the API server knows of (spec 07 §5.3).
 #[derive(Default)]
@@ -47,11 +54,12 @@ impl VolumeSeam {
     /// The volumes; what an earlier agent left of them is known from then on.
     pub(super) async fn open(
         self,
+        loaded: &Loaded,
         base: &Base,
-        root: &Path,
         (facts, objects): (watch::Receiver<Arc<NodeFacts>>, Arc<dyn ObjectSource>),
         cluster: Option<&Cluster>,
     ) -> Arc<Manager> {
+        let root = &*settings::root(loaded);
         let machine: Arc<dyn Machine> = Arc::new(ThisMachine::default());
         let storage = cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage);
         let mut plugins: Vec<Arc<dyn DevicePlugin>> = vec![
@@ -61,8 +69,9 @@ impl VolumeSeam {
             Arc::new(FcPlugin::new(root, machine)),
         ];
         if let Some(cluster) = cluster {
-            plugins.push(cluster.open_csi(base, root));
+            plugins.push(cluster.open_csi(loaded, base, root));
         }
+        let labels = labels(loaded, base, root).await;
         let deps = VolumesDeps {
             facts,
             objects,
@@ -71,6 +80,7 @@ impl VolumeSeam {
             metrics: VolumeMetrics::new(&base.registry),
             storage,
             plugins,
+            labels,
             reported: self.reported.subscribe(),
             in_use: self.in_use.clone(),
             tasks: base.tasks.tracker().clone(),
@@ -86,4 +96,25 @@ impl VolumeSeam {
         let _known = manager.rebuild().await;
         manager
     }
+}
+
+/// Who decides on labels of volumes; nobody on a machine without SELinux. There, drivers in containers have to get at
+/// what this agent shares with them, too.
+async fn labels(loaded: &Loaded, base: &Base, root: &Path) -> Option<Labels> {
+    if !machine::selinux_enabled() {
+        return None;
+    }
+    let shared = ["plugins", "plugins_registry"].map(|name| root.join(name));
+    let look = move || {
+        for directory in shared {
+            let made = DirBuilder::new().recursive(true).mode(0o750).create(&directory);
+            if let Err(error) = made.and_then(|()| selinux::set_label(&directory, SHARED_LABEL)) {
+                warn!(path = %directory.display(), err = %error, "Unprivileged containerized plugins might not work, could not set selinux context");
+            }
+        }
+        selinux::file_context()
+    };
+    let context = tokio::task::spawn_blocking(look).await.ok().flatten()?;
+    let policy = Policy::new(&context, loaded.gates.enabled("SELinuxMount"))?;
+    Some(Labels::new(policy, SelinuxMetrics::new(&base.registry)))
 }

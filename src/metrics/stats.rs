@@ -94,6 +94,8 @@ pub struct ClaimUsage {
     pub claim: String,
     /// Capacity, available, used; inodes, free and used.
     pub numbers: [u64; 6],
+    /// Whether something is wrong with it, where its driver says.
+    pub is_abnormal: Option<bool>,
 }
 
 /// What a container's logs take.
@@ -120,7 +122,8 @@ pub trait DiskUsages: Send + Sync + 'static {
 /// Registers the families of volumes and logs, made when somebody asks.
 pub fn register_disk_usages(registry: &Registry, usages: Arc<dyn DiskUsages>) {
     let volumes = VOLUMES.map(|(name, help)| gauge(name, help, &CLAIM));
-    registry.collector(Disks { usages, volumes, logs: gauge(LOGS.0, LOGS.1, &CONTAINER) });
+    let health = gauge(HEALTH.0, HEALTH.1, &CLAIM);
+    registry.collector(Disks { usages, volumes, health, logs: gauge(LOGS.0, LOGS.1, &CONTAINER) });
 }
 
 const CLAIM: [&str; 2] = ["namespace", "persistentvolumeclaim"];
@@ -133,6 +136,10 @@ const VOLUMES: [(&str, &str); 6] = [
     ("kubelet_volume_stats_inodes_free", "[ALPHA] Number of free inodes in the volume"),
     ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume"),
 ];
+const HEALTH: (&str, &str) = (
+    "kubelet_volume_stats_health_status_abnormal",
+    "[ALPHA] Abnormal volume health status. The count is either 1 or 0. 1 indicates the volume is unhealthy, 0 indicates volume is healthy",
+);
 const LOGS: (&str, &str) =
     ("kubelet_container_log_filesystem_used_bytes", "[ALPHA] Bytes used by the container's logs on the filesystem.");
 
@@ -143,22 +150,32 @@ fn gauge(name: &str, help: &str, labels: &[&str]) -> GaugeVec {
 struct Disks {
     usages: Arc<dyn DiskUsages>,
     volumes: [GaugeVec; 6],
+    health: GaugeVec,
     logs: GaugeVec,
+}
+
+impl Disks {
+    fn families(&self) -> impl Iterator<Item = &GaugeVec> + Clone {
+        self.volumes.iter().chain([&self.health, &self.logs])
+    }
 }
 
 impl Collector for Disks {
     fn desc(&self) -> Vec<&Desc> {
-        self.volumes.iter().chain([&self.logs]).flat_map(Collector::desc).collect()
+        self.families().flat_map(Collector::desc).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let families = self.volumes.iter().chain([&self.logs]);
+        let families = self.families();
         families.clone().for_each(GaugeVec::reset);
         let set = |gauge: Gauge, bytes: u64| gauge.set(bytes as f64);
         let (claims, logs) = self.usages.known();
         for usage in claims {
             for (family, number) in self.volumes.iter().zip(usage.numbers) {
                 set(family.with_label_values(&[&usage.namespace, &usage.claim]), number);
+            }
+            if let Some(is_abnormal) = usage.is_abnormal {
+                set(self.health.with_label_values(&[&usage.namespace, &usage.claim]), u64::from(is_abnormal));
             }
         }
         for usage in logs {
@@ -181,13 +198,15 @@ mod tests {
                 namespace: namespace.to_owned(),
                 claim: "data".to_owned(),
                 numbers: [100, 60, 40, 10, 7, 3],
+                // Only one driver says.
+                is_abnormal: (namespace == "b").then_some(true),
             };
             (vec![claim("a"), claim("b")], Vec::new())
         }
     }
 
     #[test]
-    fn volumes_of_claims_have_all_six_numbers() {
+    fn volumes_of_claims_have_all_six_numbers_and_their_health_where_it_is_told() {
         let registry = Registry::new();
         register_disk_usages(&registry, Arc::new(Usages));
         let families = registry.gather();
@@ -200,6 +219,7 @@ mod tests {
             [
                 ("kubelet_volume_stats_available_bytes", 2, 60.0),
                 ("kubelet_volume_stats_capacity_bytes", 2, 100.0),
+                ("kubelet_volume_stats_health_status_abnormal", 1, 1.0),
                 ("kubelet_volume_stats_inodes", 2, 10.0),
                 ("kubelet_volume_stats_inodes_free", 2, 7.0),
                 ("kubelet_volume_stats_inodes_used", 2, 3.0),

@@ -25,6 +25,8 @@ pub enum StorageOperation {
     Resize,
     /// It is given to the pod's group.
     Give,
+    /// It is seen whether it is attached.
+    Verify,
 }
 
 impl StorageOperation {
@@ -38,6 +40,7 @@ impl StorageOperation {
             Self::UnmapDevice => "unmap_device",
             Self::Resize => "volume_fs_resize",
             Self::Give => "volume_apply_access_control",
+            Self::Verify => "verify_controller_attached_volume",
         }
     }
 }

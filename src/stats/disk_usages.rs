@@ -77,7 +77,7 @@ fn claims(pods: &[(ShownPod, PodPlaces)], measured: &HashMap<PathBuf, Measured>)
         let fs = measured.filesystem.unwrap_or_default();
         let Usage { bytes, inodes } = measured.usage;
         let numbers = [fs.capacity, fs.available, bytes, fs.inodes, fs.inodes_free, inodes];
-        ClaimUsage { namespace: namespace.clone(), claim: claim.clone(), numbers }
+        ClaimUsage { namespace: namespace.clone(), claim: claim.clone(), numbers, is_abnormal: measured.is_abnormal }
     };
     first.map(usage).collect()
 }

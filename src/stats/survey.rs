@@ -71,6 +71,8 @@ pub struct Measured {
     pub usage: Usage,
     /// The file system that holds it; only of trees.
     pub filesystem: Option<FileSystem>,
+    /// Whether something is wrong with the volume, where somebody says.
+    pub is_abnormal: Option<bool>,
 }
 
 /// What is known, by path; a directory that could not be measured is absent.
@@ -332,7 +334,7 @@ fn of_volume(at: Timestamp, full: &Fullness) -> Measured {
         inodes_free: full.inodes_free,
     };
     let usage = Usage { bytes: full.used, inodes: full.inodes_used };
-    Measured { at, usage, filesystem: Some(filesystem) }
+    Measured { at, usage, filesystem: Some(filesystem), is_abnormal: full.condition.as_ref().map(|c| c.is_abnormal) }
 }
 
 fn measured(target: &Target, clock: &Arc<dyn Clock>, stop: &AtomicBool) -> io::Result<Measured> {
@@ -344,7 +346,7 @@ fn measured(target: &Target, clock: &Arc<dyn Clock>, stop: &AtomicBool) -> io::R
         How::Tree => (disk::tree(path, stop)?, Some(FileSystem::of(path)?)),
         How::Claimed => return Err(io::ErrorKind::Unsupported.into()),
     };
-    Ok(Measured { at, usage, filesystem })
+    Ok(Measured { at, usage, filesystem, is_abnormal: None })
 }
 
 #[cfg(test)]

@@ -100,7 +100,7 @@ pub fn snapshot(depth: Depth) -> Snapshot {
 pub fn summary(depth: Depth, change: impl Fn(&mut Snapshot, &mut RuntimeReport)) -> Result<Summary, String> {
     let (mut snapshot, mut report) = (snapshot(depth), RuntimeReport::default());
     let at = Timestamp::from_second(AT_SECONDS + 5).expect("in range");
-    let measured = |bytes, inodes| Measured { at, usage: Usage { bytes, inodes }, filesystem: None };
+    let measured = |bytes, inodes| Measured { at, usage: Usage { bytes, inodes }, filesystem: None, is_abnormal: None };
     let disk = FileSystem { capacity: 100, free: 40, available: 30, inodes: 20, inodes_free: 15 };
     let layer = LayerUsage { at: AT, used: Some(7), inodes_used: Some(3), mountpoint: "/images".to_owned() };
     let usage = RuntimeUsage { layer: Some(layer.clone()), ..RuntimeUsage::default() };

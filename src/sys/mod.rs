@@ -36,6 +36,7 @@ pub mod privileges;
 pub mod program;
 #[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]
 pub mod sampler;
+pub mod selinux;
 #[allow(unsafe_code, reason = "real-time signals have no safe constructor")]
 pub mod signal;
 #[allow(unsafe_code, reason = "processes without a program have no safe interface")]

@@ -113,6 +113,8 @@ pub struct Traits {
     pub republishes: bool,
     /// The node's part of an expansion can be done.
     pub expands: bool,
+    /// It can be mounted with a label of SELinux.
+    pub takes_label: bool,
 }
 
 impl Traits {
@@ -161,6 +163,8 @@ pub struct Usage {
     pub group: Option<GroupOf>,
     /// The user that all containers run as, if it is one.
     pub user: Option<u32>,
+    /// The label of SELinux that it is mounted with, if with one.
+    pub label: Option<String>,
     /// Whether another pod has it mounted already: then it is nobody's to give away (spec 07 §7.6).
     pub is_shared_now: bool,
     /// The pod has it already: a failure leaves what is there.
@@ -230,6 +234,8 @@ pub struct Rebuilt {
     pub spec: VolumeSpec,
     /// What it is like.
     pub traits: Traits,
+    /// The label of SELinux that it is mounted with.
+    pub label: Option<String>,
 }
 
 /// A kind of volume that is more than files.

@@ -21,10 +21,12 @@ use super::{
     claims,
     device::{DevicePlugin, GroupOf, Traits, Usage},
     expand,
+    labels::Labels,
     layout::PodLayout,
     operation::Operation,
     owner::{Board, Desire, Presence, Shown},
     ownership, plugins,
+    selinux::{self, Label},
     spec::{Mode, UniqueName, VolumeSpec},
 };
 use crate::{
@@ -84,6 +86,15 @@ pub struct Awaited {
     shown: watch::Receiver<Arc<Shown>>,
 }
 
+/// Volumes that a pod does not have.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Missing {
+    /// Their names in the pod.
+    pub volumes: Vec<String>,
+    /// What is in the way of some, where waiting on is no use.
+    pub hindrance: Option<String>,
+}
+
 /// A pod's volumes, resolved.
 #[derive(Default)]
 pub struct Resolved {
@@ -100,14 +111,21 @@ pub struct Devices {
     board: Arc<Board>,
     plugins: Vec<Arc<dyn DevicePlugin>>,
     storage: Arc<dyn StorageObjects>,
+    /// On a node that has SELinux.
+    labels: Option<Labels>,
     pods: Mutex<HashMap<PodUid, Memory>>,
     turns: AtomicU64,
 }
 
 impl Devices {
     /// Nothing is used yet.
-    pub fn new(board: Arc<Board>, plugins: Vec<Arc<dyn DevicePlugin>>, storage: Arc<dyn StorageObjects>) -> Self {
-        Self { board, plugins, storage, pods: Mutex::default(), turns: AtomicU64::new(0) }
+    pub fn new(
+        board: Arc<Board>,
+        plugins: Vec<Arc<dyn DevicePlugin>>,
+        storage: Arc<dyn StorageObjects>,
+        labels: Option<Labels>,
+    ) -> Self {
+        Self { board, plugins, storage, labels, pods: Mutex::default(), turns: AtomicU64::new(0) }
     }
 
     /// The plugins.
@@ -139,13 +157,27 @@ impl Devices {
                 }
                 Ok(Known { spec, device: Some((plugin, unique, traits)), .. }) => {
                     let Some(plugin) = self.plugins.get(plugin) else { continue };
-                    let usage = usage(pod, layout, &spec, unique, plugin.name());
+                    let mut usage = usage(pod, layout, &spec, unique, plugin.name());
+                    let label = match &self.labels {
+                        Some(labels) if traits.takes_label => labels.of(&self.board, &usage, &volume.name, &traits),
+                        _ => Ok(Label::default()),
+                    };
+                    let label = match label {
+                        Ok(label) => label,
+                        Err(text) => {
+                            resolved.failed.push((volume.name.clone(), text));
+                            continue;
+                        }
+                    };
+                    usage.label = label.mounted;
                     let target = usage.target.clone();
                     // What is nobody's to do yet is not done: the claim may follow its volume late.
                     let growth = claims::growth(&spec).filter(|(_, to)| expand::is_due(&spec, *to));
                     let since =
                         *self.pods().entry(pod.uid().clone()).or_default().since.get_or_insert_with(Instant::now);
-                    let shown = self.board.want(plugin, Desire { usage: usage.clone(), traits, turn, growth, since });
+                    let asked_label = label.asked;
+                    let desire = Desire { usage: usage.clone(), traits, turn, growth, since, asked_label };
+                    let shown = self.board.want(plugin, desire);
                     let (volume, plugin) = (volume.name.clone(), plugin.clone());
                     resolved.awaited.push(Awaited { volume, spec, target, plugin, usage, shown });
                 }
@@ -225,8 +257,8 @@ impl Devices {
         Ok(Known { spec, device: Some((index, unique, traits)), read_at })
     }
 
-    /// Waits until the pod has all of them; the names of those it does not have where time is up.
-    pub async fn wait(&self, pod: &PodUid, awaited: &mut [Awaited], until: Instant) -> Vec<String> {
+    /// Waits until the pod has all of them; what it does not have where time is up, or where others are in the way.
+    pub async fn wait(&self, pod: &PodUid, awaited: &mut [Awaited], until: Instant) -> Missing {
         loop {
             let mut missing: Vec<&mut Awaited> = Vec::new();
             for one in awaited.iter_mut() {
@@ -236,9 +268,13 @@ impl Devices {
                 }
             }
             if missing.is_empty() {
-                return Vec::new();
+                return Missing::default();
             }
-            let names = missing.iter().map(|one| one.volume.clone()).collect();
+            let volumes = missing.iter().map(|one| one.volume.clone()).collect();
+            let hindrance: Vec<String> = missing.iter().filter_map(|one| one.hindrance(pod)).collect();
+            if !hindrance.is_empty() {
+                return Missing { volumes, hindrance: Some(hindrance.join("; ")) };
+            }
             // An owner that has ended is followed by another with the next turn.
             let changes = missing.into_iter().map(|one| {
                 Box::pin(async {
@@ -248,7 +284,7 @@ impl Devices {
                 })
             });
             if timeout_at(until, select_all(changes)).await.is_err() {
-                return names;
+                return Missing { volumes, hindrance: None };
             }
         }
     }
@@ -288,6 +324,12 @@ impl Awaited {
     fn is_there(&mut self, pod: &PodUid, seen: bool) -> bool {
         let shown = if seen { self.shown.borrow_and_update().clone() } else { self.shown.borrow().clone() };
         shown.pods.get(pod).is_some_and(|own| own.presence == Presence::Present && own.published.is_some())
+    }
+
+    /// What other pods are in the way with.
+    fn hindrance(&self, pod: &PodUid) -> Option<String> {
+        let is_hindered = self.shown.borrow().pods.get(pod).is_some_and(|own| own.is_hindered);
+        is_hindered.then(|| selinux::waiting(self.usage.unique.as_str()))
     }
 
     /// Whether nobody will, as the node takes no more such volumes.
@@ -357,6 +399,7 @@ fn usage(pod: &Arc<Pod>, layout: &PodLayout, spec: &Arc<VolumeSpec>, unique: Uni
         device: String::new(),
         group,
         user: plugins::common_user(pod),
+        label: None,
         is_shared_now: false,
         is_republish: false,
         was_rebuilt: false,

@@ -11,9 +11,10 @@ use super::{
     device::{Class, Found, GroupOf, OpError, Published, Trouble, Usage},
     format, fullness, give, local,
     machine::{self, Work},
+    selinux,
     spec::Mode,
 };
-use crate::engine::ports::Fullness;
+use crate::{engine::ports::Fullness, sys::mount_table::Mount};
 
 /// The file system of a blank disk where nothing is said.
 const DEFAULT_KIND: &str = "ext4";
@@ -31,7 +32,8 @@ pub async fn stage(work: &Work, usage: &Usage, disk: &Path, shared: &Path, kind:
     if work.is_mounted(shared).await? {
         return Ok(());
     }
-    let options = usage.spec.mount_options();
+    let label = usage.label.as_deref().map(selinux::option);
+    let options: Vec<String> = usage.spec.mount_options().into_iter().chain(label).collect();
     let kind = kind.filter(|kind| !kind.is_empty()).unwrap_or(DEFAULT_KIND);
     format::format_and_mount(work, disk, shared, kind, &options, usage.spec.read_only()).await
 }
@@ -66,7 +68,13 @@ pub async fn publish(work: &Work, plugin: &str, usage: &Usage, shared: &Path) ->
         let of = GroupOf { on_root_mismatch: of.on_root_mismatch || was_given, ..of };
         give::give(usage, plugin, usage.target.clone(), of).await?;
     }
-    Ok(Published { path: usage.target.clone(), relabel: true })
+    Ok(Published { path: usage.target.clone(), relabel: usage.label.is_none() })
+}
+
+/// The label that a disk is mounted with at the place that all pods share.
+pub fn label(table: &[Mount], shared: &Path) -> Option<String> {
+    let mount = table.iter().rfind(|mount| mount.target == shared)?;
+    selinux::mounted_with(&mount.options)
 }
 
 /// Options of a file system are no options of a bind.

@@ -46,6 +46,7 @@ fn parse(told: &str) -> Option<Fullness> {
         inodes,
         inodes_free,
         inodes_used: inodes.saturating_sub(inodes_free),
+        condition: None,
     })
 }
 
@@ -66,6 +67,7 @@ pub async fn of_filesystem(operation: &Operation, path: &Path) -> Result<Fullnes
             inodes: stat.f_files,
             inodes_free: stat.f_ffree,
             inodes_used: stat.f_files.saturating_sub(stat.f_ffree),
+            condition: None,
         })
     });
     look.await

@@ -300,7 +300,7 @@ impl DevicePlugin for LocalPlugin {
         let mut volume = api::PersistentVolume { spec: Some(spec), ..api::PersistentVolume::default() };
         volume.metadata.name = Some(found.name.clone());
         let spec = VolumeSpec::persistent(Arc::new(volume), super::claims::unknown_claim(), false);
-        Ok(Rebuilt { spec, traits: traits(&found.name) })
+        Ok(Rebuilt { spec, traits: traits(&found.name), label: None })
     }
 
     fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {

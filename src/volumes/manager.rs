@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     fs::{self, DirBuilder},
     io,
     os::unix::fs::DirBuilderExt,
@@ -24,11 +23,12 @@ use tracing::{info, warn};
 use super::{
     desired,
     device::DevicePlugin,
-    devices::{Awaited, Devices, Resolved},
+    devices::{Awaited, Devices, Missing, Resolved},
     fetched::{self, Fetched},
     found,
     hands::{Hands, OF_FILES},
     held,
+    labels::Labels,
     layout::{self, PodLayout},
     memory::{self, Credentials},
     orphan,
@@ -38,6 +38,7 @@ use super::{
     refused::Refused,
     spec::VolumeSpec,
     turns::{Lane, Once, TurnError, Turns},
+    waiting::Waiting,
     worlds::{SetUpEnd, Worlds},
 };
 use crate::{
@@ -83,6 +84,8 @@ pub struct VolumesDeps {
     pub storage: Arc<dyn StorageObjects>,
     /// Kinds of volumes that are more than files.
     pub plugins: Vec<Arc<dyn DevicePlugin>>,
+    /// Labels of volumes, on a node that has SELinux.
+    pub labels: Option<Labels>,
     /// Which volumes the API server knows to be in use here.
     pub reported: watch::Receiver<Arc<BTreeSet<String>>>,
     /// Hears which volumes are in use; nothing before that is known.
@@ -134,7 +137,7 @@ impl Manager {
             hands,
         };
         let board = Board::new(board, deps.in_use.clone());
-        let devices = Devices::new(board, deps.plugins.clone(), deps.storage.clone());
+        let devices = Devices::new(board, deps.plugins.clone(), deps.storage.clone(), deps.labels.clone());
         let is_rebuilt = OnceCell::new();
         Self {
             devices,
@@ -250,7 +253,7 @@ impl Manager {
                 self.worlds.set_up(pod.uid(), ends);
                 mounted
             }
-            Err(e) => Err(waiting(&names, &e.to_string())),
+            Err(e) => Err(Waiting::for_files(&names, &e.to_string())),
         }
     }
 }
@@ -272,14 +275,17 @@ impl VolumeManager for Manager {
         };
         if !failed.is_empty() {
             let missing = self.devices.wait(pod.uid(), &mut awaited, Instant::now()).await;
-            let missing = missing.into_iter().chain(failed.iter().map(|(name, _)| name.clone())).collect();
+            let missing = missing.volumes.into_iter().chain(failed.iter().map(|(name, _)| name.clone())).collect();
             let mut causes: Vec<&str> = failed.iter().map(|(_, cause)| cause.as_str()).collect();
             causes.sort_unstable();
             causes.dedup();
             let text = refused(missing, &awaited, &causes.join("; ")).to_string();
             return Err(beyond(&awaited, &text).await.unwrap_or(VolumeError::Failed(text)));
         }
-        let missing = self.devices.wait(pod.uid(), &mut awaited, until).await;
+        let Missing { volumes: missing, hindrance } = self.devices.wait(pod.uid(), &mut awaited, until).await;
+        if let Some(hindrance) = hindrance {
+            return Err(VolumeError::Failed(refused(missing, &awaited, &hindrance).to_string()));
+        }
         if !missing.is_empty() {
             let text = refused(missing, &awaited, "context deadline exceeded").to_string();
             return Err(beyond(&awaited, &text).await.unwrap_or(VolumeError::TimedOut(text)));
@@ -429,7 +435,7 @@ impl Mount {
                 }
             }
         }
-        if errors.is_empty() { Ok(Arc::new(mounted)) } else { Err(waiting(&missing, &errors.join("; "))) }
+        if errors.is_empty() { Ok(Arc::new(mounted)) } else { Err(Waiting::for_files(&missing, &errors.join("; "))) }
     }
 
     /// What is to be told of a volume; nothing of one that was only looked at again.
@@ -440,41 +446,11 @@ impl Mount {
     }
 }
 
-/// Volumes that a pod waits for, as the reference tells of them (spec 07 §5.1).
-struct Waiting {
-    missing: Vec<String>,
-    unattached: Vec<String>,
-    failed: Vec<String>,
-    cause: String,
-}
-
-impl fmt::Display for Waiting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |names: &[String]| {
-            let mut names = names.to_vec();
-            names.sort();
-            names.join(" ")
-        };
-        let (missing, unattached, failed) = (list(&self.missing), list(&self.unattached), list(&self.failed));
-        let cause = &self.cause;
-        write!(
-            f,
-            "unmounted volumes=[{missing}], unattached volumes=[{unattached}], failed to process volumes=[{failed}]: {cause}"
-        )
-    }
-}
-
 /// The error of a pod whose volumes the node will not get, if that is so.
 async fn beyond(awaited: &[Awaited], text: &str) -> Option<VolumeError> {
     let asked = join_all(awaited.iter().map(Awaited::is_over_limit)).await;
     let text = format!("Node has reached its volume attachment limit, rejecting pod. {text}");
     asked.contains(&true).then_some(VolumeError::LimitExceeded(text))
-}
-
-/// Volumes that are files of this agent, and are not there.
-fn waiting(names: &[String], cause: &str) -> VolumeError {
-    let (missing, cause) = (names.to_vec(), cause.to_owned());
-    VolumeError::Failed(Waiting { missing, unattached: Vec::new(), failed: Vec::new(), cause }.to_string())
 }
 
 fn directories(pods: &Path) -> io::Result<Vec<PodUid>> {

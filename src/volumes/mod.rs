@@ -34,6 +34,7 @@ mod give;
 mod hands;
 mod held;
 mod iscsi;
+mod labels;
 mod layout;
 mod local;
 mod machine;
@@ -49,10 +50,12 @@ mod plugins;
 mod rebuild;
 mod refused;
 mod remove;
+mod selinux;
 mod spec;
 #[cfg(test)]
 mod testing;
 mod turns;
+mod waiting;
 mod worlds;
 
 pub use device::{
@@ -61,6 +64,7 @@ pub use device::{
 pub use fc::FcPlugin;
 pub use hands::{THREADS, said};
 pub use iscsi::IscsiPlugin;
+pub use labels::Labels;
 pub use layout::PodLayout;
 pub use local::LocalPlugin;
 pub use machine::{Machine, ThisMachine};
@@ -68,4 +72,5 @@ pub use manager::{Manager, VolumesConfig, VolumesDeps};
 pub use memory::{Credentials, may_reach_disk};
 pub use nfs::NfsPlugin;
 pub use operation::Operation;
+pub use selinux::Policy;
 pub use spec::{Mode, Persistent, Source, UniqueName, VolumeSpec};

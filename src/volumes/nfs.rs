@@ -132,7 +132,7 @@ impl DevicePlugin for NfsPlugin {
             nfs: Some(api::NFSVolumeSource::default()),
             ..api::Volume::default()
         };
-        Ok(Rebuilt { spec: VolumeSpec::inline(&volume), traits: traits(&found.name) })
+        Ok(Rebuilt { spec: VolumeSpec::inline(&volume), traits: traits(&found.name), label: None })
     }
 
     fn limit(&self) -> Duration {

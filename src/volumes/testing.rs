@@ -132,6 +132,12 @@ impl FakePlugin {
     }
 }
 
+/// The pod, and the label of SELinux if there is one.
+fn labelled(usage: &Usage) -> String {
+    let label = usage.label.iter().map(String::as_str);
+    [usage.pod.name()].into_iter().chain(label).collect::<Vec<_>>().join(" ")
+}
+
 #[async_trait]
 impl DevicePlugin for FakePlugin {
     fn name(&self) -> &'static str {
@@ -148,13 +154,13 @@ impl DevicePlugin for FakePlugin {
     }
 
     async fn stage(&self, usage: &Usage) -> Result<(), OpError> {
-        self.answer("stage", usage.pod.name(), &usage.operation).await?;
+        self.answer("stage", &labelled(usage), &usage.operation).await?;
         locked(&self.there).insert(String::new());
         Ok(())
     }
 
     async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
-        self.answer("publish", usage.pod.name(), &usage.operation).await?;
+        self.answer("publish", &labelled(usage), &usage.operation).await?;
         locked(&self.there).insert(usage.pod.uid().to_string());
         Ok(Published { path: usage.target.clone(), relabel: true })
     }
@@ -189,7 +195,7 @@ impl DevicePlugin for FakePlugin {
         };
         assert_eq!(found.mode, Mode::Filesystem);
         let traits = Traits { volume: found.name.clone(), ..self.traits.clone() };
-        Ok(Rebuilt { spec: VolumeSpec::inline(&volume), traits })
+        Ok(Rebuilt { spec: VolumeSpec::inline(&volume), traits, label: None })
     }
 
     fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {

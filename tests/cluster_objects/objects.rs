@@ -73,6 +73,7 @@ impl Node {
                 metrics: VolumeMetrics::new(&registry),
                 storage,
                 plugins: Vec::new(),
+                labels: None,
                 reported: watch::channel(Arc::default()).1,
                 in_use: watch::Sender::default(),
                 tasks: TaskTracker::new(),

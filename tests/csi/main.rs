@@ -310,6 +310,7 @@ impl World {
             device: String::new(),
             group: None,
             user: None,
+            label: None,
             is_shared_now: false,
             is_republish: false,
             was_rebuilt: false,
@@ -344,6 +345,7 @@ pub fn csi(root: &Path, drivers: &Arc<Drivers>, objects: &Arc<Objects>) -> Csi {
         objects: objects.clone(),
         tokens: objects.clone(),
         clock: Arc::new(SystemClock),
+        asks_health: true,
     };
     Csi::new(root, "n", deps)
 }

@@ -3,13 +3,19 @@
 use std::{fs, os::unix::fs::MetadataExt};
 
 use berth::{
+    engine::ports::Condition,
     pod::PodUid,
     proto::csi::node_service_capability::rpc::Type as Capability,
-    volumes::{Class, DevicePlugin, Expansion, Found, GroupOf, Mode, Trouble},
+    volumes::{Class, DevicePlugin, Expansion, Found, GroupOf, Mode, Trouble, Usage},
 };
 use serde_json::{Value, json};
 
-use crate::{DATA, DRIVER, World, kit::csi::Nature, kit::process::skips, mount, removal, staged, unmount};
+use crate::{
+    DATA, DRIVER, World,
+    kit::csi::{Nature, Plugin},
+    kit::process::skips,
+    mount, removal, staged, unmount,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_is_staged_once_and_published_to_each_pod() {
@@ -255,6 +261,71 @@ async fn a_node_that_takes_no_more_volumes_is_known_by_their_attachment() {
     world.objects.attachment(name, refused(8));
     assert!(world.csi.is_over_limit(&usage).await);
     assert_eq!(driver.of("NodeGetInfo").len(), asked + 1, "how many it takes is asked again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_label_of_selinux_comes_with_the_mount() {
+    // Spec 07 §11, §12.4 step 2.
+    if skips("a_label_of_selinux_comes_with_the_mount") {
+        return;
+    }
+    let (world, driver, _plugin) = World::with_driver().await;
+    let label = "system_u:object_r:container_file_t:s0:c1,c2".to_owned();
+    let spec = json!({"mountOptions": ["noatime"]});
+    let usage = Usage { label: Some(label.clone()), ..world.usage("p", spec.clone()) };
+    world.csi.stage(&usage).await.expect("staged");
+    let published = world.csi.publish(&usage).await.expect("published");
+    assert!(!published.relabel, "all of it has the label");
+    let flags = json!(["noatime", format!("context=\"{label}\"")]);
+    for method in ["NodeStageVolume", "NodePublishVolume"] {
+        assert_eq!(driver.of(method)[0].rest["capability"]["flags"], flags, "{method}");
+    }
+    // Another agent knows what it is mounted with.
+    let found = Found {
+        pod: usage.pod.uid().clone(),
+        name: "pv".to_owned(),
+        mode: Mode::Filesystem,
+        path: usage.target.clone(),
+    };
+    assert_eq!(world.csi.rebuild(&found).expect("known").label, Some(label.clone()));
+    let staged: Vec<_> = world.csi.staged().expect("known").into_iter().map(|(_, one)| one.label).collect();
+    assert_eq!(staged, [Some(label)]);
+    unmount(&world.csi, &usage).await;
+    let plain = world.usage("p", spec);
+    mount(&world.csi, &plain).await;
+    assert_eq!(driver.of("NodePublishVolume")[1].rest["capability"]["flags"], json!(["noatime"]));
+    assert_eq!(world.csi.rebuild(&found).expect("known").label, None);
+    unmount(&world.csi, &plain).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_driver_says_whether_a_volume_is_well() {
+    // Spec 07 §12.8
+    if skips("a_driver_says_whether_a_volume_is_well") {
+        return;
+    }
+    let (world, driver, plugin) = World::with_driver().await;
+    let usage = world.usage("p", json!({}));
+    let path = mount(&world.csi, &usage).await;
+    driver.nature(|nature| nature.condition = Some((true, "a disk is broken".to_owned())));
+    let told = world.csi.fullness(&usage, &path).await.expect("told");
+    assert_eq!(told.condition, None, "a driver that does not say that it can say is not heard");
+    unmount(&world.csi, &usage).await;
+    drop(plugin);
+    while world.drivers.get(DRIVER).is_ok() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    driver.nature(|nature| nature.can.push(Capability::VolumeCondition));
+    let again = Plugin::csi(&world.socket(DRIVER), DRIVER, &driver.endpoint, &["1.9.0"]);
+    again.registered().await;
+    let path = mount(&world.csi, &usage).await;
+    for (is_abnormal, message) in [(true, "a disk is broken"), (false, "")] {
+        driver.nature(|nature| nature.condition = Some((is_abnormal, message.to_owned())));
+        let told = world.csi.fullness(&usage, &path).await.expect("told");
+        assert_eq!(told.condition, Some(Condition { is_abnormal, message: message.to_owned() }));
+        assert_eq!(told.capacity, 1000);
+    }
+    unmount(&world.csi, &usage).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

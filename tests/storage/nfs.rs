@@ -136,6 +136,7 @@ impl Node {
             metrics: VolumeMetrics::new(&Registry::new()),
             storage: Arc::new(NoClaims),
             plugins: vec![Arc::new(NfsPlugin::new(Arc::new(ThisMachine::default())))],
+            labels: None,
             reported: watch::channel(Arc::default()).1,
             in_use: watch::Sender::default(),
             tasks: TaskTracker::new(),

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use super::{super::build::Base, Cluster};
 use crate::{
+    config::Loaded,
     engine::ports::PluginHandler,
     metrics::{CsiMetrics, PluginMetrics},
     node::CsiDrivers,
@@ -13,7 +14,7 @@ use crate::{
 
 impl Cluster {
     /// Takes drivers from now on; what their volumes are mounted by.
-    pub(in crate::agent) fn open_csi(&self, base: &Base, root: &Path) -> Arc<Csi> {
+    pub(in crate::agent) fn open_csi(&self, loaded: &Loaded, base: &Base, root: &Path) -> Arc<Csi> {
         let node = CsiDrivers::new(self.api.clone(), &self.name);
         base.tasks.spawn(node.clone().follow(self.nodes.clone(), base.stop.child_token()));
         let drivers = Drivers::new(DriversDeps {
@@ -24,7 +25,13 @@ impl Cluster {
             stop: base.stop.child_token(),
         });
         watch(base, root, BTreeMap::from([("CSIPlugin", Arc::new(drivers.clone()) as Arc<dyn PluginHandler>)]));
-        let deps = CsiDeps { drivers, objects: self.storage(), tokens: self.objects(), clock: base.clock.clone() };
+        let deps = CsiDeps {
+            drivers,
+            objects: self.storage(),
+            tokens: self.objects(),
+            clock: base.clock.clone(),
+            asks_health: loaded.gates.enabled("CSIVolumeHealth"),
+        };
         Arc::new(Csi::new(root, &self.name, deps))
     }
 }

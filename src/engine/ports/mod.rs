@@ -40,5 +40,6 @@ pub use state_file::StateFile;
 pub use storage::{Attached, StorageError, StorageObjects};
 pub use user_namespaces::{IdRange, UserNamespaces};
 pub use volumes::{
-    BlockVolume, ClaimedVolume, ClaimedVolumes, Fullness, MountedVolume, MountedVolumes, VolumeError, VolumeManager,
+    BlockVolume, ClaimedVolume, ClaimedVolumes, Condition, Fullness, MountedVolume, MountedVolumes, VolumeError,
+    VolumeManager,
 };

@@ -82,6 +82,17 @@ pub struct Fullness {
     pub inodes_free: u64,
     /// Inodes in use.
     pub inodes_used: u64,
+    /// Whether it is well, where somebody says.
+    pub condition: Option<Condition>,
+}
+
+/// How a volume is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Condition {
+    /// Something is wrong with it.
+    pub is_abnormal: bool,
+    /// What, for people.
+    pub message: String,
 }
 
 /// A volume behind a claim that a pod has.

@@ -9,7 +9,7 @@ use tracing::warn;
 
 use super::{
     client::{CallError, deadline},
-    context,
+    context::{self, Whose},
     disk::{make, remove},
     paths::{BlockLayout, PLUGIN},
     plugin::{Csi, Ready},
@@ -53,7 +53,13 @@ impl Csi {
             volume_id: volume.handle.clone(),
             publish_context: publish_context.into_iter().collect(),
             staging_target_path: layout.staging.display().to_string(),
-            volume_capability: Some(context::capability(&usage.spec, &volume, Mode::Block, ready.can, None)),
+            volume_capability: Some(context::capability(
+                &usage.spec,
+                &volume,
+                Mode::Block,
+                ready.can,
+                Whose::default(),
+            )),
             secrets: secrets.into_iter().collect(),
             volume_context: volume.attributes.clone().into_iter().collect(),
         };
@@ -124,7 +130,7 @@ impl Csi {
             // Sent whether it was staged or not.
             staging_target_path: layout.staging.display().to_string(),
             target_path: target.display().to_string(),
-            volume_capability: Some(context::capability(&usage.spec, volume, Mode::Block, ready.can, None)),
+            volume_capability: Some(context::capability(&usage.spec, volume, Mode::Block, ready.can, Whose::default())),
             readonly: usage.spec.read_only(),
             secrets: secrets.into_iter().collect(),
             volume_context: attributes.into_iter().collect(),

@@ -81,6 +81,8 @@ pub struct Capabilities {
     pub knows_single_writers: bool,
     /// Giving a volume to a group by itself.
     pub sets_group: bool,
+    /// Saying whether a volume is well.
+    pub knows_health: bool,
 }
 
 impl Capabilities {
@@ -94,8 +96,9 @@ impl Capabilities {
                 Ok(Capability::ExpandVolume) => found.expands = true,
                 Ok(Capability::SingleNodeMultiWriter) => found.knows_single_writers = true,
                 Ok(Capability::VolumeMountGroup) => found.sets_group = true,
+                Ok(Capability::VolumeCondition) => found.knows_health = true,
                 // What newer drivers can do besides does not matter here.
-                Ok(Capability::Unknown | Capability::VolumeCondition) | Err(_) => {}
+                Ok(Capability::Unknown) | Err(_) => {}
             }
         }
         found

@@ -12,7 +12,11 @@ use crate::{
     engine::ports::TokenAsk,
     pod::Pod,
     proto::csi::{VolumeCapability, volume_capability},
-    volumes::spec::{Mode, VolumeSpec},
+    volumes::{
+        device::Usage,
+        selinux,
+        spec::{Mode, VolumeSpec},
+    },
 };
 use volume_capability::access_mode::Mode as AccessMode;
 
@@ -33,20 +37,41 @@ fn access_mode(modes: &[String], knows_single_writers: bool) -> AccessMode {
     }
 }
 
-/// How the volume is to be made accessible. `group` is for drivers that give it away by themselves.
+/// Whose a volume is to be.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Whose<'a> {
+    /// The group, for drivers that give it away by themselves.
+    pub group: Option<u32>,
+    /// The label of SELinux.
+    pub label: Option<&'a str>,
+}
+
+impl<'a> Whose<'a> {
+    /// As a pod wants it.
+    pub fn of(usage: &'a Usage) -> Self {
+        Self { group: usage.group.map(|group| group.group), label: usage.label.as_deref() }
+    }
+}
+
+/// How the volume is to be made accessible.
 pub fn capability(
     spec: &VolumeSpec,
     volume: &CsiVolume,
     mode: Mode,
     can: Capabilities,
-    group: Option<u32>,
+    whose: Whose<'_>,
 ) -> VolumeCapability {
+    let flags = spec.mount_options().into_iter().chain(whose.label.map(selinux::option));
     let access_type = match mode {
         Mode::Block => volume_capability::AccessType::Block(volume_capability::BlockVolume {}),
         Mode::Filesystem => volume_capability::AccessType::Mount(volume_capability::MountVolume {
             fs_type: volume.fs_type.clone(),
-            mount_flags: spec.mount_options(),
-            volume_mount_group: group.filter(|_| can.sets_group).map(|group| group.to_string()).unwrap_or_default(),
+            mount_flags: flags.collect(),
+            volume_mount_group: whose
+                .group
+                .filter(|_| can.sets_group)
+                .map(|group| group.to_string())
+                .unwrap_or_default(),
         }),
     };
     let mode = access_mode(spec.access_modes(), can.knows_single_writers);
@@ -79,6 +104,11 @@ pub fn takes(driver: Option<&CSIDriver>, name: &str, life: Lifecycle) -> Result<
 /// Whether somebody attaches the driver's volumes to nodes.
 pub fn is_attached(driver: Option<&CSIDriver>) -> bool {
     driver.and_then(|driver| driver.spec.attach_required).unwrap_or(true)
+}
+
+/// Whether volumes are mounted with labels of SELinux.
+pub fn takes_labels(driver: Option<&CSIDriver>) -> bool {
+    driver.and_then(|driver| driver.spec.se_linux_mount).unwrap_or(false)
 }
 
 /// Whether volumes are published again with every turn of their pod.
@@ -165,11 +195,14 @@ mod tests {
             "spec": {"mountOptions": ["noatime"], "accessModes": ["ReadWriteOnce"]}}));
         let spec = VolumeSpec::persistent(Arc::new(volume.expect("a volume")), Arc::default(), false);
         let volume = CsiVolume { fs_type: "xfs".to_owned(), ..CsiVolume::default() };
-        let of = |can: Capabilities, mode| capability(&spec, &volume, mode, can, Some(7)).access_type;
+        let label = Some("u:r:t:s0:c1,c2");
+        let of = |can: Capabilities, mode| {
+            capability(&spec, &volume, mode, can, Whose { group: Some(7), label }).access_type
+        };
         let mount = |group: &str| {
             Some(volume_capability::AccessType::Mount(volume_capability::MountVolume {
                 fs_type: "xfs".to_owned(),
-                mount_flags: vec!["noatime".to_owned()],
+                mount_flags: vec!["noatime".to_owned(), "context=\"u:r:t:s0:c1,c2\"".to_owned()],
                 volume_mount_group: group.to_owned(),
             }))
         };

@@ -1,6 +1,11 @@
 //! The node's part of an expansion. Spec 07 §4.5, §12.8.
 
-use super::{client::deadline, context, paths::PLUGIN, plugin::Csi};
+use super::{
+    client::deadline,
+    context::{self, Whose},
+    paths::PLUGIN,
+    plugin::Csi,
+};
 use crate::{
     proto::csi::{CapacityRange, NodeExpandVolumeRequest},
     volumes::{
@@ -27,13 +32,13 @@ impl Csi {
             Mode::Block => self.block(&usage.spec.name)?.staging.display().to_string(),
         };
         let required_bytes = i64::try_from(*to).unwrap_or(i64::MAX);
-        let group = usage.group.map(|group| group.group);
+        let whose = Whose::of(usage);
         let request = NodeExpandVolumeRequest {
             volume_id: volume.handle.clone(),
             volume_path: path.display().to_string(),
             capacity_range: Some(CapacityRange { required_bytes, limit_bytes: 0 }),
             staging_target_path: staging,
-            volume_capability: Some(context::capability(&usage.spec, &volume, usage.mode, ready.can, group)),
+            volume_capability: Some(context::capability(&usage.spec, &volume, usage.mode, ready.can, whose)),
             secrets: secrets.into_iter().collect(),
         };
         let done = ready.driver.client.about(&usage.spec).expand(until, request).await;

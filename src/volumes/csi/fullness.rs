@@ -4,13 +4,17 @@ use tokio::time::Instant;
 
 use super::{paths::PLUGIN, plugin::Csi, publish::mount_point};
 use crate::{
-    engine::ports::Fullness,
+    engine::ports::{Condition, Fullness},
+    pod::cut_at_char,
     proto::csi::{NodeGetVolumeStatsRequest, VolumeUsage, volume_usage::Unit},
     volumes::{
         device::{OpError, Trouble, Usage},
         spec::Mode,
     },
 };
+
+/// Bytes of what a driver says about a volume that is not well.
+const TOLD: usize = 1024;
 
 impl Csi {
     /// Asks the driver.
@@ -39,7 +43,12 @@ impl Csi {
         if told.usage.is_empty() {
             return Err(OpError::failed(format!("{PLUGIN}: failed to get usage from the answer: usage is missing")));
         }
-        Ok(full(&volume.driver, &told.usage))
+        let condition = told.volume_condition.filter(|_| self.deps.asks_health && ready.can.knows_health);
+        let condition = condition.map(|condition| Condition {
+            is_abnormal: condition.abnormal,
+            message: cut_at_char(&condition.message, TOLD).to_owned(),
+        });
+        Ok(Fullness { condition, ..full(&volume.driver, &told.usage) })
     }
 }
 
@@ -74,6 +83,7 @@ mod tests {
             inodes: 10,
             inodes_free: 9,
             inodes_used: 1,
+            condition: None,
         };
         assert_eq!(full("d", &told), expected);
         assert_eq!(full("d", &[usage(Unit::Bytes.into(), -5)]).capacity, 0);

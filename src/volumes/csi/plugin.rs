@@ -45,6 +45,8 @@ pub struct CsiDeps {
     pub tokens: Arc<dyn ObjectSource>,
     /// Wall time.
     pub clock: Arc<dyn Clock>,
+    /// Whether drivers are asked if volumes are well (gate `CSIVolumeHealth`).
+    pub asks_health: bool,
 }
 
 /// Volumes of CSI drivers.
@@ -176,6 +178,7 @@ impl DevicePlugin for Csi {
             mount_options: true,
             republishes: context::is_republished(object.as_deref()),
             expands: !volume.is_inline,
+            takes_label: context::takes_labels(object.as_deref()),
         })
     }
 

@@ -6,7 +6,7 @@ use tracing::warn;
 
 use super::{
     client::{CallError, deadline},
-    context,
+    context::{self, Whose},
     disk::{clear, make, mounted, still_there},
     fs_group::{self, Access},
     paths::PLUGIN,
@@ -42,6 +42,7 @@ impl Csi {
             node: self.node.clone(),
             attachment: self.attachment(volume),
             lifecycle: Some(volume.lifecycle()),
+            label: usage.label.clone().unwrap_or_default(),
         }
     }
 
@@ -106,13 +107,13 @@ impl Csi {
         }
         let is_staged = ready.can.stages && !volume.is_inline;
         let staging = if is_staged { self.staging(volume)?.display().to_string() } else { String::new() };
-        let group = usage.group.map(|group| group.group);
+        let whose = Whose::of(usage);
         Ok(NodePublishVolumeRequest {
             volume_id: volume.handle.clone(),
             publish_context: publish_context.into_iter().collect(),
             staging_target_path: staging,
             target_path: mount_point(&usage.target).display().to_string(),
-            volume_capability: Some(context::capability(&usage.spec, volume, Mode::Filesystem, ready.can, group)),
+            volume_capability: Some(context::capability(&usage.spec, volume, Mode::Filesystem, ready.can, whose)),
             readonly: usage.spec.read_only(),
             secrets: secrets.into_iter().collect(),
             volume_context: attributes.into_iter().collect(),
@@ -151,5 +152,7 @@ async fn settle(usage: &Usage, label: &str, group: Option<GroupOf>) -> Result<bo
     if let Some(of) = group {
         give::give(usage, label, path, of).await.map_err(|error| failed("apply fsGroup", &error))?;
     }
-    Ok(mount.is_some_and(|mount| mount.options.split(',').any(|option| option == "seclabel")))
+    // What is mounted with a label has it, and so has every file.
+    let is_labelled = usage.label.is_some();
+    Ok(!is_labelled && mount.is_some_and(|mount| mount.options.split(',').any(|option| option == "seclabel")))
 }

@@ -56,9 +56,9 @@ fn of_record(record: &Record, found: &Found) -> Rebuilt {
     if record.lifecycle == Some(Lifecycle::Ephemeral) {
         let csi = api::CSIVolumeSource { driver: record.driver.clone(), ..api::CSIVolumeSource::default() };
         let volume = api::Volume { name: found.name.clone(), csi: Some(csi), ..api::Volume::default() };
-        return with_traits(VolumeSpec::inline(&volume), &found.pod);
+        return with_traits(VolumeSpec::inline(&volume), &found.pod).labelled(record);
     }
-    with_traits(persistent(record, &found.name, found.mode), &found.pod)
+    with_traits(persistent(record, &found.name, found.mode), &found.pod).labelled(record)
 }
 
 /// A volume of which nothing is left but its directory.
@@ -96,8 +96,16 @@ fn with_traits(spec: VolumeSpec, pod: &PodUid) -> Rebuilt {
         mount_options: true,
         republishes: false,
         expands: !volume.is_inline,
+        takes_label: false,
     };
-    Rebuilt { spec, traits }
+    Rebuilt { spec, traits, label: None }
+}
+
+impl Rebuilt {
+    /// With the label that the record tells of.
+    fn labelled(self, record: &Record) -> Self {
+        Self { label: Some(record.label.clone()).filter(|label| !label.is_empty()), ..self }
+    }
 }
 
 /// Volumes that were staged, whether a pod has them or not: one that no pod has was left by an agent that ended
@@ -130,7 +138,7 @@ fn staged_filesystem(directory: &Path) -> Result<Option<(Mode, Rebuilt)>, String
     }
     // Its name does not matter for what is left to do, but it is told.
     let spec = persistent(&record, &record.handle, Mode::Filesystem);
-    Ok(Some((Mode::Filesystem, with_traits(spec, &"".into()))))
+    Ok(Some((Mode::Filesystem, with_traits(spec, &"".into()).labelled(&record))))
 }
 
 fn staged_block(layout: &CsiLayout, directory: &Path) -> Result<Option<(Mode, Rebuilt)>, String> {
@@ -200,6 +208,11 @@ mod tests {
         let known = rebuild(&layout, &volume).expect("known");
         assert_eq!((known.spec.name.as_str(), known.traits.volume.as_str()), ("pv", "d^h"));
         assert!(known.traits.stages && known.traits.attachable && known.spec.as_persistent().is_some());
+        assert_eq!(known.label, None);
+        let label = "u:r:t:s0".to_owned();
+        let labelled = Record { label: label.clone(), ..record(Some(Lifecycle::Persistent)) };
+        labelled.write(&volume.path).expect("written");
+        assert_eq!(rebuild(&layout, &volume).expect("known").label, Some(label));
 
         record(Some(Lifecycle::Ephemeral)).write(&volume.path).expect("written");
         let known = rebuild(&layout, &volume).expect("known");

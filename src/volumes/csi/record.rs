@@ -52,6 +52,8 @@ pub struct Record {
     pub attachment: String,
     /// How long it lives; `None` where that is not kept.
     pub lifecycle: Option<Lifecycle>,
+    /// The label of SELinux that it is mounted with; empty for none.
+    pub label: String,
 }
 
 impl Record {
@@ -88,6 +90,7 @@ impl Record {
             spec: field("specVolID"),
             node: field("nodeName"),
             attachment: field("attachmentID"),
+            label: field("seLinuxMountContext"),
             lifecycle,
         };
         if record.driver.is_empty() || record.handle.is_empty() {
@@ -105,6 +108,7 @@ impl Record {
             ("specVolID", &self.spec),
             ("nodeName", &self.node),
             ("attachmentID", &self.attachment),
+            ("seLinuxMountContext", &self.label),
             ("volumeLifecycleMode", lifecycle),
         ]
         .into_iter()
@@ -148,6 +152,7 @@ mod tests {
             node: "n".to_owned(),
             attachment: "csi-1".to_owned(),
             lifecycle: Some(Lifecycle::Persistent),
+            label: String::new(),
         }
     }
 
@@ -161,7 +166,10 @@ mod tests {
         assert_eq!(full().text(), published);
         let staged = Record { driver: "d".to_owned(), handle: "h".to_owned(), ..Record::default() };
         assert_eq!(staged.text(), "{\"driverName\":\"d\",\"volumeHandle\":\"h\"}\n");
-        for record in [full(), staged] {
+        let labelled = Record { label: "u:r:t:s0:c1,c2".to_owned(), ..staged.clone() };
+        let text = r#"{"driverName":"d","seLinuxMountContext":"u:r:t:s0:c1,c2","volumeHandle":"h"}"#;
+        assert_eq!(labelled.text(), format!("{text}\n"));
+        for record in [full(), staged, labelled] {
             assert_eq!(Record::parse(record.text().as_bytes()).expect("good"), record);
         }
     }

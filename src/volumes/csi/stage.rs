@@ -6,7 +6,7 @@ use tracing::warn;
 
 use super::{
     client::{CallError, deadline},
-    context,
+    context::{self, Whose},
     disk::{clear, make, still_there},
     paths::PLUGIN,
     plugin::Csi,
@@ -46,16 +46,18 @@ impl Csi {
         let path = self.staging(&volume)?;
         let publish_context = self.attached_as(&volume, ready.object.as_deref()).await?;
         let secrets = self.secret("NodeStageSecretRef", volume.stage_secret.as_ref()).await?;
-        let group = usage.group.map(|group| group.group);
+        let whose = Whose::of(usage);
         let request = NodeStageVolumeRequest {
             volume_id: volume.handle.clone(),
             publish_context: publish_context.into_iter().collect(),
             staging_target_path: path.display().to_string(),
-            volume_capability: Some(context::capability(&usage.spec, &volume, Mode::Filesystem, ready.can, group)),
+            volume_capability: Some(context::capability(&usage.spec, &volume, Mode::Filesystem, ready.can, whose)),
             secrets: secrets.into_iter().collect(),
             volume_context: volume.attributes.clone().into_iter().collect(),
         };
-        let record = Record { driver: volume.driver.clone(), handle: volume.handle.clone(), ..Record::default() };
+        let label = usage.label.clone().unwrap_or_default();
+        let record =
+            Record { driver: volume.driver.clone(), handle: volume.handle.clone(), label, ..Record::default() };
         let place = path.clone();
         let noted = usage.operation.blocking(move || {
             let written = make(&place).and_then(|()| place.parent().map_or(Ok(()), |parent| record.write(parent)));

@@ -22,6 +22,8 @@ use crate::{
     },
 };
 
+mod selinux;
+
 /// No objects; keeps events.
 #[derive(Default)]
 struct World(Mutex<Vec<String>>);
@@ -64,6 +66,10 @@ fn bench(traits: Traits) -> Bench {
 }
 
 fn bench_in(dir: tempfile::TempDir, traits: Traits) -> Bench {
+    bench_with(dir, traits, None)
+}
+
+fn bench_with(dir: tempfile::TempDir, traits: Traits, labels: Option<Labels>) -> Bench {
     let (plugin, storage, world) =
         (FakePlugin::new(traits), Arc::new(FakeStorage::default()), Arc::new(World::default()));
     let deps = VolumesDeps {
@@ -74,6 +80,7 @@ fn bench_in(dir: tempfile::TempDir, traits: Traits) -> Bench {
         metrics: VolumeMetrics::new(&Registry::new()),
         storage: storage.clone(),
         plugins: vec![plugin.clone()],
+        labels,
         reported: watch::channel(Arc::new(BTreeSet::new())).1,
         in_use: watch::Sender::default(),
         tasks: TaskTracker::new(),

@@ -15,6 +15,7 @@ use super::disk::{self, Disk, PLUGIN};
 use crate::{
     engine::ports::Fullness,
     pod::{Pod, api, cut_at_char},
+    sys::mount_table::Mount,
     volumes::{
         blocks::{Blocks, Links},
         claims,
@@ -151,7 +152,7 @@ impl FcPlugin {
         Ok(())
     }
 
-    fn rebuilt(name: &str, directory: &Path, mode: Mode) -> Option<Rebuilt> {
+    fn rebuilt(name: &str, directory: &Path, mode: Mode, table: &[Mount]) -> Option<Rebuilt> {
         let disk = Disk::by_path(directory)?;
         let spec = api::PersistentVolumeSpec {
             volume_mode: Some(mode.as_str().to_owned()),
@@ -161,7 +162,7 @@ impl FcPlugin {
         let mut volume = api::PersistentVolume { spec: Some(spec), ..api::PersistentVolume::default() };
         volume.metadata.name = Some(name.to_owned());
         let spec = VolumeSpec::persistent(Arc::new(volume), claims::unknown_claim(), false);
-        Some(Rebuilt { spec, traits: traits(disk.name()) })
+        Some(Rebuilt { spec, traits: traits(disk.name()), label: disks::label(table, directory) })
     }
 }
 
@@ -229,24 +230,25 @@ impl DevicePlugin for FcPlugin {
 
     fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
         let base = disk::base(&self.root, found.mode);
+        let table = self.machine.mounts().map_err(|error| error.to_string())?;
         let directory = match found.mode {
             Mode::Filesystem => {
-                let table = self.machine.mounts().map_err(|error| error.to_string())?;
                 let shared = machine::elsewhere(&table, &found.path).into_iter().find(|other| other.starts_with(&base));
                 shared.cloned().ok_or("couldn't fetch globalPDPath. failed to obtain volume spec")?
             }
             Mode::Block => disks::mapped(found, rebuild::children(&base).map_err(|error| error.to_string())?)?,
         };
-        let understood = Self::rebuilt(&found.name, &directory, found.mode);
+        let understood = Self::rebuilt(&found.name, &directory, found.mode, &table);
         understood.ok_or_else(|| format!("{} is no directory of a Fibre Channel disk", directory.display()))
     }
 
     fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+        let table = self.machine.mounts().map_err(|error| error.to_string())?;
         let mut found = Vec::new();
         for mode in [Mode::Filesystem, Mode::Block] {
             let base = disk::base(&self.root, mode);
             let listed = rebuild::children(&base).map_err(|error| format!("listing {}: {error}", base.display()))?;
-            found.extend(listed.iter().filter_map(|path| Some((mode, Self::rebuilt("", path, mode)?))));
+            found.extend(listed.iter().filter_map(|path| Some((mode, Self::rebuilt("", path, mode, &table)?))));
         }
         Ok(found)
     }
@@ -271,6 +273,7 @@ fn traits(volume: String) -> Traits {
         attachable: true,
         stages: true,
         mount_options: true,
+        takes_label: true,
         ..Traits::default()
     }
 }

@@ -18,6 +18,7 @@ use super::{
 use crate::{
     engine::ports::{Fullness, StorageObjects},
     pod::{Pod, api},
+    sys::mount_table::Mount,
     volumes::{
         blocks::Blocks,
         claims,
@@ -110,14 +111,13 @@ impl IscsiPlugin {
     }
 
     /// The directory of a volume that an earlier agent left, by where else the same is mounted.
-    fn shared(&self, path: &Path) -> Result<PathBuf, String> {
-        let table = self.machine.mounts().map_err(|error| error.to_string())?;
+    fn shared(&self, table: &[Mount], path: &Path) -> Result<PathBuf, String> {
         let base = names::base(&self.root, Mode::Filesystem);
-        let found = machine::elsewhere(&table, path).into_iter().find(|other| other.starts_with(&base));
+        let found = machine::elsewhere(table, path).into_iter().find(|other| other.starts_with(&base));
         found.cloned().ok_or_else(|| "couldn't fetch globalPDPath. failed to obtain volume spec".to_owned())
     }
 
-    fn rebuilt(name: &str, directory: &Path, mode: Mode) -> Option<Rebuilt> {
+    fn rebuilt(name: &str, directory: &Path, mode: Mode, table: &[Mount]) -> Option<Rebuilt> {
         let record = Record::read(directory)?;
         let lun = record.lun.parse().ok()?;
         let source = api::ISCSIPersistentVolumeSource {
@@ -136,7 +136,11 @@ impl IscsiPlugin {
         let mut volume = api::PersistentVolume { spec: Some(spec), ..api::PersistentVolume::default() };
         volume.metadata.name = Some(name.to_owned());
         let spec = VolumeSpec::persistent(Arc::new(volume), claims::unknown_claim(), false);
-        Some(Rebuilt { spec, traits: traits(names::name(&record.target_portal, &record.iqn, lun)) })
+        Some(Rebuilt {
+            spec,
+            traits: traits(names::name(&record.target_portal, &record.iqn, lun)),
+            label: disks::label(table, directory),
+        })
     }
 }
 
@@ -209,25 +213,27 @@ impl DevicePlugin for IscsiPlugin {
     }
 
     fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
+        let table = self.machine.mounts().map_err(|error| error.to_string())?;
         let directory = match found.mode {
-            Mode::Filesystem => self.shared(&found.path)?,
+            Mode::Filesystem => self.shared(&table, &found.path)?,
             Mode::Block => {
                 let all = record::directories(&names::base(&self.root, Mode::Block));
                 disks::mapped(found, all.map_err(|error| error.to_string())?)?
             }
         };
-        let understood = Self::rebuilt(&found.name, &directory, found.mode);
+        let understood = Self::rebuilt(&found.name, &directory, found.mode, &table);
         understood.ok_or_else(|| format!("{} is no directory of an iSCSI target", directory.display()))
     }
 
     fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+        let table = self.machine.mounts().map_err(|error| error.to_string())?;
         let mut found = Vec::new();
         for mode in [Mode::Filesystem, Mode::Block] {
             let base = names::base(&self.root, mode);
             let listed = record::directories(&base);
             for directory in listed.map_err(|error| format!("listing {}: {error}", base.display()))? {
                 let name = Record::read(&directory).map(|record| record.vol_name).unwrap_or_default();
-                found.extend(Self::rebuilt(&name, &directory, mode).map(|rebuilt| (mode, rebuilt)));
+                found.extend(Self::rebuilt(&name, &directory, mode, &table).map(|rebuilt| (mode, rebuilt)));
             }
         }
         Ok(found)
@@ -253,6 +259,7 @@ fn traits(volume: String) -> Traits {
         attachable: true,
         stages: true,
         mount_options: true,
+        takes_label: true,
         ..Traits::default()
     }
 }

@@ -51,6 +51,7 @@ impl Bench {
             device: String::new(),
             group: group.map(|group| GroupOf { group, on_root_mismatch: false }),
             user: None,
+            label: None,
             is_shared_now: false,
             is_republish: false,
             was_rebuilt: false,

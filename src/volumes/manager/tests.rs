@@ -122,6 +122,7 @@ fn bench_in(dir: tempfile::TempDir, credentials: Credentials) -> Bench {
         metrics,
         storage: Arc::new(FakeStorage::default()),
         plugins: Vec::new(),
+        labels: None,
         reported: watch::channel(Arc::default()).1,
         in_use: watch::Sender::default(),
         tasks: TaskTracker::new(),

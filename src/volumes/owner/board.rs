@@ -60,6 +60,8 @@ pub struct Desire {
     pub growth: Option<(u64, u64)>,
     /// Since when the pod has wanted it.
     pub since: Instant,
+    /// The label of SELinux that all pods have to agree on.
+    pub asked_label: Option<String>,
 }
 
 /// By pod; `None` for one that wants it no more.
@@ -74,6 +76,8 @@ pub struct ShownPod {
     pub published: Option<Published>,
     /// The mode of the volume's root.
     pub root_mode: u32,
+    /// Others have it with another label of SELinux.
+    pub is_hindered: bool,
 }
 
 /// A volume, as others see it.
@@ -179,6 +183,22 @@ impl Board {
         shown
     }
 
+    /// Whether the pod wants that volume, or may have it.
+    pub fn has_volume(&self, pod: &PodUid, name: &UniqueName) -> bool {
+        self.slots().get(name).is_some_and(|slot| {
+            let is_wanted = slot.desires.borrow().get(pod).is_some_and(Option::is_some);
+            is_wanted || slot.shown.borrow().pods.get(pod).is_some_and(|own| own.presence != Presence::Absent)
+        })
+    }
+
+    /// The label of SELinux that another pod wants that volume with; `None` where no other wants it.
+    pub fn label_of_others(&self, pod: &PodUid, name: &UniqueName) -> Option<Option<String>> {
+        let slots = self.slots();
+        let desires = slots.get(name)?.desires.borrow();
+        let mut others = desires.iter().filter(|(other, _)| *other != pod).filter_map(|(_, desire)| desire.as_ref());
+        others.next().map(|desire| desire.asked_label.clone())
+    }
+
     /// Whether something of the pod is there, or wanted.
     pub fn has(&self, pod: &PodUid) -> bool {
         let slots = self.slots();
@@ -226,7 +246,7 @@ impl Board {
             owners.entry(unique.clone()).or_insert_with(|| {
                 let mut owner =
                     Owner::new(unique, one.plugin.clone(), one.rebuilt.traits.clone(), one.mode, hands.clone());
-                owner.adopt_stage(one.rebuilt.spec);
+                owner.adopt_stage(one.rebuilt);
                 owner
             });
         }

@@ -15,7 +15,7 @@ use super::{
     state::Presence,
 };
 use crate::{
-    engine::ports::{ClaimedVolume, Fullness},
+    engine::ports::{ClaimedVolume, Event, Fullness},
     pod::PodUid,
     volumes::{
         claims,
@@ -59,10 +59,22 @@ impl Board {
         let usage = Usage { operation, ..volume.desire.usage.clone() };
         let asked = AssertUnwindSafe(volume.plugin.fullness(&usage, &volume.path)).catch_unwind();
         match timeout(LIMIT, asked).await {
-            Ok(Ok(told)) => told.map_err(|error: OpError| error.text),
+            Ok(Ok(told)) => {
+                let told = told.map_err(|error: OpError| error.text)?;
+                self.tell_of_condition(&volume.desire, &told);
+                Ok(told)
+            }
             Ok(Err(panic)) => Err(said(&*panic)),
             Err(_) => Err("context deadline exceeded".to_owned()),
         }
+    }
+
+    /// Tells the pod of a volume that is not well. Spec 07 §12.8.
+    fn tell_of_condition(&self, desire: &Desire, told: &Fullness) {
+        let Some(condition) = told.condition.as_ref().filter(|condition| condition.is_abnormal) else { return };
+        let name = claimed(desire).map_or_else(|| desire.usage.spec.name.clone(), |own| own.volume);
+        let text = format!("Volume {name}: {}", condition.message);
+        self.deps.events.record(Event::warning(desire.usage.pod.id(), "VolumeConditionAbnormal", text));
     }
 
     fn there(&self, is_asked: impl Fn(&Desire) -> bool) -> Vec<Measurable> {

@@ -123,6 +123,7 @@ impl Owner {
             is_shared_now: self.state.other_user(pod).is_some(),
             is_republish: self.state.is_mounted(pod),
             was_rebuilt: own.is_some_and(|own| own.was_rebuilt),
+            label: self.state.label.clone(),
             operation: operation.clone(),
             ..desire.usage.clone()
         }

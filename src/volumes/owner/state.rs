@@ -64,6 +64,8 @@ pub struct InPod {
     pub was_rebuilt: bool,
     /// Which attempt of all on the volume the last one for this pod was; 0 for none.
     pub tried: u64,
+    /// The label of SELinux that it is to be mounted with.
+    pub label: Option<String>,
 }
 
 /// Where it is attached.
@@ -99,6 +101,8 @@ pub struct State {
     pub was_rebuilt: bool,
     /// Its pods.
     pub pods: BTreeMap<PodUid, InPod>,
+    /// The label of SELinux that it is mounted with, where something of it may be there.
+    pub label: Option<String>,
     /// Operations tried so far.
     attempts: u64,
     /// A pod that nobody knows of may have it.
@@ -165,8 +169,16 @@ pub enum Happened {
 impl State {
     /// Nothing of it is there.
     pub fn new(attachable: bool, mode: Mode) -> Self {
-        let stage = Presence::Absent;
-        Self { attachable, mode, stage, was_rebuilt: false, pods: BTreeMap::new(), attempts: 0, keeps_stage: false }
+        Self {
+            attachable,
+            mode,
+            stage: Presence::Absent,
+            was_rebuilt: false,
+            pods: BTreeMap::new(),
+            label: None,
+            attempts: 0,
+            keeps_stage: false,
+        }
     }
 
     /// Found on disk, in that pod.
@@ -193,6 +205,18 @@ impl State {
     pub fn want(&mut self, pod: &PodUid) -> bool {
         let own = self.pods.entry(pod.clone()).or_default();
         std::mem::replace(&mut own.wish, Wish::Wanted) != Wish::Wanted
+    }
+
+    /// Whether the pod has to wait until others, who have the volume with another label of SELinux, have it no more.
+    pub fn is_hindered(&self, pod: &PodUid) -> bool {
+        self.pods.get(pod).is_some_and(|own| own.wish == Wish::Wanted && !self.agrees(own))
+            && self.other_user(pod).is_some()
+    }
+
+    /// Whether the pod can be given the volume as it is mounted; what it has it keeps.
+    fn agrees(&self, own: &InPod) -> bool {
+        let is_there = self.stage != Presence::Absent || self.pods.values().any(|own| own.presence != Presence::Absent);
+        !is_there || own.presence != Presence::Absent || own.label == self.label
     }
 
     /// A pod does not want it any more.
@@ -229,11 +253,16 @@ impl State {
         if is_gone { Due::Gone } else { Due::Wait(earliest) }
     }
 
+    /// Whether it is attached, and known to be in use, where that matters.
+    pub fn may_use(&self, around: &Around) -> bool {
+        !self.attachable || (around.is_reported && matches!(around.attachment, Attachment::At(_)))
+    }
+
     fn candidates(&self, around: &Around) -> Vec<Op> {
         let mut found = Vec::new();
         // After a restart only the node says where it was attached.
         let may_undo = !(self.was_rebuilt && self.attachable && around.attachment == Attachment::Unread);
-        let may_use = !self.attachable || (around.is_reported && matches!(around.attachment, Attachment::At(_)));
+        let may_use = self.may_use(around);
         let all = |is_due: &dyn Fn(&InPod) -> bool, op: fn(PodUid) -> Op| -> Vec<Op> {
             let mut found: Vec<_> = self.pods.iter().filter(|(_, own)| is_due(own)).collect();
             found.sort_by_key(|(_, own)| own.tried);
@@ -243,12 +272,17 @@ impl State {
             found.extend(all(&|own| own.wish == Wish::Unwanted && own.presence != Presence::Absent, Op::Unmount));
         }
         if may_use {
-            let is_due = |own: &InPod| own.wish == Wish::Wanted && (own.presence != Presence::Present || own.is_stale);
+            let is_due = |own: &InPod| {
+                let is_wanting = own.presence != Presence::Present || own.is_stale;
+                own.wish == Wish::Wanted && is_wanting && self.agrees(own)
+            };
             found.extend(all(&is_due, Op::Mount));
             let is_due = |own: &InPod| own.wish == Wish::Wanted && own.presence == Presence::Present && own.is_small;
             found.extend(all(&is_due, Op::Resize));
         }
-        if may_undo && !self.keeps_stage && self.pods.is_empty() && self.stage != Presence::Absent {
+        // Where it is mounted with a label that nobody wants it comes anew.
+        let is_nobodys = self.pods.values().all(|own| own.presence == Presence::Absent && !self.agrees(own));
+        if may_undo && !self.keeps_stage && is_nobodys && self.stage != Presence::Absent {
             found.push(Op::UnmountDevice);
         }
         found
@@ -270,6 +304,12 @@ impl State {
     /// Takes note that an operation is tried.
     pub fn tried(&mut self, op: &Op) {
         self.attempts += 1;
+        if let Op::Mount(pod) = op
+            && let Some(own) = self.pods.get(pod).filter(|own| own.presence == Presence::Absent && self.agrees(own))
+        {
+            // Either nothing is there, or it is mounted with that.
+            self.label = own.label.clone();
+        }
         if let Some(own) = op.pod().and_then(|pod| self.pods.get_mut(pod)) {
             own.tried = self.attempts;
         }

@@ -25,7 +25,7 @@ use crate::{
     metrics::{Operated, StorageOperation, World},
     pod::PodUid,
     volumes::{
-        device::{DevicePlugin, Published, Traits},
+        device::{DevicePlugin, Published, Rebuilt, Traits},
         hands::{Hands, said},
         operation::Operation,
         spec::{Mode, UniqueName, VolumeSpec},
@@ -72,6 +72,8 @@ pub(super) struct Owner {
     /// Where it is attached.
     pub(super) device: String,
     is_attached: bool,
+    /// It was counted that it is attached.
+    is_verified: bool,
     /// Who operates has it, and so does what outlives its operation.
     turn: Arc<Semaphore>,
     /// Looks at roots of volumes; they hold up no operation.
@@ -104,6 +106,7 @@ impl Owner {
             last_spec: None,
             device: String::new(),
             is_attached: false,
+            is_verified: false,
             counted: Default::default(),
         }
     }
@@ -111,6 +114,7 @@ impl Owner {
     /// An earlier agent left this.
     pub(super) fn adopt(&mut self, left: Leftover) {
         self.state.rebuilt(left.pod.clone(), left.rebuilt.traits.stages);
+        self.state.label = left.rebuilt.label;
         let spec = Arc::new(left.rebuilt.spec);
         self.last_spec = Some(spec.clone());
         let held = Held { spec, target: left.path, published: None, root_mode: 0, turn: 0, grown_to: 0 };
@@ -118,9 +122,10 @@ impl Owner {
     }
 
     /// An earlier agent staged it, and ended before a pod had it or after the last one did.
-    pub(super) fn adopt_stage(&mut self, spec: VolumeSpec) {
+    pub(super) fn adopt_stage(&mut self, rebuilt: Rebuilt) {
         self.state.rebuilt_stage();
-        self.last_spec = Some(Arc::new(spec));
+        self.state.label = rebuilt.label;
+        self.last_spec = Some(Arc::new(rebuilt.spec));
     }
 
     /// Not all of what an earlier agent left was understood.
@@ -132,8 +137,12 @@ impl Owner {
     pub(super) fn shown(&self) -> Shown {
         let of = |(pod, own): (&PodUid, &super::state::InPod)| {
             let held = self.held.get(pod)?;
-            let shown =
-                ShownPod { presence: own.presence, published: held.published.clone(), root_mode: held.root_mode };
+            let shown = ShownPod {
+                presence: own.presence,
+                published: held.published.clone(),
+                root_mode: held.root_mode,
+                is_hindered: self.state.is_hindered(pod),
+            };
             Some((pod.clone(), shown))
         };
         Shown {
@@ -152,7 +161,7 @@ impl Owner {
             let wanted = desires.borrow_and_update().clone();
             self.heed(wanted);
             self.tidy(&slot);
-            let around = self.around(&attached, &reported);
+            let around = self.around(&board, &attached, &reported);
             self.show(&board, &slot);
             let until = match self.state.due(&around, &self.backoffs, Instant::now().into_std()) {
                 Due::Do(op) => {
@@ -221,6 +230,7 @@ impl Owner {
             });
             held.spec = desire.usage.spec.clone();
             if let Some(own) = self.state.pods.get_mut(&pod) {
+                own.label.clone_from(&desire.usage.label);
                 own.is_stale |= desire.traits.republishes && held.turn < desire.turn;
                 own.is_small = desire.traits.expands && desire.growth.is_some_and(|(_, to)| to > held.grown_to);
             }
@@ -231,9 +241,11 @@ impl Owner {
 
     fn around(
         &mut self,
+        board: &Board,
         attached: &watch::Receiver<Attached>,
         reported: &watch::Receiver<Arc<BTreeSet<String>>>,
     ) -> Around {
+        let began = Instant::now();
         let attachment = match &*attached.borrow() {
             None => Attachment::Unread,
             Some(all) => all.get(self.name.as_str()).cloned().map_or(Attachment::Absent, Attachment::At),
@@ -242,7 +254,17 @@ impl Owner {
             self.device.clone_from(device);
         }
         self.is_attached = matches!(attachment, Attachment::At(_));
-        Around { is_reported: reported.borrow().contains(self.name.as_str()), attachment }
+        let around = Around { is_reported: reported.borrow().contains(self.name.as_str()), attachment };
+        let is_usable = self.state.may_use(&around);
+        if is_usable && !self.is_verified && !self.desires.is_empty() {
+            board.deps.metrics.ended(self.operated(), StorageOperation::Verify, true, began.elapsed());
+        }
+        self.is_verified = is_usable && (self.is_verified || !self.desires.is_empty());
+        around
+    }
+
+    fn operated(&self) -> Operated<'_> {
+        Operated { plugin: &self.traits.label, is_migrated: self.traits.is_migrated }
     }
 
     async fn operate(&mut self, board: &Board, slot: &Slot, op: &Op) {
@@ -256,8 +278,7 @@ impl Owner {
             }
         };
         let name = self.state.name_of(op);
-        let on = Operated { plugin: &self.traits.label, is_migrated: self.traits.is_migrated };
-        board.deps.metrics.ended(on, name.into(), done.is_ok(), began.elapsed());
+        board.deps.metrics.ended(self.operated(), name.into(), done.is_ok(), began.elapsed());
         let now = Instant::now().into_std();
         let Err(failure) = done else {
             self.backoffs.succeeded(name, op.pod());

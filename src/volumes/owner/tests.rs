@@ -46,6 +46,8 @@ struct Bench {
     in_use: watch::Receiver<Option<Vec<String>>>,
     reported: watch::Sender<Arc<BTreeSet<String>>>,
     spec: Value,
+    label: Option<String>,
+    registry: Registry,
 }
 
 const NAME: &str = "kubernetes.io/fake/pv";
@@ -55,19 +57,20 @@ fn bench(traits: Traits) -> Bench {
         (FakePlugin::new(traits), Arc::new(FakeStorage::default()), Arc::new(Events::default()));
     let (in_use_told, in_use) = watch::channel(None);
     let reported = watch::Sender::default();
+    let registry = Registry::new();
     let deps = BoardDeps {
         root: PathBuf::from("/nowhere"),
         facts: watch::channel(Arc::new(NodeFacts::default())).1,
         storage: storage.clone(),
         reported: reported.subscribe(),
         events: events.clone(),
-        metrics: VolumeMetrics::new(&Registry::new()),
+        metrics: VolumeMetrics::new(&registry),
         tasks: TaskTracker::new(),
         stop: CancellationToken::new(),
         hands: Hands::default(),
     };
     let board = Board::new(deps, in_use_told);
-    Bench { plugin, storage, board, events, in_use, reported, spec: json!({}) }
+    Bench { plugin, storage, board, events, in_use, reported, spec: json!({}), label: None, registry }
 }
 
 fn staged() -> Traits {
@@ -88,6 +91,7 @@ impl Bench {
         let layout = PodLayout::new(Path::new("/nowhere"), pod.uid()).expect("a good UID");
         let traits = Traits { volume: "pv".to_owned(), ..self.plugin.traits.clone() };
         let usage = Usage {
+            label: self.label.clone(),
             unique: traits.unique(self.plugin.name(), pod.uid(), &spec),
             target: layout.volume("kubernetes.io~fake", "pv"),
             pod,
@@ -103,7 +107,7 @@ impl Bench {
             operation: Operation::default(),
         };
         let plugin: Arc<dyn DevicePlugin> = self.plugin.clone();
-        self.board.want(&plugin, Desire { usage, traits, turn, growth: None, since: Instant::now() })
+        self.board.want(&plugin, Desire { usage, traits, turn, growth: None, since: Instant::now(), asked_label: None })
     }
 
     async fn until_mounted(&self, name: &str, shown: &mut watch::Receiver<Arc<Shown>>) {
@@ -124,6 +128,18 @@ impl Bench {
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }
+    }
+
+    /// How often an operation of that name went well.
+    fn counted(&self, name: &str) -> u64 {
+        let families = self.registry.gather();
+        let family = families.iter().find(|family| family.name() == "storage_operation_duration_seconds");
+        let all = family.into_iter().flat_map(|family| family.get_metric());
+        all.filter(|one| {
+            [name, "success"].iter().all(|text| one.get_label().iter().any(|label| label.value() == *text))
+        })
+        .map(|one| one.get_histogram().get_sample_count())
+        .sum()
     }
 
     fn told(&self) -> Vec<String> {
@@ -216,8 +232,10 @@ async fn a_volume_waits_for_the_node_to_say_so() {
     bench.storage.attach(&[NAME]);
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(bench.plugin.calls().is_empty(), "the API server does not know yet that it is in use");
+    assert_eq!(bench.counted("verify_controller_attached_volume"), 0);
     bench.reported.send_replace(Arc::new([NAME.to_owned()].into()));
     bench.until_mounted("a", &mut shown).await;
+    assert_eq!(bench.counted("verify_controller_attached_volume"), 1);
     bench.until_gone("a").await;
     assert_eq!(in_use.borrow().as_deref(), Some(&[][..]));
 }
@@ -238,6 +256,24 @@ async fn a_volume_for_one_pod_goes_from_one_to_the_next() {
     bench.until_gone("a").await;
     bench.until_mounted("b", &mut second).await;
     assert_eq!(began.elapsed(), Duration::ZERO, "another operation ended the pause");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_goes_to_a_pod_of_another_label_when_it_is_mounted_anew() {
+    // Spec 07 §3.4 step 2, §11.
+    let mut bench = bench(staged());
+    bench.label = Some("a".to_owned());
+    let mut first = bench.want("a", 1);
+    bench.until_mounted("a", &mut first).await;
+    bench.label = Some("b".to_owned());
+    let mut second = bench.want("b", 1);
+    let is_hindered = |shown: &Arc<Shown>| shown.pods.get(&PodUid::from("b")).is_some_and(|own| own.is_hindered);
+    tokio::time::timeout(Duration::from_secs(600), second.wait_for(is_hindered)).await.expect("told").expect("lives");
+    bench.until_gone("a").await;
+    bench.until_mounted("b", &mut second).await;
+    let expected = ["stage a a", "publish a a", "unpublish a", "unstage", "stage b b", "publish b b"];
+    assert_eq!(bench.plugin.calls(), expected);
+    assert!(bench.told().is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -57,10 +57,14 @@ impl FakeMachine {
 
     /// Something is mounted there.
     pub fn mount(&self, source: &str, target: &Path) {
+        self.mount_with(source, target, String::new());
+    }
+
+    fn mount_with(&self, source: &str, target: &Path, options: String) {
         let mut table = locked(&self.table);
         let known = table.iter().find(|(other, mount)| other == source || mount.target == Path::new(source));
         let device = known.map_or_else(|| format!("0:{}", table.len() + 1), |(_, mount)| mount.device.clone());
-        let (target, options) = (target.to_owned(), String::new());
+        let target = target.to_owned();
         let kind = "fake".to_owned();
         let mount = Mount { device, target, kind, is_shared: false, is_slave: false, options };
         table.push((source.to_owned(), mount));
@@ -74,7 +78,10 @@ impl FakeMachine {
     fn changed_by(&self, program: &str, arguments: &[String]) -> i32 {
         let (Some(target), source) = (arguments.last(), arguments.iter().rev().nth(1)) else { return 0 };
         match (program, source) {
-            ("mount", Some(source)) => self.mount(source, Path::new(target)),
+            ("mount", Some(source)) => {
+                let options = arguments.iter().skip_while(|argument| *argument != "-o").nth(1);
+                self.mount_with(source, Path::new(target), options.cloned().unwrap_or_default());
+            }
             ("umount", _) => {
                 let mut table = locked(&self.table);
                 let Some(at) = table.iter().rposition(|(_, mount)| mount.target == Path::new(target)) else {
@@ -179,6 +186,7 @@ pub fn usage(root: &Path, plugin: &str, spec: VolumeSpec) -> Usage {
         device: String::new(),
         group: None,
         user: None,
+        label: None,
         is_shared_now: false,
         is_republish: false,
         was_rebuilt: false,

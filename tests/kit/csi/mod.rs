@@ -70,6 +70,8 @@ pub struct Nature {
     pub max_volumes: i64,
     /// What it can do.
     pub can: Vec<Capability>,
+    /// Whether its volumes are not well, and what it says of that.
+    pub condition: Option<(bool, String)>,
 }
 
 impl Nature {
@@ -81,6 +83,7 @@ impl Nature {
             topology: BTreeMap::new(),
             max_volumes: 0,
             can: vec![Capability::StageUnstageVolume, Capability::GetVolumeStats, Capability::ExpandVolume],
+            condition: None,
         }
     }
 }

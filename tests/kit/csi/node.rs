@@ -211,7 +211,9 @@ impl csi::node_server::Node for Shared {
                 unit: unit.into(),
             };
             let usage = vec![usage(volume_usage::Unit::Bytes, 1000), usage(volume_usage::Unit::Inodes, 100)];
-            Ok(csi::NodeGetVolumeStatsResponse { usage, volume_condition: None })
+            let condition = lock(&self.nature).condition.clone();
+            let volume_condition = condition.map(|(abnormal, message)| csi::VolumeCondition { abnormal, message });
+            Ok(csi::NodeGetVolumeStatsResponse { usage, volume_condition })
         })
         .await
     }

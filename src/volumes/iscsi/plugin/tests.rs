@@ -121,6 +121,30 @@ async fn a_disk_is_logged_in_to_mounted_and_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_disk_is_mounted_with_its_label() {
+    // Spec 07 §11.
+    let bench = bench();
+    bench.serves("10.0.0.1", 3, "sdb");
+    let label = "u:object_r:container_file_t:s0:c1,c2".to_owned();
+    let usage = Usage { label: Some(label.clone()), ..bench.usage(&json!({})) };
+    assert!(bench.plugin.describe(&usage.pod, &usage.spec).await.expect("described").takes_label);
+    bench.fake.next("blkid", Ok((2, "")));
+    bench.plugin.stage(&usage).await.expect("staged");
+    assert_eq!(bench.asked(&format!("mount -t ext4 -o context=\"{label}\",defaults ")), 1, "{:?}", bench.fake.calls());
+    let published = bench.plugin.publish(&usage).await.expect("published");
+    assert!(!published.relabel, "all of it has the label");
+    let found = Found {
+        pod: usage.pod.uid().clone(),
+        name: usage.spec.name.clone(),
+        mode: Mode::Filesystem,
+        path: usage.target.clone(),
+    };
+    assert_eq!(bench.plugin.rebuild(&found).expect("known").label, Some(label.clone()));
+    let staged: Vec<_> = bench.plugin.staged().expect("known").into_iter().map(|(_, one)| one.label).collect();
+    assert_eq!(staged, [Some(label)]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn ways_are_joined_and_a_missing_one_is_done_without() {
     let bench = bench();
     bench.serves("10.0.0.1", 3, "sdb");

@@ -148,6 +148,58 @@ fn a_pod_that_fails_keeps_no_other_from_its_turn() {
 }
 
 #[test]
+fn a_pod_of_another_label_waits_until_the_volume_is_mounted_anew() {
+    // Spec 07 §3.4 steps 1 and 2, §11.
+    let label = |label: &str| Some(label.to_owned());
+    let mut state = State::new(false, Mode::Filesystem);
+    let mount = |state: &mut State, number: u8| {
+        let op = Op::Mount(pod(number));
+        assert_eq!(due(state, &here()), Due::Do(op.clone()), "{number}");
+        state.tried(&op);
+        state.happened(&Happened::Staged);
+        state.happened(&Happened::Published(pod(number)));
+    };
+    let want = |state: &mut State, number: u8, own: Option<String>| {
+        state.want(&pod(number));
+        state.pods.get_mut(&pod(number)).expect("wanted").label = own;
+    };
+    want(&mut state, 1, label("a"));
+    mount(&mut state, 1);
+    assert_eq!(state.label, label("a"));
+    want(&mut state, 2, label("b"));
+    want(&mut state, 3, None);
+    assert_eq!(due(&state, &here()), Due::Wait(None));
+    assert!(state.is_hindered(&pod(2)) && state.is_hindered(&pod(3)) && !state.is_hindered(&pod(1)));
+    want(&mut state, 4, label("a"));
+    mount(&mut state, 4);
+    // What a pod has it keeps, whatever its label is now, and is given again.
+    state.pods.get_mut(&pod(1)).expect("there").label = label("c");
+    state.pods.get_mut(&pod(1)).expect("there").is_stale = true;
+    assert!(!state.is_hindered(&pod(1)));
+    mount(&mut state, 1);
+    assert_eq!(state.label, label("a"));
+    for number in [1, 4] {
+        state.unwant(&pod(number));
+        assert_eq!(due(&state, &here()), Due::Do(Op::Unmount(pod(number))));
+        state.happened(&Happened::Unpublished(pod(number)));
+    }
+    assert!(!state.is_hindered(&pod(2)), "nobody has it");
+    assert_eq!(due(&state, &here()), Due::Do(Op::UnmountDevice), "staged with a label that nobody wants");
+    state.happened(&Happened::Unstaged);
+    mount(&mut state, 2);
+    assert_eq!(state.label, label("b"));
+    assert!(state.is_hindered(&pod(3)));
+    // What may have been staged is undone before it is staged otherwise.
+    let mut unclear = State::new(false, Mode::Filesystem);
+    want(&mut unclear, 1, label("a"));
+    unclear.tried(&Op::Mount(pod(1)));
+    unclear.happened(&Happened::NotStaged(Class::Uncertain));
+    unclear.unwant(&pod(1));
+    want(&mut unclear, 2, label("b"));
+    assert_eq!(due(&unclear, &here()), Due::Do(Op::UnmountDevice));
+}
+
+#[test]
 fn what_broke_off_is_undone() {
     let mut state = State::new(false, Mode::Filesystem);
     state.want(&pod(1));
@@ -204,6 +256,8 @@ impl End {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Want(u8),
+    /// With a label of SELinux of its own.
+    Label(u8),
     Unwant(u8),
     Stale(u8),
     Operate(End, End),
@@ -212,15 +266,26 @@ enum Step {
 fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (0..3_u8).prop_map(Step::Want),
+        1 => (0..3_u8).prop_map(Step::Label),
         2 => (0..3_u8).prop_map(Step::Unwant),
         1 => (0..3_u8).prop_map(Step::Stale),
         6 => (ends(), ends()).prop_map(|(one, other)| Step::Operate(one, other)),
     ]
 }
 
+/// The pod wants the volume with a label of its own, unless it has it.
+fn label(state: &mut State, number: u8) {
+    if let Some(own) = state.pods.get_mut(&pod(number)).filter(|own| own.presence == Presence::Absent) {
+        own.label = Some(number.to_string());
+    }
+}
+
 /// Does what is due as the owner does, with calls that end like this.
 fn operate(state: &mut State, machine: &mut Machine, ends: (End, End)) -> Due {
     let due = due(state, &here());
+    if let Due::Do(op) = &due {
+        state.tried(op);
+    }
     match &due {
         Due::Do(Op::Mount(pod)) => {
             if state.stage != Presence::Present {
@@ -280,6 +345,7 @@ proptest! {
                 Step::Want(number) => {
                     state.want(&pod(number));
                 }
+                Step::Label(number) => label(&mut state, number),
                 Step::Unwant(number) => state.unwant(&pod(number)),
                 Step::Stale(number) => if let Some(own) = state.pods.get_mut(&pod(number)) {
                     own.is_stale = own.presence == Presence::Present;
@@ -314,7 +380,8 @@ proptest! {
                     state.want(&pod(number));
                 }
                 Step::Unwant(number) => state.unwant(&pod(number)),
-                Step::Stale(_) => {}
+                // Pods of different labels have it one after the other.
+                Step::Stale(_) | Step::Label(_) => {}
                 Step::Operate(one, other) => {
                     operate(&mut state, &mut machine, (one, other));
                 }
