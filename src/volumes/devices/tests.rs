@@ -22,6 +22,7 @@ use crate::{
     },
 };
 
+#[cfg(test)]
 mod selinux;
 
 /// No objects; keeps events.
