@@ -130,7 +130,7 @@ fn publish(
         fs::create_dir(&version).map_err(failed("creating", &version))?;
         let mode = Permissions::from_mode(0o755);
         fs::set_permissions(&version, mode).map_err(failed("changing the mode of", &version))?;
-        payload.iter().try_for_each(|(path, content)| write_file(&version.join(path), content))?;
+        payload.iter().try_for_each(|(path, content)| write_file(&version, path, content))?;
         own(dir).map_err(failed("changing the owner of", dir))?;
         let new = dir.join(NEW_DATA);
         remove_file(&new).map_err(failed("removing", &new))?;
@@ -143,10 +143,13 @@ fn publish(
     })
 }
 
-fn write_file(path: &Path, content: &Content) -> Result<(), WriteError> {
-    if let Some(parent) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o777).create(parent).map_err(failed("creating", parent))?;
+fn write_file(version: &Path, path: &Path, content: &Content) -> Result<(), WriteError> {
+    // Nearly all files lie in the version itself.
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        let parent = version.join(parent);
+        DirBuilder::new().recursive(true).mode(0o777).create(&parent).map_err(failed("creating", &parent))?;
     }
+    let path = &version.join(path);
     let io = failed("writing", path);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(&io)?;
     file.write_all(&content.data).map_err(&io)?;

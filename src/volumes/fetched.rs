@@ -46,6 +46,13 @@ pub fn token_of(source: &api::ServiceAccountTokenProjection) -> TokenAsk {
     TokenAsk { audience: source.audience.clone().unwrap_or_default(), expiration_seconds: source.expiration_seconds }
 }
 
+/// Whether the API server has to issue something for this pod alone: a token, a certificate. That takes longer than what
+/// is stored, and what nobody has asked for before cannot be there already.
+pub fn is_issued(volume: &api::Volume) -> bool {
+    let mut sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
+    sources.any(|source| source.service_account_token.is_some() || source.pod_certificate.is_some())
+}
+
 fn wanted(volumes: &[&api::Volume]) -> Wanted {
     let mut wanted = Wanted::default();
     for volume in volumes {

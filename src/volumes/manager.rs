@@ -1,10 +1,10 @@
 //! The volume manager of the engine: turns, deadlines and what is told of failures.
 
+mod files;
+
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs::{self, DirBuilder},
-    io,
-    os::unix::fs::DirBuilderExt,
+    collections::BTreeSet,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -12,7 +12,6 @@ use std::{
 
 use async_trait::async_trait;
 use futures::future::join_all;
-use jiff::Timestamp;
 use tokio::{
     sync::{OnceCell, watch},
     time::{Instant, timeout},
@@ -24,30 +23,27 @@ use super::{
     desired,
     device::DevicePlugin,
     devices::{Awaited, Devices, Missing, Resolved},
-    fetched::{self, Fetched},
     found,
     hands::{Hands, OF_FILES},
-    held,
     labels::Labels,
     layout::{self, PodLayout},
-    memory::{self, Credentials},
+    memory::Credentials,
     orphan,
     owner::{Board, BoardDeps},
-    plugins::{self, Again, Looked, SetUp},
+    plugins::Looked,
     rebuild,
     refused::Refused,
-    spec::VolumeSpec,
     turns::{Lane, Once, TurnError, Turns},
     waiting::Waiting,
-    worlds::{SetUpEnd, Worlds},
+    worlds::Worlds,
 };
 use crate::{
     engine::ports::{
-        ClaimedVolume, ClaimedVolumes, Clock, Event, EventSink, Fullness, MountedVolumes, NodeFacts, ObjectSource,
+        ClaimedVolume, ClaimedVolumes, Clock, EventSink, Fullness, MountedVolumes, NodeFacts, ObjectSource,
         StorageObjects, VolumeError, VolumeManager,
     },
     metrics::VolumeMetrics,
-    pod::{Pod, PodUid, api},
+    pod::{Pod, PodUid},
 };
 
 /// Time for all volumes of a pod, up or down.
@@ -206,56 +202,6 @@ impl Manager {
     fn layout(&self, pod: &PodUid) -> Result<PodLayout, VolumeError> {
         PodLayout::new(&self.root, pod).map_err(|e| VolumeError::Failed(e.to_string()))
     }
-
-    /// Tells of tokens that lie in volumes which this agent has not set up: those of an agent before it.
-    async fn adopt_tokens(&self, pod: &Pod, layout: &PodLayout, volumes: impl Iterator<Item = &api::Volume>) {
-        let files = held::files(volumes);
-        if files.is_empty() {
-            return;
-        }
-        let layout = layout.clone();
-        // What cannot be read in time is asked for.
-        let held = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || held::read(&layout, files)).await;
-        for (ask, token) in held.unwrap_or_default() {
-            self.deps.objects.adopt_token(pod, &ask, &token);
-        }
-    }
-
-    /// Those that are files of this agent.
-    async fn set_up(
-        &self,
-        pod: &Arc<Pod>,
-        layout: PodLayout,
-        local: Vec<(api::Volume, Option<Arc<VolumeSpec>>)>,
-    ) -> Result<Arc<MountedVolumes>, VolumeError> {
-        let names: Vec<String> = local.iter().map(|(volume, _)| volume.name.clone()).collect();
-        let known = local.iter().filter_map(|(volume, _)| Some((volume.name.clone(), plugins::kind(volume)?.plugin)));
-        let mounted = self.worlds.desire(pod.uid(), known);
-        let volumes: Vec<&api::Volume> = local.iter().map(|(volume, _)| volume).collect();
-        self.adopt_tokens(pod, &layout, volumes.iter().copied().filter(|volume| !mounted.contains(&volume.name))).await;
-        let allocatable = self.deps.facts.borrow().allocatable.clone();
-        let fetched = fetched::fetch(&*self.deps.objects, pod, &volumes).await;
-        let work = Mount {
-            memory: (self.credentials == Credentials::InMemory).then(|| memory::size(&allocatable, pod)),
-            fetched,
-            events: self.deps.events.clone(),
-            looked: self.looked.clone(),
-            pod: pod.clone(),
-            layout,
-            allocatable,
-            now: self.deps.clock.now(),
-            mounted,
-            volumes: local,
-        };
-        let done = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || work.run()).await;
-        match done {
-            Ok((mounted, ends)) => {
-                self.worlds.set_up(pod.uid(), ends);
-                mounted
-            }
-            Err(e) => Err(Waiting::for_files(&names, &e.to_string())),
-        }
-    }
 }
 
 #[async_trait]
@@ -369,80 +315,6 @@ fn flat(done: Result<Result<(), orphan::LeftOver>, TurnError>) -> Result<(), Vol
     match done {
         Ok(done) => done.map_err(|e| VolumeError::Failed(e.to_string())),
         Err(e) => Err(VolumeError::Failed(e.to_string())),
-    }
-}
-
-/// All volumes of one pod; runs on the blocking pool.
-struct Mount {
-    memory: Option<u64>,
-    fetched: Fetched,
-    events: Arc<dyn EventSink>,
-    looked: Arc<Looked>,
-    pod: Arc<Pod>,
-    layout: PodLayout,
-    allocatable: BTreeMap<String, String>,
-    now: Timestamp,
-    /// Volumes that were set up before.
-    mounted: BTreeSet<String>,
-    /// Those to set up, with what is behind them where that is a claim.
-    volumes: Vec<(api::Volume, Option<Arc<VolumeSpec>>)>,
-}
-
-impl Mount {
-    /// The volumes, and what was done for them.
-    fn run(&self) -> (Result<Arc<MountedVolumes>, VolumeError>, Vec<SetUpEnd>) {
-        let mut ends = Vec::new();
-        (self.all(&mut ends), ends)
-    }
-
-    fn all(&self, ends: &mut Vec<SetUpEnd>) -> Result<Arc<MountedVolumes>, VolumeError> {
-        for dir in [self.layout.pod().to_owned(), self.layout.volumes(), self.layout.plugins()] {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o750)
-                .create(&dir)
-                .map_err(|e| VolumeError::Failed(format!("error making pod data directories: {e}")))?;
-        }
-        let (mut mounted, mut missing, mut errors) = (MountedVolumes::default(), Vec::new(), Vec::new());
-        for (volume, claimed) in &self.volumes {
-            let request = SetUp {
-                pod: &self.pod,
-                volume,
-                layout: &self.layout,
-                allocatable: &self.allocatable,
-                fetched: &self.fetched,
-                memory: self.memory,
-                looked: &self.looked,
-                now: self.now,
-            };
-            let began = Instant::now();
-            let done = plugins::set_up(&request);
-            ends.extend(self.end(volume, done.is_ok(), began.elapsed()));
-            match done {
-                Ok(mut one) => {
-                    one.read_only |= claimed.as_ref().is_some_and(|spec| spec.read_only());
-                    mounted.by_name.insert(volume.name.clone(), one);
-                }
-                // Its containers go on with what it shows, and so do those that start again.
-                Err(VolumeError::Failed(text)) if let Some(one) = plugins::as_it_was(&request) => {
-                    self.events.record(Event::warning(self.pod.id(), "FailedMount", text));
-                    mounted.by_name.insert(volume.name.clone(), one);
-                }
-                Err(e @ VolumeError::Unsupported { .. }) => return Err(e),
-                Err(e) => {
-                    missing.push(volume.name.clone());
-                    errors.push(e.to_string());
-                }
-            }
-        }
-        if errors.is_empty() { Ok(Arc::new(mounted)) } else { Err(Waiting::for_files(&missing, &errors.join("; "))) }
-    }
-
-    /// What is to be told of a volume; nothing of one that was only looked at again.
-    fn end(&self, volume: &api::Volume, succeeded: bool, elapsed: Duration) -> Option<SetUpEnd> {
-        let kind = plugins::kind(volume)?;
-        let is_told = !succeeded || kind.again == Again::EveryTurn || !self.mounted.contains(&volume.name);
-        is_told.then(|| SetUpEnd { volume: volume.name.clone(), plugin: kind.plugin, succeeded, elapsed })
     }
 }
 

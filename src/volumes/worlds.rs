@@ -89,6 +89,13 @@ impl Worlds {
         are_there.map(|known| known.name.to_string()).collect()
     }
 
+    /// Those that an earlier agent left complete, and that this one has not looked at yet.
+    pub fn left(&self, pod: &PodUid) -> BTreeSet<String> {
+        let pods = self.pods();
+        let own = pods.get(pod).into_iter().flat_map(|own| &own.0);
+        own.filter(|known| known.is_left).map(|known| known.name.to_string()).collect()
+    }
+
     /// An earlier agent left these complete.
     pub fn found(&self, pod: &PodUid, volumes: Vec<(String, PluginName)>) {
         let mut pods = self.pods();
@@ -169,7 +176,9 @@ mod tests {
         worlds.found(&pod, vec![("a".to_owned(), EMPTY), ("b".to_owned(), EMPTY)]);
         assert_eq!(there(), 2.0);
         assert_eq!(worlds.desire(&pod, [("a".to_owned(), EMPTY)]).len(), 0, "nobody has looked at it");
+        assert_eq!(worlds.left(&pod), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
         worlds.set_up(&pod, vec![end("a", true)]);
+        assert_eq!(worlds.left(&pod), BTreeSet::from(["b".to_owned()]));
         worlds.found(&pod, vec![("a".to_owned(), EMPTY)]);
         assert_eq!((there(), worlds.desire(&pod, []).len()), (2.0, 1));
         worlds.torn_down(&pod, true, Duration::ZERO);

@@ -13,6 +13,7 @@
 
 mod context;
 mod ends;
+mod ground;
 mod resize;
 mod stop;
 mod sync;

@@ -6,13 +6,13 @@ use jiff::Timestamp;
 use rand::Rng;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, warn};
+use tracing::{debug, error};
 
-use super::{WorkerContext, resize::InForce};
+use super::{WorkerContext, ground::Ground, resize::InForce};
 use crate::{
     engine::{
         lifecycle::Done,
-        ports::{ActionKind, Event, PodView, ProbeResult, PullSecret, Stage, SyncOutcome, SyncPod, VolumeError},
+        ports::{ActionKind, Event, PodView, ProbeResult, PullSecret, Stage, SyncOutcome, SyncPod},
         work_queue::{self, TurnEnd},
     },
     pod::{
@@ -224,12 +224,14 @@ impl Turn<'_> {
         if let Some(left) = self.held_back(&observed) {
             return Ok(Outcome::Stays(TurnEnd::HeldBack(left)));
         }
-        let Some(cgroup) = self.cgroup(&pod, &observed).await? else { return Ok(Outcome::Stays(TurnEnd::Again)) };
-        let look = Look { observed: observed.clone(), status: built, restart_all };
-        let request = match self.prepare(&pod, look, cgroup, stopping).await {
+        self.context.objects.register(&pod);
+        let ground = match self.ground(&pod, &observed, &stopping).await {
             Err(_) if self.memory.rejection.is_some() => return Ok(self.reject(&pod, &observed)),
-            prepared => prepared?,
+            ground => ground?,
         };
+        let Some(ground) = ground else { return Ok(Outcome::Stays(TurnEnd::Again)) };
+        let look = Look { observed: observed.clone(), status: built, restart_all };
+        let request = self.prepare(&pod, look, ground, stopping).await;
         let done = self.context.runtime.sync_pod(request).await;
         if done.over {
             // Its phase need not say so: a container that never ran would be left waiting for ever.
@@ -249,78 +251,23 @@ impl Turn<'_> {
         }
     }
 
-    /// Everything a pod needs before its sandbox: volumes, pull secrets, probes.
-    async fn prepare(
-        &mut self,
-        pod: &Arc<Pod>,
-        look: Look,
-        cgroup_parent: String,
-        stopping: CancellationToken,
-    ) -> Result<SyncPod, String> {
+    /// Everything a pod needs before its sandbox: pull secrets, probes.
+    async fn prepare(&mut self, pod: &Arc<Pod>, look: Look, ground: Ground, stopping: CancellationToken) -> SyncPod {
         let Look { observed, status, restart_all } = look;
-        self.context.objects.register(pod);
-        self.memory.stage.set("volumes");
-        let mounted = tokio::select! {
-            mounted = self.context.volumes.mount(pod) => mounted,
-            // What is under way goes on, and is taken down with the rest.
-            () = stopping.cancelled() => return Err("the pod is stopped while its volumes are awaited".to_owned()),
-        };
-        let volumes = match mounted {
-            Ok(volumes) => volumes,
-            Err(VolumeError::LimitExceeded(text)) => return Err(self.refuse(pod, &text)),
-            // What went wrong was told as it did.
-            Err(error @ VolumeError::TimedOut(_)) => return Err(format!("Unable to attach or mount volumes: {error}")),
-            Err(error) => {
-                let text = format!("Unable to attach or mount volumes: {error}");
-                self.context.events.record(Event::warning(pod.id(), "FailedMount", text.clone()));
-                return Err(text);
-            }
-        };
         let secrets = self.secrets(pod).await;
         self.context.probes.add(pod);
         let sandbox_seen = observed.clone();
-        Ok(SyncPod {
+        SyncPod {
             pod: pod.clone(),
             observed,
             status,
             secrets,
-            volumes,
-            cgroup_parent,
+            volumes: ground.volumes,
+            cgroup_parent: ground.cgroup,
             restart_all,
             stopping,
             sandbox_ready: self.sandbox_ready(pod, &sandbox_seen),
             stage: self.memory.stage.clone(),
-        })
-    }
-
-    /// The pod's cgroup, made anew where it has gone. One that is missing while containers run
-    /// means that those run outside of it: they are stopped first, and `None` says that what was
-    /// seen is no longer so (AC-06a-17).
-    async fn cgroup(&mut self, pod: &Arc<Pod>, observed: &Arc<ObservedPod>) -> Result<Option<String>, String> {
-        self.memory.stage.set("pod cgroup");
-        let runs = observed.running().next().is_some();
-        if self.memory.cgroup.is_some() || runs {
-            if !self.context.resources.exists(pod).await {
-                self.memory.cgroup = None;
-                if runs {
-                    warn!(pod = %pod.object_name(), podUID = %pod.uid(), "Pod cgroup is gone, restarting what runs outside of it");
-                    self.kill_all(observed.clone()).await?;
-                    return Ok(None);
-                }
-            } else if let Some(parent) = &self.memory.cgroup {
-                return Ok(Some(parent.clone()));
-            }
-        }
-        match self.context.resources.ensure(pod).await {
-            Ok(cgroup) => {
-                self.memory.cgroup = Some(cgroup.parent.clone());
-                Ok(Some(cgroup.parent))
-            }
-            Err(error) => {
-                let text = format!("unable to ensure pod container exists: {error}");
-                self.context.events.record(Event::warning(pod.id(), "FailedCreatePodContainer", text.clone()));
-                Err(text)
-            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! The manager on real directories.
 
 use std::{
+    collections::BTreeMap,
     fs::Permissions,
     os::unix::fs::{MetadataExt, PermissionsExt, symlink},
     sync::Mutex,
@@ -13,8 +14,9 @@ mod media;
 
 use super::*;
 use crate::{
-    engine::ports::{ObjectError, SystemClock, TokenAsk},
+    engine::ports::{Event, ObjectError, SystemClock, TokenAsk},
     metrics::Registry,
+    pod::api,
     volumes::refused::PAUSE,
     volumes::testing::FakeStorage,
 };
@@ -34,6 +36,8 @@ struct World {
     asked: Mutex<Vec<TokenAsk>>,
     adopted: Mutex<Vec<(TokenAsk, String)>>,
     events: Mutex<Vec<String>>,
+    /// The server does not answer who asks for a token before there is a permit.
+    issuing: Option<tokio::sync::Semaphore>,
     /// There is no API server.
     standalone: std::sync::atomic::AtomicBool,
 }
@@ -89,6 +93,9 @@ impl ObjectSource for World {
 
     async fn token(&self, _: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
         locked(&self.asked).push(ask.clone());
+        if let Some(issuing) = &self.issuing {
+            issuing.acquire().await.expect("open").forget();
+        }
         locked(&self.token).clone().ok_or_else(|| ObjectError::Other("failed to fetch token: no".into()))
     }
 }
@@ -108,11 +115,15 @@ fn bench_with(credentials: Credentials) -> Bench {
 }
 
 fn bench_in(dir: tempfile::TempDir, credentials: Credentials) -> Bench {
+    bench_of(dir, credentials, World::default())
+}
+
+fn bench_of(dir: tempfile::TempDir, credentials: Credentials, world: World) -> Bench {
     let facts = NodeFacts { allocatable: [("cpu".to_owned(), "4".to_owned())].into(), ..NodeFacts::default() };
     let (_, facts) = watch::channel(Arc::new(facts));
     let config = VolumesConfig { root: dir.path().to_owned(), credentials };
     let metrics = VolumeMetrics::new(&Registry::new());
-    let world = Arc::new(World::default());
+    let world = Arc::new(world);
     let (objects, events) = (world.clone(), world.clone());
     let deps = VolumesDeps {
         facts,
@@ -498,6 +509,34 @@ async fn the_access_of_a_pod_to_the_api() {
     *locked(&bench.world.token) = None;
     mount(json!({})).await.expect("its pod goes on");
     assert_eq!((read("token"), locked(&bench.world.events).len()), ("t2".into(), 1));
+}
+
+#[tokio::test]
+async fn what_is_stored_does_not_wait_for_what_is_issued() {
+    let world = World { issuing: Some(tokio::sync::Semaphore::new(0)), ..World::default() };
+    let bench = bench_of(tempfile::tempdir().expect("a directory"), Credentials::OnDisk, world);
+    bench.world.put("c", &[("key", "1")]);
+    *locked(&bench.world.token) = Some("t1".into());
+    let volumes = json!([
+        {"name": "t", "projected": {"defaultMode": 420, "sources": [{"serviceAccountToken": {"path": "token"}}]}},
+        {"name": "c", "configMap": {"name": "c", "defaultMode": 420}}]);
+    let mount = bench.mount(volumes);
+    tokio::pin!(mount);
+    let file = bench.at("volumes/kubernetes.io~configmap/c/key");
+    let is_there = async {
+        while !file.exists() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        done = &mut mount => panic!("without the token: {done:?}"),
+        () = is_there => {}
+        () = tokio::time::sleep(Duration::from_secs(60)) => panic!("the config map waits for the token"),
+    }
+    bench.world.issuing.as_ref().expect("made above").add_permits(1);
+    let mounted = mount.await.expect("mounted");
+    assert_eq!(mounted.by_name.len(), 2);
+    assert!(bench.at("volumes/kubernetes.io~projected/t/token").exists());
 }
 
 #[tokio::test]

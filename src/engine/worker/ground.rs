@@ -1,0 +1,108 @@
+//! What a pod stands on before anything of it runs: its cgroup and its volumes (spec 02a §9.7 SyncPod, spec 06a §7).
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::{WorkerContext, sync::Turn};
+use crate::{
+    engine::ports::{Event, MountedVolumes, VolumeError},
+    pod::{Pod, observed::ObservedPod},
+};
+
+/// What there is before a pod's sandbox.
+pub(super) struct Ground {
+    /// The cgroup that its containers go into.
+    pub cgroup: String,
+    /// All its volumes.
+    pub volumes: Arc<MountedVolumes>,
+}
+
+/// What came of the volumes; `None` where the pod was stopped meanwhile.
+type Mounted = Option<Result<Arc<MountedVolumes>, VolumeError>>;
+
+/// The volumes of a pod. What is under way when it is stopped goes on, and is taken down with the rest.
+async fn mount(context: Arc<WorkerContext>, pod: Arc<Pod>, stopping: CancellationToken) -> Mounted {
+    tokio::select! {
+        mounted = context.volumes.mount(&pod) => Some(mounted),
+        () = stopping.cancelled() => None,
+    }
+}
+
+impl Turn<'_> {
+    /// The pod's cgroup and its volumes; `None` where what was seen is no longer so. Volumes of a pod that begins wait
+    /// for nothing that its cgroup is needed for: objects and tokens are asked for while it is made.
+    pub(super) async fn ground(
+        &mut self,
+        pod: &Arc<Pod>,
+        observed: &Arc<ObservedPod>,
+        stopping: &CancellationToken,
+    ) -> Result<Option<Ground>, String> {
+        let begins = self.memory.cgroup.is_none() && observed.running().next().is_none();
+        let mut mounting = Box::pin(mount(self.context.clone(), pod.clone(), stopping.clone()));
+        let (mut early, mut making) = (None, Box::pin(self.cgroup(pod, observed)));
+        let made = loop {
+            tokio::select! {
+                biased;
+                made = &mut making => break made,
+                mounted = &mut mounting, if begins && early.is_none() => early = Some(mounted),
+            }
+        };
+        drop(making);
+        // Of the two that may have failed this one is told.
+        let Some(cgroup) = made? else { return Ok(None) };
+        self.memory.stage.set("volumes");
+        let mounted = match early {
+            Some(mounted) => mounted,
+            None => mounting.await,
+        };
+        let volumes = self.volumes(pod, mounted)?;
+        Ok(Some(Ground { cgroup, volumes }))
+    }
+
+    fn volumes(&mut self, pod: &Arc<Pod>, mounted: Mounted) -> Result<Arc<MountedVolumes>, String> {
+        match mounted.ok_or_else(|| "the pod is stopped while its volumes are awaited".to_owned())? {
+            Ok(volumes) => Ok(volumes),
+            Err(VolumeError::LimitExceeded(text)) => Err(self.refuse(pod, &text)),
+            // What went wrong was told as it did.
+            Err(error @ VolumeError::TimedOut(_)) => Err(format!("Unable to attach or mount volumes: {error}")),
+            Err(error) => {
+                let text = format!("Unable to attach or mount volumes: {error}");
+                self.context.events.record(Event::warning(pod.id(), "FailedMount", text.clone()));
+                Err(text)
+            }
+        }
+    }
+
+    /// The pod's cgroup, made anew where it has gone. One that is missing while containers run
+    /// means that those run outside of it: they are stopped first, and `None` says that what was
+    /// seen is no longer so (AC-06a-17).
+    async fn cgroup(&mut self, pod: &Arc<Pod>, observed: &Arc<ObservedPod>) -> Result<Option<String>, String> {
+        self.memory.stage.set("pod cgroup");
+        let runs = observed.running().next().is_some();
+        if self.memory.cgroup.is_some() || runs {
+            if !self.context.resources.exists(pod).await {
+                self.memory.cgroup = None;
+                if runs {
+                    warn!(pod = %pod.object_name(), podUID = %pod.uid(), "Pod cgroup is gone, restarting what runs outside of it");
+                    self.kill_all(observed.clone()).await?;
+                    return Ok(None);
+                }
+            } else if let Some(parent) = &self.memory.cgroup {
+                return Ok(Some(parent.clone()));
+            }
+        }
+        match self.context.resources.ensure(pod).await {
+            Ok(cgroup) => {
+                self.memory.cgroup = Some(cgroup.parent.clone());
+                Ok(Some(cgroup.parent))
+            }
+            Err(error) => {
+                let text = format!("unable to ensure pod container exists: {error}");
+                self.context.events.record(Event::warning(pod.id(), "FailedCreatePodContainer", text.clone()));
+                Err(text)
+            }
+        }
+    }
+}
