@@ -39,6 +39,11 @@ impl Heartbeat {
         Duration::from_millis(self.elapsed().saturating_sub(self.sweep.load(Ordering::Relaxed)))
     }
 
+    /// Time since it was made, by the clock that nobody sets.
+    pub fn since_start(&self) -> Duration {
+        self.start.elapsed()
+    }
+
     /// `None` while the loop turns at least every max(5 min, 2 × `sync_frequency`); else the
     /// text of the failed check.
     pub fn check(&self, sync_frequency: Duration) -> Option<&'static str> {

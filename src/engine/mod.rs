@@ -17,6 +17,7 @@ mod standings;
 mod static_order;
 mod sync_loop;
 pub mod waits;
+mod wall_clock;
 mod work_queue;
 mod worker;
 

@@ -216,6 +216,32 @@ async fn a_pod_that_comes_back_while_its_end_is_cleared_up_has_a_second_life() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_deadline_passes_while_the_machine_sleeps_and_never_before_its_time() {
+    // AC-05-13, spec 05 §2: a suspend is a wall clock that jumps ahead
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    let [job, other] = [3600, 36_000].map(|seconds| {
+        pod(&format!("job-{seconds}"), json!({"activeDeadlineSeconds": seconds, "containers": [{"name": "main"}]}))
+    });
+    agent.only_static([&job, &other]).await;
+    for pod in [&job, &other] {
+        agent.until_ready(pod.uid(), SOON).await;
+    }
+    let is_over = |s: &berth::pod::api::PodStatus| s.reason.as_deref() == Some("DeadlineExceeded");
+    // Set back by a day: the deadline moves with it.
+    machine.clock.set(-86_400_000);
+    tokio::time::sleep(Duration::from_secs(4000)).await;
+    assert!(!agent.status.status(job.uid()).is_some_and(|status| is_over(&status)));
+    machine.clock.set(86_400_000);
+    let seconds = Duration::from_secs(5);
+    agent.until(job.uid(), "past its deadline as soon as the clock is right", seconds, is_over).await;
+    assert!(!agent.status.status(other.uid()).is_some_and(|status| is_over(&status)));
+    machine.clock.set(36_000_000);
+    agent.until(other.uid(), "past its deadline when the machine wakes up", seconds, is_over).await;
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_static_pod_is_mirrored_until_it_is_gone() {
     // AC-10a-33: what the engine says; who writes mirrors has tests of its own
     let machine = Machine::new();

@@ -12,7 +12,7 @@ use tracing::{debug, error, info};
 
 use super::{
     Command, Found, SyncLoop,
-    records::{Record, State},
+    records::{Record, State, send},
 };
 use crate::{
     engine::{
@@ -33,6 +33,7 @@ impl SyncLoop {
     pub(super) async fn housekeeping(&mut self) {
         let begun = Instant::now();
         self.count();
+        self.watch_the_clock();
         self.start_waiting();
         if Instant::now() >= self.retry_at {
             self.retry_resizes(Trigger::Periodic).await;
@@ -57,6 +58,16 @@ impl SyncLoop {
         if taken > Duration::from_secs(1) {
             error!(expected = "1s", actual = ?taken, "Housekeeping took longer than expected");
         }
+    }
+
+    /// Who waits for a moment of the wall clock looks again where that was set, or the machine slept meanwhile.
+    fn watch_the_clock(&mut self) {
+        let (wall, uptime) = (self.context.clock.now(), self.heartbeat.since_start());
+        let Some(jump) = self.wall_clock.jumped(wall, uptime) else { return };
+        info!(by = ?jump, "The wall clock was set, or the machine slept");
+        let has_deadline =
+            |record: &&Record| record.pod.as_ref().is_some_and(|pod| pod.spec().active_deadline_seconds.is_some());
+        self.records.values().filter(has_deadline).for_each(|record| send(record, Cause::Sync));
     }
 
     /// Active pods without a worker get one; without admission, they had it.

@@ -41,6 +41,7 @@ use super::{
     ready::SourcesReady,
     standings::{Standing, Standings},
     static_order::StaticOrder,
+    wall_clock::WallClock,
     worker::{Report, WorkerContext},
 };
 use crate::pod::{Pod, PodChange, PodUid};
@@ -91,6 +92,7 @@ pub struct SyncLoop {
     standings: watch::Sender<Arc<Vec<Standing>>>,
     changed: bool,
     heartbeat: Heartbeat,
+    wall_clock: WallClock,
 }
 
 /// How long the first list of the runtime is waited for before pods are taken in without it.
@@ -124,6 +126,7 @@ pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
         standings,
         changed: true,
         heartbeat: heartbeat.clone(),
+        wall_clock: WallClock::default(),
     };
     context.tasks.spawn(sync_loop.run(inputs.changes, inputs.reports, received));
     EngineHandle { commands, pods, fates: FatesView(fates_seen), standings: standings_seen, heartbeat }
