@@ -24,7 +24,9 @@ use super::{
     lasting::Lasting,
     life::Life,
     logging::LogHandle,
-    oom, probes, root_directory, server,
+    oom, probes,
+    pulses::Pulses,
+    root_directory, server,
     server_auth::{self, AuthDeps, ServerAuth},
     server_stats::{self, StatsParts},
     settings, shutdown,
@@ -93,6 +95,8 @@ pub(super) struct Base {
     pub(super) stop: CancellationToken,
     pub(super) tasks: Lasting,
     pub(super) log: LogHandle,
+    /// Of whom something is to be heard.
+    pub(super) pulses: Pulses,
     /// Lets pods go where a signal shall.
     pub(super) drain: Arc<OnceLock<Arc<Drain>>>,
 }
@@ -118,6 +122,7 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
         stop: life.stop.clone(),
         tasks,
         log: life.log.clone(),
+        pulses: Pulses::default(),
         drain: life.drain.clone(),
     };
     // Before the runtime is waited for: whoever mistyped a path shall not wait to hear of it.

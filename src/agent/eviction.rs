@@ -122,6 +122,7 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
         pressures: tell(parts.node),
         metrics: metrics.clone(),
         restored,
+        pulse: base.pulses.of("eviction-watcher"),
     };
     let (watcher, mut pictures) = Watcher::new(config.clone(), deps, began);
     let keeper = history::Keeper { file, boot_id: boot_id.clone(), clock: base.clock.clone(), began };
@@ -157,7 +158,13 @@ pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
         statistics: parts.statistics.provider(),
     };
     let reclaim = Removal { runtime: parts.runtime, images: parts.images, fates: Arc::new(engine.fates.clone()) };
-    let deps = EvictorDeps { pods: Arc::new(pods), reclaim: Arc::new(reclaim), events: base.events.clone(), metrics };
+    let deps = EvictorDeps {
+        pods: Arc::new(pods),
+        reclaim: Arc::new(reclaim),
+        events: base.events.clone(),
+        metrics,
+        pulse: base.pulses.of("eviction"),
+    };
     base.tasks.spawn(Evictor::new(config, deps, pictures, began).run(base.stop.child_token()));
 }
 
@@ -410,7 +417,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        engine::admission::{AdmissionRules, AdmitInput, Purpose, admit},
+        engine::{
+            admission::{AdmissionRules, AdmitInput, Purpose, admit},
+            ports::Pulse,
+        },
         metrics::Registry,
     };
 
@@ -460,6 +470,7 @@ mod tests {
             pressures: tell(node),
             metrics: EvictionMetrics::new(&Registry::new()),
             restored: vec![(Condition::Disk, Duration::from_secs(60))],
+            pulse: Pulse::default(),
         };
         let (watcher, _pictures) = Watcher::new(Arc::new(config), deps, Instant::now());
         let stop = CancellationToken::new();

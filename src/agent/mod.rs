@@ -19,6 +19,7 @@ mod pages;
 mod probes;
 mod process;
 mod profile;
+mod pulses;
 mod root_directory;
 mod server;
 mod server_auth;

@@ -16,8 +16,9 @@ use flate2::{Compression, write::GzEncoder};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
 
-use super::logging::LogHandle;
+use super::{logging::LogHandle, pulses::Pulses};
 use crate::{
     engine::Heartbeat,
     metrics::{Registry, SliMetrics, exposition::Format},
@@ -204,49 +205,78 @@ const LOG_LIMIT: Duration = Duration::from_secs(120);
 /// How often the checks are run for the counters' sake.
 const COUNTING: Duration = Duration::from_secs(10);
 
-/// The checks behind `/healthz` on the read-only port, and behind the watchdog.
-pub struct AgentHealth {
+/// What the checks look at.
+pub struct HealthDeps {
     /// The sync loop's.
     pub heartbeat: Heartbeat,
     /// `syncFrequency`.
     pub sync_frequency: Duration,
     /// The log.
     pub log: LogHandle,
+    /// Everybody else's.
+    pub pulses: Pulses,
     /// Where checks are counted.
     pub slis: SliMetrics,
 }
 
+/// The checks behind `/healthz` on the main and the read-only port, and behind the watchdog. Those of the reference come
+/// first, then one for each task of which something is to be heard (spec 05 §11).
+pub struct AgentHealth {
+    deps: HealthDeps,
+    names: Vec<&'static str>,
+}
+
 impl AgentHealth {
+    /// Of the tasks that there are by now.
+    pub fn new(deps: HealthDeps) -> Self {
+        let names = ["log", "syncloop"].into_iter().chain(deps.pulses.names()).collect();
+        Self { deps, names }
+    }
+
     /// Runs and counts all checks again and again until stopped: whoever reads the counters shall not depend on
     /// others asking (spec 08 §7).
     pub async fn keep_counting(self: Arc<Self>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(COUNTING);
+        let mut failing = HashSet::new();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
             }
             self.checked("ping", true);
-            self.names().iter().for_each(|name| self.checked(name, self.check(name).is_none()));
+            for name in &self.names {
+                let why = self.check(name);
+                self.checked(name, why.is_none());
+                match why {
+                    Some(err) if failing.insert(*name) => {
+                        error!(check = name, err, "A part of the agent hangs");
+                    }
+                    None if failing.remove(name) => info!(check = name, "A part of the agent that hung goes on"),
+                    Some(_) | None => {}
+                }
+            }
         }
     }
 }
 
 impl Health for AgentHealth {
     fn names(&self) -> &[&'static str] {
-        &["log", "syncloop"]
+        &self.names
     }
 
     fn check(&self, name: &str) -> Option<String> {
         match name {
-            "syncloop" => self.heartbeat.check(self.sync_frequency).map(str::to_owned),
-            "log" => (self.log.since_flush() >= LOG_LIMIT).then(|| "logging blocked".to_owned()),
-            _ => None,
+            "syncloop" => self.deps.heartbeat.check(self.deps.sync_frequency).map(str::to_owned),
+            "log" => (self.deps.log.since_flush() >= LOG_LIMIT).then(|| "logging blocked".to_owned()),
+            other => {
+                let silent = self.deps.pulses.silent_for(other)?;
+                Some(format!("no sign of life for {} s", silent.as_secs()))
+            }
         }
     }
 
     fn checked(&self, name: &str, passed: bool) {
-        self.slis.checked(name, passed);
+        self.deps.slis.checked(name, passed);
     }
 }
 

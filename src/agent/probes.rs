@@ -53,6 +53,7 @@ pub(super) async fn open(
         clock: base.clock.clone(),
         metrics: ProbeMetrics::new(&registry),
         started_at: base.clock.now(),
+        pulse: base.pulses.of("probes"),
     };
     let file = Arc::new(DiskStateFile::new(root.join("probe_results_state")));
     let (manager, probing, saving) = probes::open(deps, file, base.stop.child_token()).await;

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::{
     build::{Base, BuildError, SETTLE, wrong},
-    pages::{AgentHealth, AgentPages},
+    pages::{AgentHealth, AgentPages, HealthDeps},
     server_auth::ServerAuth,
     server_checkpoint::{CheckpointDeps, RuntimeCheckpoints},
     server_grpc::{self, EnginePods},
@@ -202,12 +202,13 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
     base.tasks.spawn(pages.clone().forget_gone(base.stop.child_token()));
     why::count_waits(&base.registry, &parts.engine);
     let slis = SliMetrics::new(metrics::start_time_seconds().unwrap_or_default());
-    let health = Arc::new(AgentHealth {
+    let health = Arc::new(AgentHealth::new(HealthDeps {
         heartbeat: parts.engine.heartbeat.clone(),
         sync_frequency: config.sync_frequency.std(),
         log: base.log.clone(),
+        pulses: base.pulses.clone(),
         slis: slis.clone(),
-    });
+    }));
     base.tasks.spawn(health.clone().keep_counting(base.stop.child_token()));
     Endpoints {
         health,

@@ -120,7 +120,8 @@ mod tests {
     use crate::{
         agent::{
             logging::{self, Streams},
-            pages::AgentHealth,
+            pages::{AgentHealth, HealthDeps},
+            pulses::Pulses,
         },
         config::defaults::defaults,
         engine::Heartbeat,
@@ -204,12 +205,13 @@ mod tests {
             }
         });
         let (_, log) = logging::subscriber(&defaults().logging, Streams::single(Box::new(io::sink())));
-        let health: Arc<dyn Health> = Arc::new(AgentHealth {
+        let health: Arc<dyn Health> = Arc::new(AgentHealth::new(HealthDeps {
             heartbeat,
             sync_frequency: Duration::from_secs(60),
             log,
+            pulses: Pulses::default(),
             slis: SliMetrics::new(0.0),
-        });
+        }));
         let checks = Checks::default();
         assert!(checks.set(health.clone()).is_ok());
         let (ear, stop) = (Arc::<Ear>::default(), CancellationToken::new());
@@ -231,6 +233,31 @@ mod tests {
         let (count, failed) = beats(1).await;
         assert!(count > 3 && failed.is_none(), "{count} {failed:?}");
         drop(stop);
+    }
+
+    /// Any task that lasts and hangs is named, and is a reason to be started anew (spec 05 §11).
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_hangs_is_named_and_told_by_silence() {
+        let (_, log) = logging::subscriber(&defaults().logging, Streams::single(Box::new(io::sink())));
+        let pulses = Pulses::default();
+        let (probes, lease) = (pulses.of("probes"), pulses.of("lease"));
+        let slis = SliMetrics::new(0.0);
+        let (heartbeat, sync_frequency) = (Heartbeat::new(), Duration::from_secs(3600));
+        let health = Arc::new(AgentHealth::new(HealthDeps { heartbeat, sync_frequency, log, pulses, slis }));
+        assert_eq!(health.names(), ["log", "syncloop", "probes", "lease"]);
+        let checks = Checks::default();
+        assert!(checks.set(health.clone()).is_ok());
+        lease.works();
+        probes.works();
+        probes.rests();
+        sleep(Duration::from_secs(290)).await;
+        assert_eq!(failing(&checks), None);
+        sleep(Duration::from_secs(20)).await;
+        let (name, why) = failing(&checks).expect("the lease hangs");
+        assert_eq!((name, why.as_str()), ("lease", "no sign of life for 310 s"));
+        assert_eq!((health.check("probes"), health.check("nobody")), (None, None));
+        lease.works();
+        assert_eq!(failing(&checks), None, "it goes on");
     }
 
     #[tokio::test(start_paused = true)]

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     config::eviction::{Signal, Threshold},
-    engine::ports::{Event, EventSink},
+    engine::ports::{Event, EventSink, Pulse},
     metrics::EvictionMetrics,
     pod::{Pod, PodUid},
 };
@@ -50,6 +50,8 @@ pub struct EvictorDeps {
     pub events: Arc<dyn EventSink>,
     /// What is counted.
     pub metrics: EvictionMetrics,
+    /// Tells that the task lives.
+    pub pulse: Pulse,
 }
 
 /// Evicts; see the module's documentation.
@@ -122,6 +124,7 @@ impl Evictor {
     /// Waits until something is to be done.
     async fn wait(&mut self) -> Cause {
         loop {
+            self.deps.pulse.works();
             let held = self.held.filter(|(_, until)| *until > Instant::now());
             let limits_at = self.limits_at;
             let is_due = |picture: &Option<Arc<Picture>>| {
@@ -201,9 +204,11 @@ impl Evictor {
     /// Frees what nobody needs, where that helps; says whether anything was tried.
     async fn reclaim(&self, signal: Signal, layout: Layout) -> bool {
         let (containers, images) = reclaims(signal, layout);
+        self.deps.pulse.works();
         if containers && let Err(err) = self.deps.reclaim.containers().await {
             warn!(err, "Eviction manager: unexpected error when attempting to reclaim dead containers");
         }
+        self.deps.pulse.works();
         if images && let Err(err) = self.deps.reclaim.images().await {
             warn!(err, "Eviction manager: unexpected error when attempting to reclaim images");
         }
@@ -252,6 +257,7 @@ impl Evictor {
     async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> bool {
         let event = Event::warning(pod.id(), "Evicted", verdict.message.clone());
         self.deps.events.record(event.annotated(verdict.annotations.iter().cloned()));
+        self.deps.pulse.expects(Duration::from_secs(verdict.grace.unsigned_abs()) * 2);
         match self.deps.pods.evict(pod, verdict).await {
             Ok(()) => info!(pod = %pod.object_name(), "Eviction manager: pod is evicted successfully"),
             Err(err) => {

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     config::{defaults, eviction},
-    engine::ports::{Event, EventSink},
+    engine::ports::{Event, EventSink, Pulse},
     metrics::{EvictionMetrics, Registry},
     pod::{Pod, PodUid},
 };
@@ -153,6 +153,7 @@ impl EventSink for Node {
 pub struct World {
     node: Arc<Node>,
     registry: Registry,
+    pulses: [Pulse; 2],
     stop: CancellationToken,
 }
 
@@ -185,19 +186,22 @@ impl World {
         let (registry, stop, began) = (Registry::new(), CancellationToken::new(), Instant::now());
         let metrics = EvictionMetrics::new(&registry);
         let hears = node.clone();
+        let pulses: [Pulse; 2] = Default::default();
         let deps = WatcherDeps {
             gauges: node.clone(),
             alarm: node.clone(),
             pressures: Arc::new(move |conditions, _| hears.with(|state| state.conditions.push(conditions.clone()))),
             metrics: metrics.clone(),
             restored: Vec::new(),
+            pulse: pulses[0].clone(),
         };
         let (watcher, pictures) = Watcher::new(config.clone(), deps, began);
-        let deps = EvictorDeps { pods: node.clone(), reclaim: node.clone(), events: node.clone(), metrics };
+        let (events, pulse) = (node.clone(), pulses[1].clone());
+        let deps = EvictorDeps { pods: node.clone(), reclaim: node.clone(), events, metrics, pulse };
         let evictor = Evictor::new(config, deps, pictures, began);
         tokio::spawn(watcher.run(stop.clone()));
         tokio::spawn(evictor.run(stop.clone()));
-        Self { node, registry, stop }
+        Self { node, registry, pulses, stop }
     }
 
     /// A pod that runs and takes so much memory.
@@ -241,9 +245,10 @@ impl World {
         self.node.with(|state| state.hangs = true);
     }
 
-    /// Waits that long.
+    /// Waits that long; those at work are heard of meanwhile.
     pub async fn wait(&self, seconds: f64) {
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+        assert_eq!(self.pulses.each_ref().map(Pulse::silent_for), [None, None]);
     }
 
     /// What was done, told and removed since the last time.

@@ -16,7 +16,7 @@ use super::{
     pressure::{Pressure, pause},
     signals::{Condition, Layout, Moment, Observations, Readings, in_force},
 };
-use crate::{config::eviction::Threshold, metrics::EvictionMetrics};
+use crate::{config::eviction::Threshold, engine::ports::Pulse, metrics::EvictionMetrics};
 
 /// A look that takes longer shows nothing.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
@@ -53,6 +53,8 @@ pub struct WatcherDeps {
     pub metrics: EvictionMetrics,
     /// Pressures that an earlier agent reported, and for how long it still would have.
     pub restored: Vec<(Condition, Duration)>,
+    /// Tells that the task lives.
+    pub pulse: Pulse,
 }
 
 /// Looks at the node; see the module's documentation.
@@ -82,6 +84,7 @@ impl Watcher {
     /// Looks until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
+            self.deps.pulse.works();
             let pause = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,

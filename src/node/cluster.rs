@@ -21,7 +21,7 @@ use super::{
     status_writer::StatusWriter,
 };
 use crate::{
-    engine::ports::{Clock, EventSink, NodeFacts, RuntimeState},
+    engine::ports::{Clock, EventSink, NodeFacts, Pulse, RuntimeState},
     kube::{Store, api::ApiClient},
     metrics::NodeMetrics,
     pod::api,
@@ -88,6 +88,17 @@ pub struct NodeDeps {
     pub chance: Arc<dyn Fn() -> f64 + Send + Sync>,
     /// What is counted.
     pub metrics: NodeMetrics,
+    /// Tell that the tasks live.
+    pub pulses: NodePulses,
+}
+
+/// Signs of life of those who keep the node known.
+#[derive(Clone, Debug, Default)]
+pub struct NodePulses {
+    /// Of who keeps the lease.
+    pub lease: Pulse,
+    /// Of who keeps the status.
+    pub status: Pulse,
 }
 
 /// What ends the tasks.
@@ -133,6 +144,7 @@ pub fn start(config: ClusterConfig, deps: NodeDeps, stops: &Stops) -> Vec<(&'sta
         conflicts: 0,
         wrote: Vec::new(),
         rival: None,
+        pulse: deps.pulses.lease.clone(),
     };
     let mut tasks = vec![
         ("node facts", facts.boxed()),

@@ -19,7 +19,7 @@ use super::{
     rival,
 };
 use crate::{
-    engine::ports::{Clock, Event, EventSink},
+    engine::ports::{Clock, Event, EventSink, Pulse},
     kube::{
         Store,
         api::{ApiClient, ApiError, Call, Resource, Typed},
@@ -72,6 +72,8 @@ pub(super) struct LeaseKeeper {
     pub(super) wrote: Vec<Value>,
     /// What was told of somebody else.
     pub(super) rival: Option<String>,
+    /// Tells that the task lives.
+    pub(super) pulse: Pulse,
 }
 
 /// What a round came to.
@@ -103,6 +105,7 @@ impl LeaseKeeper {
             self.rest_while_gone().await;
             let round = self.round().await;
             let pause = pause(interval, (self.chance)());
+            self.pulse.expects(pause);
             match round {
                 Round::Renewed => {
                     self.metrics.lease_renewed();
@@ -139,11 +142,13 @@ impl LeaseKeeper {
                 told = true;
                 self.last = None;
             }
+            self.pulse.rests();
             self.nodes.changed().await;
         }
     }
 
     async fn round(&mut self) -> Round {
+        self.pulse.works();
         if let Some(last) = self.last.take()
             && let Ok(round) = self.renew(last).await
         {
@@ -164,6 +169,7 @@ impl LeaseKeeper {
         self.adopt(&mut lease).await;
         let mut is_contended = false;
         for deadline in DEADLINES {
+            self.pulse.works();
             let body = lease_object::renewed(&lease, &self.holder, self.clock.now());
             self.writes(body.pointer(RENEWED).cloned());
             let name = &self.holder.node;
@@ -237,6 +243,7 @@ impl LeaseKeeper {
     async fn ensure(&mut self) -> Ensured {
         let mut pause = FIRST_PAUSE;
         loop {
+            self.pulse.works();
             match self.look_or_make().await {
                 Ok(ensured) => return ensured,
                 Err(err) => {

@@ -147,6 +147,7 @@ impl StatusWriter {
             let began = Instant::now();
             let told = self.update().await;
             if told == Told::NoNode {
+                self.deps.pulses.status.rests();
                 self.node_is_gone().await;
             }
             self.gone = told == Told::NoNode;
@@ -169,7 +170,9 @@ impl StatusWriter {
 
     /// Until it is time, or something moved.
     async fn rest(&mut self, began: Instant, told: Told) {
-        let next = Instant::now() + pause(self.config.update_frequency, (self.deps.chance)());
+        let pause = pause(self.config.update_frequency, (self.deps.chance)());
+        self.deps.pulses.status.expects(pause);
+        let next = Instant::now() + pause;
         let deps = &mut self.deps;
         let network = deps.network.clone();
         self.reached.mark_unchanged();
@@ -190,6 +193,7 @@ impl StatusWriter {
 
     async fn update(&mut self) -> Told {
         for attempt in 0..TRIES {
+            self.deps.pulses.status.works();
             let base = match self.base(attempt).await {
                 Ok(base) => base,
                 Err(err) if err.is_not_found() => return Told::NoNode,

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    cluster::{ClusterConfig, NodeDeps, Stops},
+    cluster::{ClusterConfig, NodeDeps, NodePulses, Stops},
     host_network::HostNetwork,
     status::{
         Devices,
@@ -185,6 +185,7 @@ impl World {
             clock: Arc::new(TestClock(tokio::time::Instant::now())),
             chance: Arc::new(|| 0.0),
             metrics: NodeMetrics::new(&Registry::new()),
+            pulses: NodePulses::default(),
         }
     }
 

@@ -33,7 +33,7 @@ use super::{
     turn::{Fixed, Next, Now, Turn},
 };
 use crate::{
-    engine::ports::{Clock, Event, EventSink, ProbeResult, ProbedPods},
+    engine::ports::{Clock, Event, EventSink, ProbeResult, ProbedPods, Pulse},
     metrics::{ProbeMetrics, ProbedContainer},
     pod::{ContainerKind, Pod, PodUid, api},
 };
@@ -68,6 +68,8 @@ pub struct Deps {
     pub metrics: ProbeMetrics,
     /// When the agent started, by the wall clock.
     pub started_at: jiff::Timestamp,
+    /// Tells that the task lives.
+    pub pulse: Pulse,
 }
 
 /// One probe.
@@ -128,6 +130,7 @@ impl Owner {
         tokio::pin!(restored_until);
         let mut holds_restored = true;
         loop {
+            self.deps.pulse.rests();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
@@ -146,6 +149,7 @@ impl Owner {
     }
 
     fn on_order(&mut self, order: Order) {
+        self.deps.pulse.works();
         match order {
             Order::Add(pod) => self.add(&pod),
             Order::StopLiveness(uid) => self.end_all(&uid, |kind| kind != Kind::Readiness),
@@ -201,6 +205,7 @@ impl Owner {
     }
 
     fn on_asked(&mut self, pod: &PodUid, container: &str) {
+        self.deps.pulse.works();
         let ids = self.by_pod.get(pod).map(Vec::as_slice).unwrap_or_default();
         let is_it = |probe: &Probe| *probe.container == *container && probe.kind() == Kind::Readiness;
         let Some(id) = ids.iter().copied().find(|id| self.probes.get(id).is_some_and(is_it)) else { return };
@@ -224,6 +229,7 @@ impl Owner {
     }
 
     fn on_moment(&mut self, id: ProbeId) {
+        self.deps.pulse.works();
         let Some(probe) = self.probes.get_mut(&id) else { return };
         probe.timer = None;
         let now = Instant::now();
@@ -262,6 +268,7 @@ impl Owner {
     }
 
     fn on_ended(&mut self, ended: Result<Ended, JoinError>) {
+        self.deps.pulse.works();
         let (id, outcome) = match ended {
             Ok((id, outcome)) => (id, Some(outcome)),
             Err(failed) => {

@@ -93,7 +93,9 @@ async fn it_runs_pods_by_either_name() {
         assert_eq!((answer.status, answer.body.as_str()), (200, "ok"));
         assert!(answer.head.to_lowercase().contains("content-type: text/plain; charset=utf-8"), "{}", answer.head);
         let answer = agent.get("/healthz?verbose").await.expect("an answer");
-        let expected = "[+]ping ok\n[+]log ok\n[+]syncloop ok\nhealthz check passed\n";
+        // The reference's, and those of our own tasks (spec 05 §11).
+        let expected = "[+]ping ok\n[+]log ok\n[+]syncloop ok\n[+]probes ok\n[+]eviction-watcher ok\n[+]eviction ok\n\
+                        healthz check passed\n";
         assert_eq!((answer.status, answer.body.as_str()), (200, expected));
         assert_eq!(agent.get("/configz").await.expect("an answer").status, 404);
         assert_eq!(agent.stop().await, Some(0));

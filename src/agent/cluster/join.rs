@@ -143,6 +143,7 @@ impl Cluster {
             clock: base.clock.clone(),
             metrics: self.writes.clone(),
             on_written: Some(Arc::new(move |uid, status| times.written(uid, status))),
+            pulse: base.pulses.of("pod-status"),
         });
         base.tasks.spawn(writer.run(base.stop.child_token()));
     }

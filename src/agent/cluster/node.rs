@@ -25,7 +25,7 @@ use crate::{
     metrics::NodeMetrics,
     node::{
         self, KernelNetwork, Machine, Origin,
-        cluster::{ClusterConfig, NodeDeps, Stops, VolumesReported},
+        cluster::{ClusterConfig, NodeDeps, NodePulses, Stops, VolumesReported},
         reserved::Reserved,
         status::{NodeImage, StatusSettings},
     },
@@ -107,6 +107,7 @@ impl Cluster {
             clock: base.clock.clone(),
             chance: Arc::new(rand::random::<f64>),
             metrics: NodeMetrics::new(&base.registry),
+            pulses: NodePulses { lease: base.pulses.of("lease"), status: base.pulses.of("node-status") },
         };
         let stops = Stops { work: base.stop.child_token(), lease: base.stop.child_token() };
         for (name, task) in node::cluster::start(config, deps, &stops) {

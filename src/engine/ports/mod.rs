@@ -13,6 +13,7 @@ mod objects;
 mod observer;
 mod plugins;
 mod probes;
+mod pulse;
 mod resources;
 mod runtime;
 mod stage;
@@ -31,6 +32,7 @@ pub use objects::{CertificateAsk, Credential, ObjectError, ObjectSource, TokenAs
 pub use observer::{Observation, PodObserver, PodView, RuntimePods};
 pub use plugins::{NodeDriver, NodeDrivers, PluginHandler, PluginInfo};
 pub use probes::{ProbeManager, ProbeResult, ProbeResults, ProbedPods, ProbedStatus};
+pub use pulse::Pulse;
 pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, ResourceManager};
 pub use runtime::{
     ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodFates, PodRuntime, StartFailure, SyncOutcome, SyncPod,

@@ -40,7 +40,7 @@ use super::{
     api::{ApiClient, ApiError, Call, Resource, parse},
 };
 use crate::{
-    engine::ports::{Clock, Event, EventSink},
+    engine::ports::{Clock, Event, EventSink, Pulse},
     metrics::ApiWriteMetrics,
     pod::{Pod, PodRef, PodUid, api},
     status::StatusManager,
@@ -75,6 +75,8 @@ pub struct StatusWriterDeps {
     pub metrics: ApiWriteMetrics,
     /// Hears of each status that was written (startup latency, spec 02b §9).
     pub on_written: Option<OnWritten>,
+    /// Tells that the task lives.
+    pub pulse: Pulse,
 }
 
 /// The one writer of pod statuses; see the module's documentation.
@@ -111,7 +113,11 @@ impl StatusWriter {
         let mut pods = self.deps.pods.clone();
         self.look();
         loop {
+            self.deps.pulse.works();
             let wake = self.launch();
+            if self.flights.is_empty() {
+                self.deps.pulse.rests();
+            }
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,

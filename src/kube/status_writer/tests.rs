@@ -90,6 +90,7 @@ impl World {
             clock: Arc::new(At(1000)),
             metrics: ApiWriteMetrics::new(&registry),
             on_written: None,
+            pulse: Pulse::default(),
         };
         tokio::spawn(StatusWriter::new(deps).run(stop.clone()));
         Self { status, store, events, registry, stop, objects: Mutex::default() }

@@ -2,8 +2,10 @@
 
 use serde_json::json;
 
+use super::{ClusterConfig, Stops, start};
 use crate::{
-    engine::ports::RuntimeState,
+    engine::ports::{Pulse, RuntimeState},
+    kube::api::ApiError,
     node::testing::{World, config, line},
 };
 use std::{sync::Arc, time::Duration};
@@ -64,4 +66,30 @@ async fn an_agent_is_started_anew() {
     assert!(!world.events.take().contains(&"NodeNotReady".to_owned()));
     assert_eq!(world.condition("Ready")["lastTransitionTime"], first.condition("Ready")["lastTransitionTime"]);
     assert_eq!(world.get("nodes")["metadata"]["annotations"], json!({super::super::initial::ATTACH_DETACH: "true"}));
+}
+
+#[tokio::test(start_paused = true)]
+async fn signs_of_life_are_given_whatever_the_server_says() {
+    for (lease_seconds, failures, is_gone) in [(40, 0, false), (40_000, 0, false), (40, 2000, false), (40, 0, true)] {
+        let world = World::new();
+        for line in ["PUT leases", "GET leases", "PATCH nodes/status", "GET nodes"] {
+            (0..failures).for_each(|_| world.fail(line, ApiError::Timeout(Duration::from_secs(10))));
+        }
+        let deps = world.deps();
+        let pulses = deps.pulses.clone();
+        let stops = Stops { work: world.stop.clone(), lease: world.stop.clone() };
+        for (_, task) in start(ClusterConfig { lease_seconds, ..config() }, deps, &stops) {
+            tokio::spawn(task);
+        }
+        sleep(Duration::from_secs(60)).await;
+        if is_gone {
+            world.put("nodes", None);
+        }
+        for minute in 0..180 {
+            sleep(Duration::from_secs(60)).await;
+            let silent = [&pulses.lease, &pulses.status].map(Pulse::silent_for);
+            assert_eq!(silent, [None, None], "{lease_seconds} {failures} {is_gone} {minute}");
+        }
+        world.stop.cancel();
+    }
 }

@@ -27,6 +27,7 @@ fn keeper(world: &World) -> LeaseKeeper {
         conflicts: 0,
         wrote: Vec::new(),
         rival: None,
+        pulse: deps.pulses.lease,
     }
 }
 

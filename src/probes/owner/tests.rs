@@ -157,6 +157,7 @@ impl Life {
             clock: Arc::new(SystemClock),
             metrics: ProbeMetrics::new(&registry),
             started_at: Timestamp::now(),
+            pulse: Pulse::default(),
         };
         let (manager, probing, saving) = open(deps, fake(), stop.clone()).await;
         tokio::spawn(probing);
@@ -377,6 +378,7 @@ async fn moments_that_have_passed_are_dropped() {
         clock: Arc::new(SystemClock),
         metrics: ProbeMetrics::new(&registry),
         started_at: Timestamp::now(),
+        pulse: Pulse::default(),
     };
     let (manager, probing, _saving) = open(deps, fake(), CancellationToken::new()).await;
     tokio::spawn(probing);
