@@ -41,5 +41,10 @@ mod volumes;
 mod watchdog;
 pub mod why;
 
+/// How pods of this node are let go by who asks for it.
+pub mod drain {
+    pub use crate::shutdown::{Answer, Ask, Door};
+}
+
 pub use life::run;
 pub use server_streams::{RuntimeStreams, runtime_tls};

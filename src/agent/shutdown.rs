@@ -20,7 +20,7 @@ use crate::{
     engine::{Command, EngineHandle, FatesView, kill_and_wait, lifecycle::StatusOverride, ports::NodeFacts},
     metrics::ShutdownMetrics,
     pod::{Pod, PodUid},
-    shutdown::{Drain, DrainDeps, Given, Keeper, Override, Plan, Pods},
+    shutdown::{Door, Drain, DrainDeps, Given, Keeper, Override, Plan, Pods},
     status::StatusManager,
     sys::logind::Logind,
 };
@@ -87,6 +87,8 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
     let drain = Arc::new(Drain::open(plan, deps).await);
     let keeper = Keeper::new(Logind::of_this_machine(), drain.clone(), Override::default());
     base.tasks.spawn(keeper.run(base.stop.child_token()));
+    let door = Door::new(settings::root(loaded).join(Door::NAME), drain.clone());
+    base.tasks.spawn(door.run(base.stop.child_token()));
     if own.on_termination {
         let _ = base.drain.set(drain); // set nowhere else
     }

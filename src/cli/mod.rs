@@ -6,6 +6,7 @@
 mod certs;
 mod config;
 mod cri;
+mod drain;
 mod images;
 mod node;
 mod run;
@@ -65,6 +66,8 @@ enum Command {
     Exec(node::exec::Exec),
     /// Tell what the pods of this node use
     Top(node::top::Top),
+    /// Let the pods of this node go as at its shutdown, without one
+    Drain(drain::Wanted),
     /// Print the version
     Version,
     /// What the runtime starts for each layer
@@ -105,6 +108,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Command::Logs(wanted) => node::run(logs::print_log(wanted)),
         Command::Exec(wanted) => node::run(exec::run(wanted)),
         Command::Top(wanted) => node::run(top::list(wanted)),
+        Command::Drain(wanted) => node::run(drain::ask(wanted)),
         Command::Unpack { job } => unpacker::main(&job),
         Command::Version => {
             println!("berth {}", version_line());

@@ -36,6 +36,8 @@ pub enum Cause {
     Machine,
     /// We were told to end, and to take the pods along.
     Terminated,
+    /// Somebody on the machine asked for it.
+    Asked,
 }
 
 /// What is needed for it.
@@ -56,8 +58,8 @@ pub struct DrainDeps {
 pub struct Drain {
     plan: Plan,
     deps: DrainDeps,
-    /// What the file says, and whether the node goes down now. Held while pods are let go: nobody does that twice.
-    now: Mutex<bool>,
+    /// Why the node goes down now, if it does. Held while pods are let go: nobody does that twice.
+    now: Mutex<Option<Cause>>,
 }
 
 impl Drain {
@@ -74,7 +76,7 @@ impl Drain {
                 warn!(err = %error, path = %deps.file.path().display(), "When the node was last shut down is not known any more");
             }
         }
-        Self { plan, deps, now: Mutex::new(false) }
+        Self { plan, deps, now: Mutex::default() }
     }
 
     /// How long it may take as a whole.
@@ -84,15 +86,16 @@ impl Drain {
 
     /// Whether pods are let go, or have been.
     pub async fn has_begun(&self) -> bool {
-        *self.now.lock().await
+        self.now.lock().await.is_some()
     }
 
     /// Lets all pods go; admits none from now on. Who asks again while that goes on waits for it.
     pub async fn begin(&self, cause: Cause) {
         let mut now = self.now.lock().await;
-        if std::mem::replace(&mut *now, true) {
+        if now.is_some() {
             return;
         }
+        *now = Some(cause);
         info!(?cause, "Shutdown manager detected new shutdown event, isNodeShuttingDownNow");
         self.deps.events.record(Event::node_normal("Shutdown", "Shutdown manager detected shutdown event"));
         self.deps.pods.set_shutting_down(true);
@@ -110,15 +113,21 @@ impl Drain {
         info!("Shutdown manager completed processing shutdown event, node will shutdown shortly");
     }
 
-    /// The machine stays: pods are admitted again. Those that went are gone.
-    pub async fn cancel(&self) {
+    /// The machine stays: pods are admitted again. Those that went are gone. Who asks while they go waits for it.
+    ///
+    /// # Errors
+    /// Why the node goes down: not for this cause, so that its end is not for this one to say.
+    pub async fn cancel(&self, cause: Cause) -> Result<(), Cause> {
         let mut now = self.now.lock().await;
-        if !std::mem::replace(&mut *now, false) {
-            return;
+        match *now {
+            None => return Ok(()),
+            Some(other) if other != cause => return Err(other),
+            Some(_) => *now = None,
         }
         info!("Shutdown manager detected shutdown cancellation");
         self.deps.events.record(Event::node_normal("Shutdown", "Shutdown manager detected shutdown cancellation"));
         self.deps.pods.set_shutting_down(false);
+        Ok(())
     }
 
     /// Ends the pods of a class, within its period; then come their last words, so that they are out before anybody
@@ -288,10 +297,25 @@ mod tests {
         drain.begin(Cause::Terminated).await;
         assert_eq!(world.log(), [""; 0], "nobody goes twice");
         // AC-05-30
-        drain.cancel().await;
+        assert_eq!(drain.cancel(Cause::Asked).await, Err(Cause::Machine), "it is not theirs");
+        assert!(world.log().is_empty() && drain.has_begun().await);
+        assert_eq!(drain.cancel(Cause::Machine).await, Ok(()));
         assert_eq!(world.log(), ["23400 Shutdown manager detected shutdown cancellation", "23400 down false"]);
-        drain.cancel().await;
+        assert_eq!(drain.cancel(Cause::Machine).await, Ok(()), "nothing to be cancelled");
         assert!(world.log().is_empty() && !drain.has_begun().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bus_that_comes_back_does_not_undo_what_somebody_asked_for() {
+        let (world, drain) = world(vec![pod("a", 0, 5)], 0).await;
+        drain.begin(Cause::Asked).await;
+        world.log();
+        assert_eq!(drain.cancel(Cause::Machine).await, Err(Cause::Asked), "logind says that the machine stays");
+        drain.begin(Cause::Machine).await;
+        assert_eq!(drain.cancel(Cause::Machine).await, Err(Cause::Asked), "and that it stays after all");
+        assert_eq!(world.log(), [""; 0]);
+        assert_eq!(drain.cancel(Cause::Asked).await, Ok(()));
+        assert_eq!(world.log().len(), 2);
     }
 
     #[tokio::test(start_paused = true)]

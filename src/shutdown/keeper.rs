@@ -4,7 +4,7 @@ use std::{io, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{task::spawn_blocking, time::sleep};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::drain::{Cause, Drain};
 use crate::{
@@ -137,7 +137,7 @@ impl Keeper {
                 self.drain.begin(Cause::Machine).await;
                 drop(lock.take()); // logind waits for nobody else of us
             } else {
-                self.drain.cancel().await;
+                self.stays().await;
                 lock = Some(session.inhibit().await?);
             }
         }
@@ -150,7 +150,7 @@ impl Keeper {
                 self.drain.begin(Cause::Machine).await;
                 return Ok(None); // there is none to be had any more
             }
-            false => self.drain.cancel().await,
+            false => self.stays().await,
         }
         match self.make_room(session).await {
             // A short delay is better than none.
@@ -162,6 +162,13 @@ impl Keeper {
         let lock = session.inhibit().await?;
         info!(period = ?self.drain.total(), "Holding a lock that delays the machine's shutdown");
         Ok(Some(lock))
+    }
+
+    /// The machine stays; who else lets pods go says when that is over.
+    async fn stays(&self) {
+        if let Err(cause) = self.drain.cancel(Cause::Machine).await {
+            debug!(?cause, "The machine stays, and pods go for another reason");
+        }
     }
 
     async fn make_room(&self, session: &Session) -> Result<(), KeepError> {

@@ -15,13 +15,20 @@ use std::{
 use berth::proto::cri::ContainerState;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tokio::{net::UnixStream, task::JoinHandle};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+    task::JoinHandle,
+};
 use tokio_stream::StreamExt;
 use zbus::{Connection, Message, MessageStream, Variant, connection::Builder};
 
 use crate::{
     Ground,
-    kit::process::{Home, PATIENCE, condition, manifest_of, skips},
+    kit::{
+        process::{Home, PATIENCE, condition, manifest_of, skips},
+        scripted::Behaviour,
+    },
 };
 
 const OBJECT: &str = "/org/freedesktop/login1";
@@ -283,4 +290,108 @@ async fn a_signal_takes_the_pods_along_where_that_is_asked_for() {
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
     assert_eq!(ground.cri.running("plain-test-node", "main"), [""; 0]);
+}
+
+/// What `berth drain` came to: whether it succeeded, and what it said.
+async fn drain(home: &Home, more: &[&str]) -> (bool, String) {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_berth"));
+    command.args(["drain", "--root-dir"]).arg(home.root()).args(more);
+    let told = tokio::time::timeout(PATIENCE, command.output()).await.expect("it ends").expect("it begins");
+    let [out, err] = [told.stdout, told.stderr].map(|text| String::from_utf8(text).expect("text"));
+    (told.status.success(), out + &err)
+}
+
+/// What the socket answers to that, once whoever asks has said all.
+async fn said(home: &Home, question: &[u8]) -> String {
+    let mut socket = UnixStream::connect(home.root().join("drain.sock")).await.expect("it is there");
+    let _ = socket.write_all(question).await; // it need not hear all of it
+    let _ = socket.shutdown().await;
+    let mut answer = Vec::new();
+    let _ = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut answer)).await.expect("it answers");
+    String::from_utf8(answer).expect("text")
+}
+
+/// Spec 05 §7.7: whoever is root has pods go without bus or signal, and come again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_go_and_come_where_somebody_asks_for_it() {
+    if skips("pods_go_and_come_where_somebody_asks_for_it") {
+        return;
+    }
+    let ground = Ground::new().await;
+    let home = ground
+        .home()
+        .environment("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/no/such/bus")
+        .with(json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"}));
+    home.put_pod(&pod("plain", 0));
+    home.put_pod(&pod("critical", 2_000_000_000));
+    let (went, told) = drain(&home, &[]).await;
+    assert!(!went && told.contains("cannot reach an agent with shutdownGracePeriod"), "{told}");
+    let agent = home.start().await;
+    agent.until_ready("plain").await;
+    agent.until_ready("critical").await;
+    let mode = std::fs::metadata(home.root().join("drain.sock")).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    for (question, why) in [
+        (&b"reboot\n"[..], "refused \"reboot\" is neither drain nor cancel\n"),
+        (&b""[..], "refused \"\" is neither drain nor cancel\n"),
+        (&b"\xff\xfe\n"[..], "refused no question came\n"),
+        (&b"cancel\n"[..], "done\n"),
+    ] {
+        assert_eq!(said(&home, question).await, why);
+    }
+    assert!(!said(&home, &[b'd'; 1 << 20]).await.contains("done"));
+    assert!(ground.cri.count("stop_container") == 0, "nobody has to go for that");
+
+    let (went, told) = drain(&home, &[]).await;
+    let expected = "Pods are let go, within 30 s\n\
+                    Pods have been let go; none is admitted until `berth drain --cancel`\n";
+    assert_eq!((went, told.as_str()), (true, expected), "{}", agent.log_end());
+    let exited = ContainerState::ContainerExited as i32;
+    assert!(ground.cri.containers().iter().all(|container| container.state == exited), "they have gone");
+    let stopped: Vec<_> = ground.cri.calls().into_iter().filter(|call| call.op == "stop_container").collect();
+    let order: Vec<&str> = stopped.iter().map(|call| call.target.as_str()).collect();
+    assert!(order.len() == 2 && order[0].starts_with("plain") && order[1].starts_with("critical"), "{order:?}");
+    home.put_pod(&pod("late", 0));
+    agent.until_pod("late", "refused", |pod| pod["status"]["reason"] == "NodeShutdown").await;
+
+    assert_eq!(drain(&home, &["--cancel"]).await, (true, "Pods are admitted again\n".to_owned()));
+    home.put_pod(&pod("next", 0));
+    agent.until_ready("next").await;
+    assert_eq!(agent.stop().await, Some(0));
+    let (went, told) = drain(&home, &["--cancel"]).await;
+    assert!(!went && told.contains("cannot reach an agent"), "{told}");
+}
+
+/// A bus that goes away for good in the middle of a shutdown: pods go in their order all the same, and the agent ends well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bus_that_is_lost_meanwhile_stops_no_shutdown() {
+    let test = "a_bus_that_is_lost_meanwhile_stops_no_shutdown";
+    if skips(test) {
+        return;
+    }
+    let Some(mut bus) = Bus::start(test).await else { return };
+    let ground = Ground::new().await;
+    let home = home(&ground, &bus);
+    home.put_pod(&pod("plain", 0));
+    home.put_pod(&pod("critical", 2_000_000_000));
+    let slow = Behaviour { stops_after: Some(Duration::from_secs(3)), ..Behaviour::default() };
+    ground.cri.behave("plain-test-node/main", [slow]);
+    let logind = Logind::on(&bus).await;
+    let agent = home.start().await;
+    agent.until_ready("plain").await;
+    agent.until_ready("critical").await;
+    agent.until("the lock is held", async || logind.is_held()).await;
+    logind.prepare(true).await;
+    agent.until("the first pod is told to end", async || ground.cri.count("stop_container") == 1).await;
+    drop(logind);
+    bus.end();
+    let ended = |pod: &Value| pod["status"]["phase"] == "Failed" && pod["status"]["reason"] == "Terminated";
+    for name in ["plain", "critical"] {
+        agent.until_pod(name, "gone with the machine", ended).await;
+    }
+    agent.until_log("Shutdown manager completed processing shutdown event").await;
+    agent.until_log("Cannot hear of the machine's shutdown").await;
+    home.put_pod(&pod("late", 0));
+    agent.until_pod("late", "refused as before", |pod| pod["status"]["reason"] == "NodeShutdown").await;
+    assert_eq!(agent.stop().await, Some(0));
 }

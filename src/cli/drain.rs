@@ -1,0 +1,63 @@
+//! `berth drain`: lets the pods of this node go in the order of a shutdown, and admits pods again.
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
+    net::{UnixStream, unix::OwnedReadHalf},
+    time::timeout,
+};
+
+use crate::agent::drain::{Answer, Ask, Door};
+
+/// Where the agent's files are where nothing is said.
+const ROOT: &str = "/var/lib/kubelet";
+/// How long the agent may take to answer, in addition to what it says itself.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes of all answers.
+const LONGEST: u64 = 4 << 10;
+
+/// What is to become of the pods.
+#[derive(Args, Debug)]
+pub(super) struct Wanted {
+    /// Admit pods again; those that went stay ended
+    #[arg(long)]
+    cancel: bool,
+    /// The agent's --root-dir
+    #[arg(long, value_name = "DIR", default_value = ROOT)]
+    root_dir: PathBuf,
+}
+
+/// Asks the agent, and waits until it is done.
+pub(super) async fn ask(wanted: Wanted) -> Result<ExitCode> {
+    let socket = wanted.root_dir.join(Door::NAME);
+    let stream = UnixStream::connect(&socket).await.with_context(|| {
+        format!("cannot reach an agent with shutdownGracePeriod or shutdownGracePeriodByPodPriority at {socket:?}")
+    })?;
+    let (read, mut write) = stream.into_split();
+    let ask = if wanted.cancel { Ask::Cancel } else { Ask::Drain };
+    write.write_all(format!("{}\n", ask.as_str()).as_bytes()).await.context("the agent does not listen")?;
+    let mut answers = BufReader::new(read.take(LONGEST)).lines();
+    let mut patience = PATIENCE;
+    loop {
+        match next(&mut answers, patience).await? {
+            Answer::Begun(seconds) => {
+                println!("Pods are let go, within {seconds} s");
+                patience = PATIENCE.saturating_add(Duration::from_secs(seconds));
+            }
+            Answer::Refused(why) => bail!("refused: {why}"),
+            Answer::Done if wanted.cancel => break println!("Pods are admitted again"),
+            Answer::Done => break println!("Pods have been let go; none is admitted until `berth drain --cancel`"),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn next(answers: &mut Lines<BufReader<tokio::io::Take<OwnedReadHalf>>>, patience: Duration) -> Result<Answer> {
+    let line = timeout(patience, answers.next_line()).await;
+    let line = line.with_context(|| format!("the agent did not answer within {patience:?}"))?;
+    let line = line.context("the agent does not answer")?.context("the agent ended without an answer")?;
+    line.parse().map_err(anyhow::Error::msg)
+}

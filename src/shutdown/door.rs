@@ -1,0 +1,245 @@
+//! A socket by which whoever is root on this machine has pods go, and come again: no bus is needed for it.
+//! Behaviour: spec 05 §7.7.
+//!
+//! ```text
+//!  ► drain     ◄ begun 30     ◄ done        once pods are gone, or their time is over
+//!  ► cancel    ◄ done                       or: refused <why>
+//! ```
+//!
+//! A line each, one question for each connection. What was begun goes on, whoever stays to hear of it.
+
+use std::{
+    io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{UnixListener, UnixStream},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::drain::{Cause, Drain};
+
+/// Of the socket: for its owner alone.
+const MODE: u32 = 0o600;
+/// Bytes of a question.
+const LONGEST: u64 = 64;
+/// How long a question may take to come, and a line of an answer to be taken.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Who may ask at a time.
+const ASKERS: usize = 8;
+/// Pause after a connection could not be taken, or the socket not be made.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The administrator.
+const ROOT: u32 = 0;
+
+/// What may be asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ask {
+    /// Let all pods go, and admit none.
+    Drain,
+    /// Admit pods again.
+    Cancel,
+}
+
+impl Ask {
+    /// As it is written.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Drain => "drain",
+            Self::Cancel => "cancel",
+        }
+    }
+}
+
+impl FromStr for Ask {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Self, String> {
+        let known = [Self::Drain, Self::Cancel].into_iter().find(|ask| ask.as_str() == line);
+        known.ok_or_else(|| format!("{line:?} is neither drain nor cancel"))
+    }
+}
+
+/// What is answered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// It goes on, for so many seconds at most; there is another answer.
+    Begun(u64),
+    /// It is done.
+    Done,
+    /// It is not, and will not be.
+    Refused(String),
+}
+
+impl Answer {
+    fn line(&self) -> String {
+        match self {
+            Self::Begun(seconds) => format!("begun {seconds}\n"),
+            Self::Done => "done\n".to_owned(),
+            Self::Refused(why) => format!("refused {}\n", why.replace('\n', " ")),
+        }
+    }
+}
+
+impl FromStr for Answer {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Self, String> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match (word, rest.parse()) {
+            ("begun", Ok(seconds)) => Ok(Self::Begun(seconds)),
+            ("done", _) => Ok(Self::Done),
+            ("refused", _) => Ok(Self::Refused(rest.to_owned())),
+            _ => Err(format!("{line:?} is no answer")),
+        }
+    }
+}
+
+/// The socket; see the file's documentation.
+pub struct Door {
+    path: PathBuf,
+    drain: Arc<Drain>,
+}
+
+impl Door {
+    /// The name of the socket in the agent's directory.
+    pub const NAME: &'static str = "drain.sock";
+
+    /// Not there yet.
+    pub fn new(path: PathBuf, drain: Arc<Drain>) -> Self {
+        Self { path, drain }
+    }
+
+    /// Answers until stopped.
+    pub async fn run(self, stop: CancellationToken) {
+        let Some(listener) = stop.run_until_cancelled(self.listen()).await else { return };
+        let mut askers = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(_) = askers.join_next(), if !askers.is_empty() => {}
+                taken = listener.accept(), if askers.len() < ASKERS => match taken {
+                    Ok((stream, _)) => drop(askers.spawn(answer(stream, self.drain.clone()))),
+                    Err(error) => {
+                        warn!(err = %error, path = %self.path.display(), "Cannot take who asks for a drain");
+                        sleep(PAUSE).await;
+                    }
+                },
+            }
+        }
+        // Another agent may have put its own there since.
+        drop(listener);
+    }
+
+    /// Tries until it is there; says once why it is not.
+    async fn listen(&self) -> UnixListener {
+        let mut told = false;
+        loop {
+            match bind(&self.path) {
+                Ok(listener) => return listener,
+                Err(error) if !told => {
+                    warn!(err = %error, path = %self.path.display(), "Nobody can ask for a drain, trying again every second");
+                    told = true;
+                }
+                Err(_) => {}
+            }
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+/// Binds beside the final name and renames: whoever sees the socket can connect to it, and nobody else.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let beside = path.with_extension("new");
+    match std::fs::remove_file(&beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&beside)?;
+    std::fs::set_permissions(&beside, PermissionsExt::from_mode(MODE))?;
+    std::fs::rename(&beside, path)?;
+    Ok(listener)
+}
+
+/// Whether a user may ask an agent of that user.
+const fn may_ask(user: u32, agent: u32) -> bool {
+    user == ROOT || user == agent
+}
+
+/// Answers one connection.
+async fn answer(stream: UnixStream, drain: Arc<Drain>) {
+    let peer = stream.peer_cred().map(|peer| (peer.uid(), peer.pid()));
+    let (read, mut write) = stream.into_split();
+    let (user, pid) = match peer {
+        Ok(peer) => peer,
+        Err(error) => return warn!(err = %error, "Nobody knows who asks for a drain"),
+    };
+    if !may_ask(user, rustix::process::geteuid().as_raw()) {
+        warn!(user, pid, "Somebody asks for a drain who may not");
+        return tell(&mut write, Answer::Refused("only root may ask for that".to_owned())).await;
+    }
+    let mut line = String::new();
+    let asked = timeout(PATIENCE, BufReader::new(read.take(LONGEST)).read_line(&mut line)).await;
+    if !matches!(asked, Ok(Ok(_))) {
+        return tell(&mut write, Answer::Refused("no question came".to_owned())).await;
+    }
+    let ask = match line.trim_end().parse() {
+        Ok(ask) => ask,
+        Err(why) => return tell(&mut write, Answer::Refused(why)).await,
+    };
+    info!(user, pid, ?ask, "Somebody asks whether pods go");
+    let said = match ask {
+        Ask::Drain => {
+            tell(&mut write, Answer::Begun(drain.total().as_secs())).await;
+            drain.begin(Cause::Asked).await;
+            Answer::Done
+        }
+        Ask::Cancel => match drain.cancel(Cause::Asked).await {
+            Ok(()) => Answer::Done,
+            Err(Cause::Machine) => Answer::Refused("the machine goes down".to_owned()),
+            Err(Cause::Terminated | Cause::Asked) => Answer::Refused("the agent ends".to_owned()),
+        },
+    };
+    tell(&mut write, said).await;
+}
+
+/// Who does not listen is not waited for.
+async fn tell(write: &mut (impl AsyncWriteExt + Unpin), answer: Answer) {
+    let _ = timeout(PATIENCE, write.write_all(answer.line().as_bytes())).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        for ask in [Ask::Drain, Ask::Cancel] {
+            assert_eq!(ask.as_str().parse(), Ok(ask));
+        }
+        assert!("reboot".parse::<Ask>().is_err() && "".parse::<Ask>().is_err());
+        for answer in [Answer::Begun(30), Answer::Done, Answer::Refused("the machine goes down".to_owned())] {
+            assert_eq!(answer.line().trim_end().parse(), Ok(answer));
+        }
+        for line in ["", "begun", "begun soon", "what"] {
+            assert!(line.parse::<Answer>().is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn only_root_and_the_agents_own_user_may_ask() {
+        for (user, agent, may) in [(0, 0, true), (0, 7, true), (7, 7, true), (7, 0, false), (7, 8, false)] {
+            assert_eq!(may_ask(user, agent), may, "{user} {agent}");
+        }
+    }
+}
