@@ -18,7 +18,10 @@ use super::{
     reading::{Depth, Memory},
     snapshot::wall,
 };
-use crate::{engine::ports::Clock, sys::mount_table};
+use crate::{
+    engine::ports::Clock,
+    sys::{cgroup::files::MemoryStat, mount_table},
+};
 
 /// Files that stay open: those of two groups.
 const MAX_OPEN: usize = 32;
@@ -74,7 +77,9 @@ impl NodeLook {
             let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
             reader.pass(&wanted, machine, &now)
         });
-        let mut groups = seen.into_iter().flatten().map(|seen: Option<Seen>| seen?.reading.memory);
+        // Without its details the page cache would count as used: that is no observation.
+        let is_told = |memory: &Memory| memory.stat != MemoryStat::default();
+        let mut groups = seen.into_iter().flatten().map(|seen: Option<Seen>| seen?.reading.memory.filter(is_told));
         let root = groups.next().flatten().filter(|_| machine.total > 0);
         let pods = groups.next().flatten().filter(|memory| memory.available().is_some());
         let used = |memory: Memory, total| MemorySeen { total, usage: memory.usage, working_set: memory.working_set() };
@@ -122,5 +127,50 @@ mod tests {
         let (device, fs) = file_system(Path::new("/")).expect("there");
         assert!(device > 0 && fs.capacity > 0);
         assert!(file_system(Path::new("/no/such/place")).is_err());
+    }
+
+    #[test]
+    fn files_that_vanish_or_hold_garbage_are_no_observation() {
+        let root = tempfile::tempdir().expect("a directory");
+        for directory in ["cgroup", "proc"] {
+            std::fs::create_dir(root.path().join(directory)).expect("made");
+        }
+        let whole: [(&str, &[u8]); 4] = [
+            ("cgroup/cpu.stat", b"usage_usec 5\n"),
+            ("cgroup/memory.stat", b"anon 60\nfile 30\ninactive_file 10\n"),
+            ("proc/meminfo", b"MemTotal: 1 kB\nSwapTotal: 0 kB\n"),
+            ("proc/loadavg", b"0.1 0.2 0.3 4/56 789\n"),
+        ];
+        let lay = |(file, content): (&str, &[u8])| std::fs::write(root.path().join(file), content).expect("written");
+        let memory = Some(MemorySeen { total: 1024, usage: 90, working_set: 80 });
+        let processes = Some(Processes { max: Some(1000), now: 56 });
+        let garbage: [&[u8]; 5] =
+            [b"", b"\xff\xfe\0", b"anon: many\nfile -3\n", b"anon 99999999999999999999999\n4/x", b"\n\n\n"];
+        for (file, lost_memory, lost_processes) in
+            [("cgroup/memory.stat", true, false), ("proc/meminfo", true, false), ("proc/loadavg", false, true)]
+        {
+            // A group whose file is gone is not looked at again as what it was.
+            let mounts = Mounts::Unified(root.path().join("cgroup"));
+            let look = NodeLook {
+                reader: Some(Mutex::new(Reader::new(mounts, Arc::new(NoGroups), 0))),
+                pods: None,
+                clock: Arc::new(SystemClock),
+                root: root.path().to_owned(),
+                max_pids: 1000,
+            };
+            let expected = NodeSeen {
+                memory: memory.filter(|_| !lost_memory),
+                pods: None,
+                processes: processes.filter(|_| !lost_processes),
+            };
+            for content in garbage {
+                whole.into_iter().for_each(lay);
+                assert_eq!(look.look(), NodeSeen { memory, pods: None, processes }, "{file} is whole");
+                lay((file, content));
+                assert_eq!(look.look(), expected, "{file}: {}", content.escape_ascii());
+            }
+            std::fs::remove_file(root.path().join(file)).expect("it was there");
+            assert_eq!(look.look(), expected, "{file} is gone");
+        }
     }
 }
