@@ -23,8 +23,12 @@ const WORTH: u64 = 16;
 /// How long nothing new must have been needed.
 const CALM: Duration = Duration::from_millis(20);
 /// Work that must have been done since code was let go last, microseconds of a processor. Letting it go costs about one
-/// millisecond with all that has to be mapped again, so that is a third of all the work at most, however busy or idle.
-const WORK: u64 = 3_000;
+/// millisecond with all that has to be mapped again, so that is a tenth of all the work at most…
+const WORK: u64 = 10_000;
+/// … and a third of it where the rest of the process is large already.
+const WORK_OF_THE_LARGE: u64 = 3_000;
+/// What is large without its code, in bytes: a node of some hundred pods is not.
+const LARGE: u64 = 20 << 20;
 /// How often free pages of the heap are looked at. What is free for three seconds goes (`sys/heap.rs`), but it is seen
 /// only when memory is asked for.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -35,6 +39,8 @@ pub struct Keeper {
     /// What the process had used when code was let go last.
     page_faults: AtomicU64,
     processor: AtomicU64,
+    /// What was left of the process then, in bytes.
+    left: AtomicU64,
     worthwhile: Notify,
 }
 
@@ -49,7 +55,8 @@ impl Keeper {
     fn is_worthwhile(&self) -> bool {
         let used = heap::used();
         let since = |now: u64, then: &AtomicU64| now.saturating_sub(then.load(Ordering::Relaxed));
-        since(used.page_faults, &self.page_faults) >= WORTH && since(used.processor, &self.processor) >= WORK
+        let work = work(self.left.load(Ordering::Relaxed));
+        since(used.page_faults, &self.page_faults) >= WORTH && since(used.processor, &self.processor) >= work
     }
 
     /// Runs until stopped.
@@ -73,11 +80,17 @@ impl Keeper {
         // Told twice of the same.
         if self.is_worthwhile() {
             program::unmap_code();
+            self.left.store(program::resident(), Ordering::Relaxed);
             let used = heap::used();
             self.page_faults.store(used.page_faults, Ordering::Relaxed);
             self.processor.store(used.processor, Ordering::Relaxed);
         }
     }
+}
+
+/// The work after which code is let go again, by what was left of the process without it.
+fn work(left: u64) -> u64 {
+    if left >= LARGE { WORK_OF_THE_LARGE } else { WORK }
 }
 
 /// Waits until nothing new was needed for that long.
@@ -98,6 +111,15 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+
+    #[test]
+    fn a_large_process_lets_go_sooner() {
+        for (left, expected) in
+            [(0, WORK), (LARGE - 1, WORK), (LARGE, WORK_OF_THE_LARGE), (u64::MAX, WORK_OF_THE_LARGE)]
+        {
+            assert_eq!(work(left), expected, "{left}");
+        }
+    }
 
     #[tokio::test]
     async fn a_worker_that_waits_tells_of_a_burst_and_of_nothing_else() {

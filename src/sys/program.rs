@@ -10,6 +10,8 @@ use std::{
     num::NonZeroUsize,
 };
 
+use nix::unistd;
+
 /// Read at a time. The kernel makes up one mapping's entry for each read this small, and those behind the program's, of
 /// the whole heap among them, are made up for nobody.
 const READ: usize = 512;
@@ -32,6 +34,18 @@ pub fn unmap_code() {
         // changes nothing.
         let _done = unsafe { nix::libc::madvise(start, range.length, nix::libc::MADV_DONTNEED) };
     }
+}
+
+/// What of this process is in memory, in bytes; nothing where the kernel does not say.
+pub fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok().and_then(|text| resident_pages(&text));
+    let page = unistd::sysconf(unistd::SysconfVar::PAGE_SIZE).ok().flatten().and_then(|size| u64::try_from(size).ok());
+    pages.unwrap_or(0).saturating_mul(page.unwrap_or(4096))
+}
+
+/// The second number of `/proc/self/statm`.
+fn resident_pages(statm: &str) -> Option<u64> {
+    statm.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// The ranges of `/proc/self/smaps` that map the first file in it, which is the program, cannot be written, and hold
@@ -120,6 +134,16 @@ mod tests {
         let library = entry("5000-6000 r-xp 0 0 0 /lib/libc.so.6", 0, 0);
         assert_eq!(found(&[&*code, &data, &code, &behind, &code].concat()), [(0x1000, 0x1000); 2]);
         assert_eq!(found(&[&*code, &library].concat()), [(0x1000, 0x1000)]);
+    }
+
+    #[test]
+    fn what_is_in_memory_is_the_second_number() {
+        for (statm, expected) in
+            [("7000 1234 900 10 0 80 0\n", Some(1234)), ("7000", None), ("7000 x", None), ("", None)]
+        {
+            assert_eq!(resident_pages(statm), expected, "{statm}");
+        }
+        assert!(resident() > 1 << 20);
     }
 
     #[test]
