@@ -49,7 +49,12 @@ pub(super) async fn ask(wanted: Wanted) -> Result<ExitCode> {
             }
             Answer::Refused(why) => bail!("refused: {why}"),
             Answer::Done if wanted.cancel => break println!("Pods are admitted again"),
-            Answer::Done => break println!("Pods have been let go; none is admitted until `berth drain --cancel`"),
+            Answer::Done => {
+                println!(
+                    "Pods have been let go; none is admitted until `berth drain --cancel` or the agent is started anew"
+                );
+                break;
+            }
         }
     }
     Ok(ExitCode::SUCCESS)

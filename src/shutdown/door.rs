@@ -204,6 +204,10 @@ async fn answer(stream: UnixStream, drain: Arc<Drain>) {
             drain.begin(Cause::Asked).await;
             Answer::Done
         }
+        // Nobody waits that long, and admits pods when nobody thinks of it any more.
+        Ask::Cancel if drain.goes_on() => {
+            Answer::Refused("pods are being let go; ask again when that is over".to_owned())
+        }
         Ask::Cancel => match drain.cancel(Cause::Asked).await {
             Ok(()) => Answer::Done,
             Err(Cause::Machine) => Answer::Refused("the machine goes down".to_owned()),

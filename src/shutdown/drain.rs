@@ -1,6 +1,10 @@
 //! Lets all pods go, one class after the other. Behaviour: spec 05 §7.3-7.6.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex as Shared, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use futures::future::join_all;
 use tokio::{
@@ -30,7 +34,7 @@ const LATE: Duration = Duration::from_secs(2);
 const WRITE: Duration = Duration::from_secs(2);
 
 /// Why pods have to go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Cause {
     /// The machine goes down.
     Machine,
@@ -58,8 +62,10 @@ pub struct DrainDeps {
 pub struct Drain {
     plan: Plan,
     deps: DrainDeps,
-    /// Why the node goes down now, if it does. Held while pods are let go: nobody does that twice.
-    now: Mutex<Option<Cause>>,
+    /// Why pods have to go now, if they have: each cause is taken back for itself. Never held across an await.
+    causes: Shared<BTreeSet<Cause>>,
+    /// Whether they were let go. Held while that goes on: nobody does it twice.
+    gone: Mutex<bool>,
 }
 
 impl Drain {
@@ -76,7 +82,7 @@ impl Drain {
                 warn!(err = %error, path = %deps.file.path().display(), "When the node was last shut down is not known any more");
             }
         }
-        Self { plan, deps, now: Mutex::default() }
+        Self { plan, deps, causes: Shared::default(), gone: Mutex::default() }
     }
 
     /// How long it may take as a whole.
@@ -84,18 +90,23 @@ impl Drain {
         self.plan.total()
     }
 
-    /// Whether pods are let go, or have been.
-    pub async fn has_begun(&self) -> bool {
-        self.now.lock().await.is_some()
+    /// Whether pods are being let go right now.
+    pub fn goes_on(&self) -> bool {
+        self.gone.try_lock().is_err()
+    }
+
+    fn causes(&self) -> MutexGuard<'_, BTreeSet<Cause>> {
+        self.causes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets all pods go; admits none from now on. Who asks again while that goes on waits for it.
     pub async fn begin(&self, cause: Cause) {
-        let mut now = self.now.lock().await;
-        if now.is_some() {
+        self.causes().insert(cause);
+        let mut gone = self.gone.lock().await;
+        if *gone || !self.causes().contains(&cause) {
             return;
         }
-        *now = Some(cause);
+        *gone = true;
         info!(?cause, "Shutdown manager detected new shutdown event, isNodeShuttingDownNow");
         self.deps.events.record(Event::node_normal("Shutdown", "Shutdown manager detected shutdown event"));
         self.deps.pods.set_shutting_down(true);
@@ -113,21 +124,27 @@ impl Drain {
         info!("Shutdown manager completed processing shutdown event, node will shutdown shortly");
     }
 
-    /// The machine stays: pods are admitted again. Those that went are gone. Who asks while they go waits for it.
+    /// The cause is over: without another one pods are admitted again. Those that went are gone. Who asks while they go
+    /// waits for it.
     ///
     /// # Errors
-    /// Why the node goes down: not for this cause, so that its end is not for this one to say.
+    /// Another cause for which they have to go.
     pub async fn cancel(&self, cause: Cause) -> Result<(), Cause> {
-        let mut now = self.now.lock().await;
-        match *now {
-            None => return Ok(()),
-            Some(other) if other != cause => return Err(other),
-            Some(_) => *now = None,
+        self.causes().remove(&cause);
+        self.no_cause()?;
+        let mut gone = self.gone.lock().await;
+        self.no_cause()?;
+        if !std::mem::take(&mut *gone) {
+            return Ok(());
         }
         info!("Shutdown manager detected shutdown cancellation");
         self.deps.events.record(Event::node_normal("Shutdown", "Shutdown manager detected shutdown cancellation"));
         self.deps.pods.set_shutting_down(false);
         Ok(())
+    }
+
+    fn no_cause(&self) -> Result<(), Cause> {
+        self.causes().first().map_or(Ok(()), |cause| Err(*cause))
     }
 
     /// Ends the pods of a class, within its period; then come their last words, so that they are out before anybody
@@ -294,28 +311,58 @@ mod tests {
             "23400 written true true",
         ];
         assert_eq!(world.log(), expected);
-        drain.begin(Cause::Terminated).await;
+        drain.begin(Cause::Machine).await;
         assert_eq!(world.log(), [""; 0], "nobody goes twice");
         // AC-05-30
         assert_eq!(drain.cancel(Cause::Asked).await, Err(Cause::Machine), "it is not theirs");
-        assert!(world.log().is_empty() && drain.has_begun().await);
+        assert_eq!(world.log(), [""; 0]);
         assert_eq!(drain.cancel(Cause::Machine).await, Ok(()));
         assert_eq!(world.log(), ["23400 Shutdown manager detected shutdown cancellation", "23400 down false"]);
         assert_eq!(drain.cancel(Cause::Machine).await, Ok(()), "nothing to be cancelled");
-        assert!(world.log().is_empty() && !drain.has_begun().await);
+        assert_eq!(world.log(), [""; 0]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_bus_that_comes_back_does_not_undo_what_somebody_asked_for() {
+    async fn pods_are_admitted_again_when_no_cause_is_left() {
+        use Cause::{Asked, Machine, Terminated};
+        /// Who takes it back, and what that one is told.
+        type Told = (Cause, Result<(), Cause>);
+        let table: [(&[Cause], &[Told]); 5] = [
+            (&[Asked], &[(Machine, Err(Asked)), (Machine, Err(Asked)), (Asked, Ok(()))]),
+            (&[Asked, Machine], &[(Machine, Err(Asked)), (Asked, Ok(()))]),
+            (&[Asked, Machine], &[(Asked, Err(Machine)), (Asked, Err(Machine)), (Machine, Ok(()))]),
+            (&[Machine, Asked], &[(Machine, Err(Asked)), (Asked, Ok(()))]),
+            (&[Asked, Terminated], &[(Asked, Err(Terminated)), (Machine, Err(Terminated))]),
+        ];
+        for (begun, cancelled) in table {
+            let (world, drain) = world(vec![pod("a", 0, 5)], 0).await;
+            for cause in begun {
+                drain.begin(*cause).await;
+            }
+            world.log();
+            for (cause, expected) in cancelled {
+                assert_eq!(drain.cancel(*cause).await, *expected, "{begun:?} {cause:?}");
+                assert_eq!(world.log().len(), if expected.is_ok() { 2 } else { 0 }, "{begun:?} {cause:?}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_back_one_of_two_causes_is_told_while_pods_go() {
         let (world, drain) = world(vec![pod("a", 0, 5)], 0).await;
-        drain.begin(Cause::Asked).await;
-        world.log();
-        assert_eq!(drain.cancel(Cause::Machine).await, Err(Cause::Asked), "logind says that the machine stays");
-        drain.begin(Cause::Machine).await;
-        assert_eq!(drain.cancel(Cause::Machine).await, Err(Cause::Asked), "and that it stays after all");
-        assert_eq!(world.log(), [""; 0]);
+        let (drain, begun) = (Arc::new(drain), Instant::now());
+        let goes = tokio::spawn({
+            let drain = drain.clone();
+            async move { drain.begin(Cause::Asked).await }
+        });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(drain.goes_on());
+        assert_eq!(drain.cancel(Cause::Machine).await, Err(Cause::Asked));
+        assert_eq!(begun.elapsed(), Duration::from_secs(1), "a lock is to be had again at once");
+        goes.await.expect("ended");
+        assert!(!drain.goes_on());
         assert_eq!(drain.cancel(Cause::Asked).await, Ok(()));
-        assert_eq!(world.log().len(), 2);
+        assert_eq!(world.log().last().map(String::as_str), Some("5000 down false"));
     }
 
     #[tokio::test(start_paused = true)]
