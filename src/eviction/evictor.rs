@@ -257,7 +257,7 @@ impl Evictor {
     async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> bool {
         let event = Event::warning(pod.id(), "Evicted", verdict.message.clone());
         self.deps.events.record(event.annotated(verdict.annotations.iter().cloned()));
-        self.deps.pulse.expects(Duration::from_secs(verdict.grace.unsigned_abs()) * 2);
+        self.deps.pulse.expects(Duration::from_secs(verdict.grace.max(0).unsigned_abs()).saturating_mul(2));
         match self.deps.pods.evict(pod, verdict).await {
             Ok(()) => info!(pod = %pod.object_name(), "Eviction manager: pod is evicted successfully"),
             Err(err) => {

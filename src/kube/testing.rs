@@ -64,8 +64,16 @@ impl FakeApi {
 impl ApiClient for FakeApi {
     async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
         self.keep(&call);
-        let mut answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
-        answer(&call).map(|value| Bytes::from(value.to_string()))
+        let answer = {
+            let mut answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+            answer(&call)
+        };
+        // Who does not answer in time takes all of it.
+        if let Err(ApiError::Timeout(_)) = answer {
+            tokio::time::sleep(call.deadline).await;
+            return Err(ApiError::Timeout(call.deadline));
+        }
+        answer.map(|value| Bytes::from(value.to_string()))
     }
 
     async fn watch(&self, call: Call) -> Result<Box<dyn WatchStream>, ApiError> {

@@ -14,6 +14,11 @@ impl Beat {
         self.within(call, self.0)
     }
 
+    /// How long a step may take that asks twice.
+    pub(super) fn step(self) -> Duration {
+        self.0.saturating_mul(2)
+    }
+
     /// The same, given up earlier; the server is told the usual deadline.
     pub(super) fn within(self, call: Call, deadline: Duration) -> Call {
         call.on(Line::Heartbeat).query("timeout", text(self.0)).within(deadline.min(self.0))

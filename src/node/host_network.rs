@@ -25,6 +25,8 @@ use crate::sys::netlink::{Protocol, Socket};
 const ADDRESS_NEWS: u32 = 0x10 | 0x100;
 /// How long a name may take to resolve.
 const NAME_LIMIT: Duration = Duration::from_secs(3);
+/// How long a look at the interfaces may take: they are the kernel's, but hands may be short.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
 /// How long an answer of the resolver is taken as it is.
 const NAME_AGE: Duration = Duration::from_secs(10);
 
@@ -56,7 +58,8 @@ pub struct KernelNetwork {
 #[async_trait]
 impl HostNetwork for KernelNetwork {
     async fn look(&self) -> io::Result<Network> {
-        tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
+        let read = timeout(LOOK_LIMIT, tokio::task::spawn_blocking(read)).await;
+        read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?.map_err(io::Error::other)?
     }
 
     async fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {

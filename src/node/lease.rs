@@ -148,7 +148,7 @@ impl LeaseKeeper {
     }
 
     async fn round(&mut self) -> Round {
-        self.pulse.works();
+        self.pulse.expects(self.beat.step());
         if let Some(last) = self.last.take()
             && let Ok(round) = self.renew(last).await
         {
@@ -169,7 +169,7 @@ impl LeaseKeeper {
         self.adopt(&mut lease).await;
         let mut is_contended = false;
         for deadline in DEADLINES {
-            self.pulse.works();
+            self.pulse.expects(self.beat.step());
             let body = lease_object::renewed(&lease, &self.holder, self.clock.now());
             self.writes(body.pointer(RENEWED).cloned());
             let name = &self.holder.node;
@@ -243,7 +243,7 @@ impl LeaseKeeper {
     async fn ensure(&mut self) -> Ensured {
         let mut pause = FIRST_PAUSE;
         loop {
-            self.pulse.works();
+            self.pulse.expects(self.beat.step());
             match self.look_or_make().await {
                 Ok(ensured) => return ensured,
                 Err(err) => {

@@ -193,7 +193,7 @@ impl StatusWriter {
 
     async fn update(&mut self) -> Told {
         for attempt in 0..TRIES {
-            self.deps.pulses.status.works();
+            self.deps.pulses.status.expects(self.beat.step());
             let base = match self.base(attempt).await {
                 Ok(base) => base,
                 Err(err) if err.is_not_found() => return Told::NoNode,

@@ -70,7 +70,14 @@ async fn an_agent_is_started_anew() {
 
 #[tokio::test(start_paused = true)]
 async fn signs_of_life_are_given_whatever_the_server_says() {
-    for (lease_seconds, failures, is_gone) in [(40, 0, false), (40_000, 0, false), (40, 2000, false), (40, 0, true)] {
+    for (lease_seconds, update_seconds, failures, is_gone) in [
+        (40, 10, 0, false),
+        (40_000, 10, 0, false),
+        (40, 10, 2000, false),
+        // Each call takes longer than a task may be silent.
+        (400, 400, 200, false),
+        (40, 10, 0, true),
+    ] {
         let world = World::new();
         for line in ["PUT leases", "GET leases", "PATCH nodes/status", "GET nodes"] {
             (0..failures).for_each(|_| world.fail(line, ApiError::Timeout(Duration::from_secs(10))));
@@ -78,7 +85,8 @@ async fn signs_of_life_are_given_whatever_the_server_says() {
         let deps = world.deps();
         let pulses = deps.pulses.clone();
         let stops = Stops { work: world.stop.clone(), lease: world.stop.clone() };
-        for (_, task) in start(ClusterConfig { lease_seconds, ..config() }, deps, &stops) {
+        let update_frequency = Duration::from_secs(update_seconds);
+        for (_, task) in start(ClusterConfig { lease_seconds, update_frequency, ..config() }, deps, &stops) {
             tokio::spawn(task);
         }
         sleep(Duration::from_secs(60)).await;
@@ -88,7 +96,7 @@ async fn signs_of_life_are_given_whatever_the_server_says() {
         for minute in 0..180 {
             sleep(Duration::from_secs(60)).await;
             let silent = [&pulses.lease, &pulses.status].map(Pulse::silent_for);
-            assert_eq!(silent, [None, None], "{lease_seconds} {failures} {is_gone} {minute}");
+            assert_eq!(silent, [None, None], "{lease_seconds} {update_seconds} {failures} {is_gone} {minute}");
         }
         world.stop.cancel();
     }
