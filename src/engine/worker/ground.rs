@@ -32,14 +32,15 @@ async fn mount(context: Arc<WorkerContext>, pod: Arc<Pod>, stopping: Cancellatio
 
 impl Turn<'_> {
     /// The pod's cgroup and its volumes; `None` where what was seen is no longer so. Volumes of a pod that begins wait
-    /// for nothing that its cgroup is needed for: objects and tokens are asked for while it is made.
+    /// for nothing that its cgroup is needed for: objects and tokens are asked for while it is made, but not again and again
+    /// where it cannot be made.
     pub(super) async fn ground(
         &mut self,
         pod: &Arc<Pod>,
         observed: &Arc<ObservedPod>,
         stopping: &CancellationToken,
     ) -> Result<Option<Ground>, String> {
-        let begins = self.memory.cgroup.is_none() && observed.running().next().is_none();
+        let begins = self.memory.cgroup.is_none() && !self.memory.no_cgroup && observed.running().next().is_none();
         let mut mounting = Box::pin(mount(self.context.clone(), pod.clone(), stopping.clone()));
         let (mut early, mut making) = (None, Box::pin(self.cgroup(pod, observed)));
         let made = loop {
@@ -93,7 +94,9 @@ impl Turn<'_> {
                 return Ok(Some(parent.clone()));
             }
         }
-        match self.context.resources.ensure(pod).await {
+        let ensured = self.context.resources.ensure(pod).await;
+        self.memory.no_cgroup = ensured.is_err();
+        match ensured {
             Ok(cgroup) => {
                 self.memory.cgroup = Some(cgroup.parent.clone());
                 Ok(Some(cgroup.parent))

@@ -37,6 +37,8 @@ pub(super) struct Memory {
     pub failures: BTreeMap<String, status::StartFailure>,
     /// The pod's cgroup, once it is known to exist.
     pub cgroup: Option<String>,
+    /// Whether it could not be made when that was tried last.
+    pub no_cgroup: bool,
     /// Whether a first turn has been taken.
     pub begun: bool,
     /// Whether the pod has been seen running.
@@ -78,6 +80,7 @@ impl Memory {
             wanted: Generation::default(),
             failures: BTreeMap::new(),
             cgroup: None,
+            no_cgroup: false,
             begun: false,
             was_running: false,
             over: false,
