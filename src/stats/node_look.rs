@@ -25,6 +25,8 @@ use crate::{
 
 /// Files that stay open: those of two groups.
 const MAX_OPEN: usize = 32;
+/// Bytes that make no difference, whatever they are.
+const LITTLE: u64 = 16 << 20;
 
 /// Looks at the node.
 pub struct NodeLook {
@@ -79,9 +81,11 @@ impl NodeLook {
         });
         // Without its details the page cache would count as used: that is no observation.
         let is_told = |memory: &Memory| memory.stat != MemoryStat::default();
-        let mut groups = seen.into_iter().flatten().map(|seen: Option<Seen>| seen?.reading.memory.filter(is_told));
-        let root = groups.next().flatten().filter(|_| machine.total > 0);
-        let pods = groups.next().flatten().filter(|memory| memory.available().is_some());
+        let mut groups = seen.into_iter().flatten().map(|seen: Option<Seen>| seen?.reading.memory);
+        let root = groups.next().flatten().filter(is_told).filter(|_| machine.total > 0);
+        // A group that no pod has been in yet has none.
+        let is_told = |memory: &Memory| is_told(memory) || memory.usage < LITTLE;
+        let pods = groups.next().flatten().filter(is_told).filter(|memory| memory.available().is_some());
         let used = |memory: Memory, total| MemorySeen { total, usage: memory.usage, working_set: memory.working_set() };
         NodeSeen {
             memory: root.map(|memory| used(memory, machine.total)),
