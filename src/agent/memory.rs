@@ -12,7 +12,7 @@ use std::{
 
 use tokio::{
     sync::Notify,
-    time::{MissedTickBehavior, interval, sleep},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -22,13 +22,19 @@ use crate::sys::{heap, program};
 const WORTH: u64 = 16;
 /// How long nothing new must have been needed.
 const CALM: Duration = Duration::from_millis(20);
-/// Work that must have been done since code was let go last, microseconds of a processor. Letting it go costs about one
-/// millisecond with all that has to be mapped again, so that is a fraction of all the work…
+/// Work since code was let go last after which that is done again, microseconds of a processor. It costs some
+/// milliseconds with all that has to be mapped again: a tenth of all the work at most…
 const WORK: u64 = 40_000;
-/// … and a third of it at most where the rest of the process is large already.
-const WORK_OF_THE_LARGE: u64 = 3_000;
+/// … and more where the rest of the process is large already, or where it has been at rest for a while.
+const LITTLE_WORK: u64 = 3_000;
 /// What is large without its code, in bytes: a node of some hundred pods is not.
 const LARGE: u64 = 20 << 20;
+/// How long after a burst what came along since is let go…
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+/// … and, twice as long each time, at most: what a node at rest does needs its code, too.
+const LONGEST_PAUSE: Duration = Duration::from_secs(16);
+/// Within which so much work is a burst; a process at rest takes longer for it.
+const BURST: Duration = Duration::from_secs(4);
 /// How often free pages of the heap are looked at. What is free for three seconds goes (`sys/heap.rs`), but it is seen
 /// only when memory is asked for.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -47,15 +53,14 @@ pub struct Keeper {
 impl Keeper {
     /// To be called when a worker is about to wait. Takes one system call.
     pub fn before_waiting(&self) {
-        if self.is_worthwhile() {
+        if self.is_worthwhile(work(self.left.load(Ordering::Relaxed))) {
             self.worthwhile.notify_one();
         }
     }
 
-    fn is_worthwhile(&self) -> bool {
+    fn is_worthwhile(&self, work: u64) -> bool {
         let used = heap::used();
         let since = |now: u64, then: &AtomicU64| now.saturating_sub(then.load(Ordering::Relaxed));
-        let work = work(self.left.load(Ordering::Relaxed));
         since(used.page_faults, &self.page_faults) >= WORTH && since(used.processor, &self.processor) >= work
     }
 
@@ -63,22 +68,31 @@ impl Keeper {
     pub async fn keep_small(&self, stop: CancellationToken) {
         let mut tick = interval(PERIOD);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pause = Pause::after_burst(Instant::now());
         loop {
+            let told = tokio::select! {
+                () = stop.cancelled() => return,
+                _ = tick.tick() => {
+                    heap::give_back_what_rests();
+                    if !pause.is_over(Instant::now()) {
+                        continue;
+                    }
+                    false
+                }
+                () = self.worthwhile.notified() => true,
+            };
             tokio::select! {
                 () = stop.cancelled() => return,
-                _ = tick.tick() => heap::give_back_what_rests(),
-                () = self.worthwhile.notified() => tokio::select! {
-                    () = stop.cancelled() => return,
-                    () = self.let_go() => {}
-                },
+                () = self.let_go() => {}
             }
+            pause = pause.next(told, Instant::now());
         }
     }
 
     async fn let_go(&self) {
         until_calm().await;
-        // Told twice of the same.
-        if self.is_worthwhile() {
+        // Told twice of the same, or next to nothing came.
+        if self.is_worthwhile(LITTLE_WORK) {
             program::unmap_code();
             self.left.store(program::resident(), Ordering::Relaxed);
             let used = heap::used();
@@ -88,9 +102,34 @@ impl Keeper {
     }
 }
 
+/// When a process at rest lets code go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Pause {
+    began: Instant,
+    long: Duration,
+}
+
+impl Pause {
+    fn after_burst(now: Instant) -> Self {
+        Self { began: now, long: FIRST_PAUSE }
+    }
+
+    /// The one that begins when code was let go; `told` is whether work was the reason.
+    fn next(self, told: bool, now: Instant) -> Self {
+        if told && now - self.began < BURST {
+            return Self::after_burst(now);
+        }
+        Self { began: now, long: (self.long * 2).min(LONGEST_PAUSE) }
+    }
+
+    fn is_over(self, now: Instant) -> bool {
+        now - self.began >= self.long
+    }
+}
+
 /// The work after which code is let go again, by what was left of the process without it.
 fn work(left: u64) -> u64 {
-    if left >= LARGE { WORK_OF_THE_LARGE } else { WORK }
+    if left >= LARGE { LITTLE_WORK } else { WORK }
 }
 
 /// Waits until nothing new was needed for that long.
@@ -114,11 +153,24 @@ mod tests {
 
     #[test]
     fn a_large_process_lets_go_sooner() {
-        for (left, expected) in
-            [(0, WORK), (LARGE - 1, WORK), (LARGE, WORK_OF_THE_LARGE), (u64::MAX, WORK_OF_THE_LARGE)]
-        {
+        for (left, expected) in [(0, WORK), (LARGE - 1, WORK), (LARGE, LITTLE_WORK), (u64::MAX, LITTLE_WORK)] {
             assert_eq!(work(left), expected, "{left}");
         }
+    }
+
+    #[test]
+    fn a_process_at_rest_lets_go_more_and_more_seldom() {
+        let mut now = Instant::now();
+        let mut pause = Pause::after_burst(now);
+        // Whether work was the reason, after how many seconds, and how long the next pause is.
+        for (told, after, expected) in
+            [(false, 2, 4), (false, 4, 8), (true, 7, 16), (true, 12, 16), (true, 1, 2), (true, 3, 2), (true, 4, 4)]
+        {
+            now += Duration::from_secs(after);
+            pause = pause.next(told, now);
+            assert_eq!((pause.began, pause.long), (now, Duration::from_secs(expected)), "{told} {after}");
+        }
+        assert!(!pause.is_over(now + Duration::from_millis(3_999)) && pause.is_over(now + Duration::from_secs(4)));
     }
 
     #[tokio::test]
