@@ -25,7 +25,7 @@ const CALM: Duration = Duration::from_millis(20);
 /// Work since code was let go last after which that is done again, microseconds of a processor. It costs some
 /// milliseconds with all that has to be mapped again: a tenth of all the work at most…
 const WORK: u64 = 40_000;
-/// … and more where the rest of the process is large already, or where it has been at rest for a while.
+/// … and more where the rest of the process is large already. At rest time counts, and no work.
 const LITTLE_WORK: u64 = 3_000;
 /// What is large without its code, in bytes: a node of some hundred pods is not.
 const LARGE: u64 = 20 << 20;
@@ -83,16 +83,16 @@ impl Keeper {
             };
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = self.let_go() => {}
+                () = self.let_go(told) => {}
             }
             pause = pause.next(told, Instant::now());
         }
     }
 
-    async fn let_go(&self) {
+    async fn let_go(&self, told: bool) {
         until_calm().await;
         // Told twice of the same, or next to nothing came.
-        if self.is_worthwhile(LITTLE_WORK) {
+        if self.is_worthwhile(if told { LITTLE_WORK } else { 0 }) {
             program::unmap_code();
             self.left.store(program::resident(), Ordering::Relaxed);
             let used = heap::used();
