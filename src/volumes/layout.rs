@@ -17,7 +17,8 @@ pub const PROJECTED: &str = "kubernetes.io~projected";
 /// Directories whose volumes are ours to remove: nothing but this agent writes their roots.
 pub const OWNED: [&str; 5] = [EMPTY_DIR, DOWNWARD_API, CONFIG_MAP, SECRET, PROJECTED];
 /// All that a pod's directory has, whoever of the agent writes it. What else is in it, or beside it, is somebody else's.
-pub const PARTS: [&str; 6] = ["volumes", "volumeDevices", "volume-subpaths", "plugins", "containers", "etc-hosts"];
+pub const PARTS: [&str; 7] =
+    ["volumes", "volumeDevices", "volume-subpaths", "plugins", "containers", "etc-hosts", "userns"];
 
 /// A pod's UID cannot be the name of a directory.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

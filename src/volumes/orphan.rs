@@ -139,7 +139,13 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
 }
 
 fn is_of_a_pod(part: &Path) -> bool {
-    part.file_name().and_then(|name| name.to_str()).is_some_and(|name| PARTS.contains(&name))
+    let Some(name) = part.file_name().and_then(|name| name.to_str()) else { return false };
+    // A file that was being replaced when an agent ended (`sys/atomic_file.rs`).
+    let is_temporary = || {
+        let is_named = |rest: &str| rest.len() == 8 && rest.bytes().all(|byte| byte.is_ascii_hexdigit());
+        name.strip_prefix('.').is_some_and(is_named) && fs::symlink_metadata(part).is_ok_and(|meta| meta.is_file())
+    };
+    PARTS.contains(&name) || is_temporary()
 }
 
 /// Unmounts file systems in memory that are the root of a volume of these plugins of ours: this

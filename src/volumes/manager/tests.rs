@@ -320,7 +320,7 @@ async fn what_is_no_pods_stays_where_pods_lie() {
     // Spec 07 §5.4: user data is never deleted. Somebody's backup, and what somebody put beside the parts of a pod.
     let bench = bench();
     let foreign = ["backup/data/file", "u.old/file", "u/notes"];
-    let ours = ["u/containers/c/12345678", "u/etc-hosts"];
+    let ours = ["u/containers/c/12345678", "u/etc-hosts", "u/userns", "u/.0123abcd"];
     for path in foreign.iter().chain(&ours) {
         let path = bench.dir.path().join("pods").join(path);
         fs::create_dir_all(path.parent().expect("a parent")).expect("directories");
