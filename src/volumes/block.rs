@@ -102,6 +102,12 @@ pub async fn map(map: &Map) -> Result<PathBuf, String> {
     Ok(device)
 }
 
+/// Whether that is a pod's mark, with a device bound on it or not.
+pub fn is_mark(path: &Path) -> bool {
+    fs::symlink_metadata(path)
+        .is_ok_and(|meta| meta.file_type().is_block_device() || (meta.is_file() && meta.len() == 0))
+}
+
 fn is_device(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|meta| meta.file_type().is_block_device())
 }
@@ -113,6 +119,14 @@ fn relink(device: &Path, link: &Path) -> Result<(), String> {
     }
     gone(fs::remove_file(link)).map_err(told("removing", link))?;
     symlink(device, link).map_err(told("linking", link))
+}
+
+/// Who found the volume by its mark may not know the name of the link, which is not there then.
+fn unlink(link: &Path) -> Result<(), String> {
+    if fs::symlink_metadata(link).is_ok_and(|meta| meta.is_symlink()) {
+        gone(fs::remove_file(link)).map_err(told("removing", link))?;
+    }
+    Ok(())
 }
 
 /// Takes the device from the pod; its mark stays until it is [forgotten](forget).
@@ -131,7 +145,7 @@ pub async fn unmap(map: &Map) -> Result<(), String> {
     step::reached("block.released");
     let link = map.link.clone();
     blocking(&map.operation, move || {
-        gone(fs::remove_file(&link)).map_err(told("removing", &link))?;
+        unlink(&link)?;
         step::reached("block.unlinked");
         match unmount(&file, UnmountFlags::NOFOLLOW) {
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
@@ -184,11 +198,11 @@ pub async fn unused(operation: &Operation, global: &Path) -> Result<(), String> 
     .await
 }
 
-/// Removes the directory of all pods that had the device, with marks of those that never came to have it.
+/// Removes marks of pods that never came to have the device.
 ///
 /// # Errors
-/// It is not empty.
-pub async fn remove_dir(operation: &Operation, global: &Path) -> Result<(), String> {
+/// What stands in the way.
+pub async fn clear_marks(operation: &Operation, global: &Path) -> Result<(), String> {
     let global = global.to_owned();
     blocking(operation, move || {
         for entry in rebuild::children(&global).map_err(told("listing", &global))? {
@@ -197,9 +211,18 @@ pub async fn remove_dir(operation: &Operation, global: &Path) -> Result<(), Stri
                 gone(fs::remove_file(&entry)).map_err(told("removing", &entry))?;
             }
         }
-        gone(fs::remove_dir(&global)).map_err(told("removing", &global))
+        Ok(())
     })
     .await
+}
+
+/// Removes the directory of all pods that had the device.
+///
+/// # Errors
+/// It is not empty.
+pub async fn remove_dir(operation: &Operation, global: &Path) -> Result<(), String> {
+    let global = global.to_owned();
+    blocking(operation, move || gone(fs::remove_dir(&global)).map_err(told("removing", &global))).await
 }
 
 /// Refuses while somebody has the device open.
@@ -290,7 +313,20 @@ mod tests {
         relink(Path::new("/dev/one"), &link).expect("linked");
         relink(Path::new("/dev/two"), &link).expect("linked again");
         assert_eq!(fs::read_link(&link).expect("a link"), PathBuf::from("/dev/two"));
+        unlink(&dir.path().join("volumeDevices/p/")).expect("a directory is no link");
+        for _ in 0..2 {
+            unlink(&link).expect("it goes, and may have gone");
+            assert!(fs::symlink_metadata(&link).is_err());
+        }
         let operation = Operation::default();
+        let marks = dir.path().join("dev");
+        fs::create_dir(&marks).expect("a directory");
+        fs::write(marks.join("uid"), "").expect("a mark");
+        fs::write(marks.join("record.json"), "{}").expect("a record");
+        assert!(is_mark(&marks.join("uid")) && !is_mark(&marks.join("record.json")) && !is_mark(&marks));
+        clear_marks(&operation, &marks).await.expect("cleared");
+        assert_eq!(rebuild::children(&marks).expect("listed"), [marks.join("record.json")]);
+        clear_marks(&operation, &dir.path().join("none")).await.expect("nothing there");
         unused(&operation, &dir.path().join("none")).await.expect("nobody");
         remove_dir(&operation, &dir.path().join("none")).await.expect("nothing there");
         idle(&operation, "/dev/null").await.expect("not a block device");

@@ -6,6 +6,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::DirBuilderExt,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::Arc,
@@ -14,6 +15,7 @@ use std::{
 use tracing::warn;
 
 use super::{
+    block,
     device::{DevicePlugin, Found},
     hands::said,
     layout::{self, PodLayout},
@@ -83,13 +85,26 @@ impl Left {
                 let same = (left.mode, left.plugin.name(), &left.rebuilt.traits.volume);
                 left.pod == *pod && same == (*mode, plugin.name(), &rebuilt.traits.volume)
             };
-            let Ok(marks) = children(&plugin.map_dir(root, &rebuilt.spec)) else {
-                self.failed += 1;
-                continue;
+            let directory = plugin.map_dir(root, &rebuilt.spec);
+            let marks = match children(&directory) {
+                Ok(marks) => marks,
+                Err(error) => {
+                    warn!(path = %directory.display(), err = %error, "Could not find out which pods have a device");
+                    self.failed += 1;
+                    continue;
+                }
             };
-            for pod in marks.iter().filter_map(|mark| name_of(mark)).map(|uid| PodUid::from(uid.as_str())) {
+            // A plugin may keep a record of its own there, too.
+            let marks = marks.iter().filter(|mark| block::is_mark(mark)).filter_map(|mark| name_of(mark));
+            for pod in marks.map(|uid| PodUid::from(uid.as_str())) {
                 let Ok(layout) = PodLayout::new(root, &pod) else { continue };
                 if self.volumes.iter().all(|left| !is_known(&pod, left)) {
+                    // A pod that has no directory is one that nobody looks for.
+                    let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(layout.pod());
+                    if let Err(error) = made {
+                        warn!(podUID = %pod, err = %error, "A pod that may have a device cannot be looked for");
+                        self.failed += 1;
+                    }
                     let path = layout.device(&plugin.name().replace('/', "~"), &rebuilt.spec.directory());
                     let (plugin, rebuilt) = (plugin.clone(), rebuilt.clone());
                     found.push(Leftover { plugin, pod, path, mode: *mode, rebuilt });
@@ -185,10 +200,12 @@ mod tests {
         fs::create_dir_all(&marks).expect("directories");
         assert!(scan(root.path(), &plugins).expect("read").volumes.is_empty());
         fs::write(marks.join("u"), "").expect("a mark");
+        fs::write(marks.join("record.json"), "{}").expect("no mark");
         let left = scan(root.path(), &plugins).expect("read");
         let found: Vec<_> = left.volumes.iter().map(|one| (one.pod.as_str(), one.mode, one.path.clone())).collect();
         let link = root.path().join("pods/u/volumeDevices/kubernetes.io~fake/pv");
         assert_eq!((found, left.staged.len(), left.failed), (vec![("u", Mode::Block, link)], 1, 0));
+        assert!(root.path().join("pods/u").is_dir(), "somebody looks for it");
     }
 
     #[test]

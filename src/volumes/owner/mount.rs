@@ -1,6 +1,6 @@
 //! The operations on a volume, step by step, with what is told of each. Behaviour: spec 07 §4.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use tokio::time::timeout;
@@ -103,6 +103,11 @@ impl Owner {
             Ok(published) => self.keep(pod, published).await,
             Err(e) => {
                 self.state.happened(&Happened::NotPublished(pod.clone(), e.class));
+                let is_absent = self.state.pods.get(pod).is_none_or(|own| own.presence == Presence::Absent);
+                if usage.mode == Mode::Block && is_absent && self.unmark(board, &usage).await.is_err() {
+                    // A device is bound there, from an attempt before: it has to be undone.
+                    self.state.happened(&Happened::NotPublished(pod.clone(), Class::Uncertain));
+                }
                 tell_of_mismatch(board, &usage, &e);
                 return Err(fails(publish_step, reason, &e));
             }
@@ -147,18 +152,29 @@ impl Owner {
         Ok(usage)
     }
 
-    async fn publish(&self, board: &Board, usage: &Usage) -> Result<Published, OpError> {
-        if usage.mode == Mode::Filesystem {
-            return self.within(&usage.operation, self.plugin.publish(usage)).await;
-        }
-        let map = block::Map {
-            device: Default::default(),
+    /// Forgets that a pod may come to have the device, which it did not.
+    async fn unmark(&self, board: &Board, usage: &Usage) -> Result<(), OpError> {
+        let map = self.map(board, usage);
+        self.within(&usage.operation, async { block::forget(&map).await.map_err(OpError::uncertain) }).await
+    }
+
+    fn map(&self, board: &Board, usage: &Usage) -> block::Map {
+        block::Map {
+            device: PathBuf::new(),
             global: self.plugin.map_dir(&board.deps.root, &usage.spec),
             pod: usage.pod.uid().clone(),
             link: usage.target.clone(),
             operation: usage.operation.clone(),
-        };
-        self.within(&usage.operation, async { block::mark(&map).await.map_err(OpError::failed) }).await?;
+        }
+    }
+
+    async fn publish(&self, board: &Board, usage: &Usage) -> Result<Published, OpError> {
+        if usage.mode == Mode::Filesystem {
+            return self.within(&usage.operation, self.plugin.publish(usage)).await;
+        }
+        let map = self.map(board, usage);
+        // Nothing was done: that says nothing of an attempt before this one.
+        self.within(&usage.operation, async { block::mark(&map).await.map_err(OpError::transient) }).await?;
         let published = self.within(&usage.operation, self.plugin.publish(usage)).await?;
         if published.path.as_os_str().is_empty() {
             return Err(OpError::uncertain("device path of the volume is empty"));
@@ -247,6 +263,8 @@ impl Owner {
         let undone = self.within(operation, async {
             if mode == Mode::Block {
                 block::unused(operation, &global).await.map_err(OpError::failed)?;
+                // Nobody has it: what a plugin has to be empty for it must not hold marks of those who never came to it.
+                block::clear_marks(operation, &global).await.map_err(OpError::uncertain)?;
             }
             self.plugin.unstage(&removal).await?;
             if mode == Mode::Block {

@@ -229,6 +229,8 @@ impl Owner {
                 grown_to: 0,
             });
             held.spec = desire.usage.spec.clone();
+            // What was found by its mark alone may not have told where the pod has it.
+            held.target.clone_from(&desire.usage.target);
             if let Some(own) = self.state.pods.get_mut(&pod) {
                 own.label.clone_from(&desire.usage.label);
                 own.is_stale |= desire.traits.republishes && held.turn < desire.turn;
