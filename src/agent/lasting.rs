@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tracing::error;
 
-use crate::volumes::said;
+use crate::sys::panics::said;
 
 /// All tasks of the agent. Cheap to share.
 #[derive(Clone, Debug, Default)]

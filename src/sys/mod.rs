@@ -31,6 +31,7 @@ pub mod net_namespace;
 pub mod netlink;
 pub mod oom_events;
 pub mod open_files;
+pub mod panics;
 pub mod privileges;
 #[allow(unsafe_code, reason = "unmapping has no safe interface")]
 pub mod program;

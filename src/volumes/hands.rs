@@ -4,9 +4,11 @@
 //! volumes together take no more threads than these: logs, exec and all else of the agent go on with the others.
 //! Behaviour: spec 07 §17.
 
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
+
+use crate::sys::panics::said;
 
 /// Threads for all volumes of the node: two thirds of the blocking pool.
 pub const THREADS: usize = 32;
@@ -64,13 +66,6 @@ impl Hands {
             HandError::Aborted(cause)
         })
     }
-}
-
-/// What a panic said.
-pub fn said(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    text.map_or_else(|| "panic".to_owned(), |text| format!("panic: {text}"))
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ pub use device::{
     Class, DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage,
 };
 pub use fc::FcPlugin;
-pub use hands::{THREADS, said};
+pub use hands::THREADS;
 pub use iscsi::IscsiPlugin;
 pub use labels::Labels;
 pub use layout::PodLayout;

@@ -17,12 +17,11 @@ use tracing::warn;
 use super::{
     block,
     device::{DevicePlugin, Found},
-    hands::said,
     layout::{self, PodLayout},
     owner::{Leftover, Staged},
     spec::Mode,
 };
-use crate::pod::PodUid;
+use crate::{pod::PodUid, sys::panics::said};
 
 /// What was found.
 #[derive(Default)]

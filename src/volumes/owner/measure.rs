@@ -17,10 +17,10 @@ use super::{
 use crate::{
     engine::ports::{ClaimedVolume, Event, Fullness},
     pod::PodUid,
+    sys::panics::said,
     volumes::{
         claims,
         device::{DevicePlugin, OpError, Usage},
-        hands::said,
         operation::Operation,
     },
 };

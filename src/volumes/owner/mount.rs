@@ -13,11 +13,11 @@ use super::{
 use crate::{
     engine::ports::{Event, EventKind},
     pod::{PodUid, node_selector},
+    sys::panics::said,
     volumes::{
         block,
         device::{Class, OpError, Published, Removal, Trouble, Usage},
         expand,
-        hands::said,
         operation::Operation,
         spec::{Mode, VolumeSpec},
     },

@@ -24,9 +24,10 @@ use crate::{
     engine::ports::{Attached, Event},
     metrics::{Operated, StorageOperation, World},
     pod::PodUid,
+    sys::panics::said,
     volumes::{
         device::{DevicePlugin, Published, Rebuilt, Traits},
-        hands::{Hands, said},
+        hands::Hands,
         operation::Operation,
         spec::{Mode, UniqueName, VolumeSpec},
         turns::Lane,
