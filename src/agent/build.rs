@@ -327,6 +327,10 @@ async fn assemble(
         },
     );
     base.tasks.spawn(surveyors.run(base.stop.child_token()));
+    if loaded.gates.enabled("CSIVolumeHealth") {
+        let (provider, stop) = (statistics.provider(), base.stop.child_token());
+        base.tasks.spawn(async move { provider.ask_of_claims_now_and_then(stop).await });
+    }
     let acting = eviction::ActParts { engine: &engine, allocations, statistics: &statistics, runtime, images };
     eviction::act(base, eviction, acting);
     let cri = connection.runtime.clone();

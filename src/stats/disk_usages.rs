@@ -9,6 +9,9 @@ use std::{
     time::Duration,
 };
 
+use rand::Rng;
+use tokio_util::sync::CancellationToken;
+
 use super::{
     disk::Usage,
     pods::{ShownContainer, ShownPod},
@@ -57,6 +60,21 @@ pub fn targets<'a>(
         }
     }
     found
+}
+
+impl StatsProvider {
+    /// Asks how volumes behind claims are, until stopped: a node that nobody scrapes has to notice those that are not
+    /// well, too. Spec 04b §7.2, 05 §10.
+    pub async fn ask_of_claims_now_and_then(&self, stop: CancellationToken) {
+        let Some(period) = self.inner.volume_period() else { return };
+        loop {
+            let pause = period.mul_f64(rand::rng().random_range(1.0..2.0));
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => self.inner.ask_of_claims(),
+            }
+        }
+    }
 }
 
 impl DiskUsages for StatsProvider {

@@ -410,6 +410,18 @@ impl Inner {
         running.map(|pod| (self.deps.directories.of(&pod.id), pod)).map(|(places, pod)| (pod, places)).collect()
     }
 
+    /// Asks how full volumes behind claims are, as far as that is not known well enough.
+    pub(super) fn ask_of_claims(&self) {
+        let pods = self.running();
+        let targets = targets(pods.iter().map(|(pod, places)| (pod, places)), self.config.volume_period);
+        self.survey_of_claims.ask(targets.claimed);
+    }
+
+    /// How old what is known of volumes may become; `None` where nobody looks at them.
+    pub(super) fn volume_period(&self) -> Option<Duration> {
+        self.config.volume_period
+    }
+
     /// Directories that were measured longer ago than `age` are measured, as far as they take no longer than a moment.
     pub(super) async fn remeasure(&self, age: Duration) {
         let (pods, period) = (self.running(), self.config.volume_period.map(|period| period.min(age)));

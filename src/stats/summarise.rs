@@ -284,7 +284,7 @@ fn volumes(inputs: &Inputs<'_>, places: Option<&PodPlaces>) -> Vec<VolumeStats> 
             inodes: known(stats.inodes),
             ..stats
         };
-        VolumeStats { name: place.name.clone(), claim: place.claim.clone(), fs }
+        VolumeStats { name: place.name.clone(), claim: place.claim.clone(), fs, is_abnormal: measured.is_abnormal }
     };
     let mut volumes: Vec<VolumeStats> = measured.map(volume).collect();
     volumes.sort_by(|a, b| a.name.cmp(&b.name));

@@ -176,6 +176,8 @@ pub struct VolumeStats {
     pub claim: Option<(String, String)>,
     /// What it takes.
     pub fs: FsStats,
+    /// Whether something is wrong with it, where somebody says.
+    pub is_abnormal: Option<bool>,
 }
 
 /// What the runtime tells of one container.

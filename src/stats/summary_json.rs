@@ -204,6 +204,11 @@ fn volume(json: &mut Json, volume: &VolumeStats) {
         json.text("namespace", namespace);
         json.close(b'}');
     });
+    json.member("volumeHealthStats", volume.is_abnormal, |json, is_abnormal| {
+        json.open(b'{');
+        json.truth("abnormal", is_abnormal);
+        json.close(b'}');
+    });
     json.close(b'}');
 }
 
@@ -272,6 +277,11 @@ impl Json {
             self.key(key);
             super::page::push_integer(&mut self.out, value);
         }
+    }
+
+    fn truth(&mut self, key: &str, value: bool) {
+        self.key(key);
+        self.out.extend_from_slice(if value { b"true" } else { b"false" });
     }
 
     fn wall(&mut self, key: &str, at: WallNs) {
@@ -380,6 +390,9 @@ mod tests {
         assert_eq!(keys(&document["node"]), "nodeName systemContainers startTime cpu memory fs runtime rlimit swap");
         assert_eq!(keys(&pod["containers"][0]), "name startTime cpu memory rootfs logs swap");
         assert_eq!(pod["volume"][1]["pvcRef"], serde_json::json!({"name": "claim", "namespace": "default"}));
+        // Of a volume of whose health nobody says anything nothing is said.
+        assert!(pod["volume"][0].get("volumeHealthStats").is_none());
+        assert_eq!(pod["volume"][1]["volumeHealthStats"], serde_json::json!({"abnormal": true}));
         assert_eq!(pod["network"]["name"], "eth0");
         assert_eq!(document["node"]["rlimit"]["maxpid"], 4096);
         // AC-04b-M6: without a limit nothing is said to be available

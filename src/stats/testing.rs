@@ -124,7 +124,7 @@ pub fn summary(depth: Depth, change: impl Fn(&mut Snapshot, &mut RuntimeReport))
         ("/logs/main".into(), measured(10, 2)),
         ("/hosts".into(), measured(100, 1)),
         ("/v/cache".into(), Measured { filesystem: Some(disk), ..measured(1000, 4) }),
-        ("/v/data".into(), measured(5000, 9)),
+        ("/v/data".into(), Measured { is_abnormal: Some(true), ..measured(5000, 9) }),
     ]);
     build(&Inputs {
         form: if depth == Depth::Core { Form::Short } else { Form::Full },

@@ -3,7 +3,7 @@
 
 use std::{fs, path::PathBuf, process::Command, sync::Arc};
 
-use berth::sys::step;
+use berth::{proto::csi::node_service_capability::rpc::Type as Capability, sys::step};
 use serde_json::{Value, json};
 
 use crate::{
@@ -203,6 +203,34 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
         })
         .await;
     drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_that_is_not_well_is_told_of_though_nobody_scrapes() {
+    // Spec 05 §10, 04b §7.2, 07 §12.8
+    if skips("a_volume_that_is_not_well_is_told_of_though_nobody_scrapes") {
+        return;
+    }
+    let mut storage = Storage::new(false).await;
+    let config = json!({"featureGates": {"CSIVolumeHealth": true}, "volumeStatsAggPeriod": "1s"});
+    storage.world.home = storage.world.home.with(config);
+    storage.driver.nature(|nature| {
+        nature.can.push(Capability::VolumeCondition);
+        nature.condition = Some((true, "a disk is broken".to_owned()));
+    });
+    let world = &storage.world;
+    let agent = world.start().await;
+    storage.plugin.registered().await;
+    storage.run("holder");
+    world.until_ready(&agent, "holder").await;
+    world.until_event(&agent, "VolumeConditionAbnormal", "Volume disk: a disk is broken").await;
+    let line = format!(
+        "kubelet_volume_stats_health_status_abnormal{{namespace=\"{NAMESPACE}\",persistentvolumeclaim=\"claim\"}} 1\n"
+    );
+    agent.until(&line, async || agent.metrics().await.contains(&line)).await;
+    storage.driver.nature(|nature| nature.condition = None);
+    let line = line.replace(" 1\n", " 0\n");
+    agent.until(&line, async || agent.metrics().await.contains(&line)).await;
 }
 
 /// Nobody waits two minutes for the attachment here: another volume of the pod fails at once, and with it the wait for

@@ -1,6 +1,6 @@
 //! What a driver is asked for a volume, from stage to unstage. Spec 07 §12.3-12.8.
 
-use std::{fs, os::unix::fs::MetadataExt};
+use std::{fs, os::unix::fs::MetadataExt, time::Duration};
 
 use berth::{
     engine::ports::Condition,
@@ -312,9 +312,12 @@ async fn a_driver_says_whether_a_volume_is_well() {
     assert_eq!(told.condition, None, "a driver that does not say that it can say is not heard");
     unmount(&world.csi, &usage).await;
     drop(plugin);
-    while world.drivers.get(DRIVER).is_ok() {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    let gone = async {
+        while world.drivers.get(DRIVER).is_ok() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), gone).await.expect("the driver goes with its plugin");
     driver.nature(|nature| nature.can.push(Capability::VolumeCondition));
     let again = Plugin::csi(&world.socket(DRIVER), DRIVER, &driver.endpoint, &["1.9.0"]);
     again.registered().await;
@@ -325,6 +328,10 @@ async fn a_driver_says_whether_a_volume_is_well() {
         assert_eq!(told.condition, Some(Condition { is_abnormal, message: message.to_owned() }));
         assert_eq!(told.capacity, 1000);
     }
+    driver.nature(|nature| nature.condition = None);
+    let told = world.csi.fullness(&usage, &path).await.expect("told");
+    let well = Condition { is_abnormal: false, message: String::new() };
+    assert_eq!(told.condition, Some(well), "who can say and does not has nothing to complain of");
     unmount(&world.csi, &usage).await;
 }
 

@@ -43,10 +43,10 @@ impl Csi {
         if told.usage.is_empty() {
             return Err(OpError::failed(format!("{PLUGIN}: failed to get usage from the answer: usage is missing")));
         }
-        let condition = told.volume_condition.filter(|_| self.deps.asks_health && ready.can.knows_health);
-        let condition = condition.map(|condition| Condition {
-            is_abnormal: condition.abnormal,
-            message: cut_at_char(&condition.message, TOLD).to_owned(),
+        // Who can say and does not means that all is well.
+        let condition = (self.deps.asks_health && ready.can.knows_health).then(|| {
+            let condition = told.volume_condition.unwrap_or_default();
+            Condition { is_abnormal: condition.abnormal, message: cut_at_char(&condition.message, TOLD).to_owned() }
         });
         Ok(Fullness { condition, ..full(&volume.driver, &told.usage) })
     }
