@@ -1,8 +1,8 @@
 //! Opens the volumes, and what passes between them and the node's object.
 
-use std::{collections::BTreeSet, fs::DirBuilder, os::unix::fs::DirBuilderExt, path::Path, sync::Arc};
+use std::{collections::BTreeSet, fs::DirBuilder, os::unix::fs::DirBuilderExt, path::Path, sync::Arc, time::Duration};
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 use tracing::warn;
 
 use super::{
@@ -28,6 +28,8 @@ const ON_DISK: &str = "The tmpfs noswap option is not supported. Memory-backed v
 
 /// The label of directories that are shared with drivers in containers (spec 07 §1).
 const SHARED_LABEL: &str = "system_u:object_r:container_file_t:s0";
+/// How long the start waits for labels of directories that may lie anywhere.
+const LABELLED: Duration = Duration::from_secs(10);
 
 /// Which volumes are in use, and which of them the API server knows of (spec 07 §5.3).
 #[derive(Default)]
@@ -114,7 +116,11 @@ async fn labels(loaded: &Loaded, base: &Base, root: &Path) -> Option<Labels> {
         }
         selinux::file_context()
     };
-    let context = tokio::task::spawn_blocking(look).await.ok().flatten()?;
+    let context = timeout(LABELLED, tokio::task::spawn_blocking(look)).await;
+    if context.is_err() {
+        warn!(limit = ?LABELLED, "SELinux does not answer: volumes are not mounted with labels");
+    }
+    let context = context.ok()?.ok().flatten()?;
     let policy = Policy::new(&context, loaded.gates.enabled("SELinuxMount"))?;
     Some(Labels::new(policy, SelinuxMetrics::new(&base.registry)))
 }
