@@ -184,7 +184,7 @@ async fn assemble(
     let (node, facts) = watch::channel(Arc::new(facts));
     let (objects, beside) = standalone_objects::open(cluster.as_ref())?;
     let status = Arc::new(StatusManager::new(base.statuses.clone()));
-    let probes = probes::open(base, &root, connection.runtime.clone(), status.clone()).await?;
+    let probes = probes::open(base, &root, connection, status.clone()).await?;
 
     let (resources, user_namespaces) = open_resources(loaded, base, machine, info).await?;
 

@@ -23,8 +23,8 @@ const WORTH: u64 = 16;
 /// How long nothing new must have been needed.
 const CALM: Duration = Duration::from_millis(20);
 /// Work since code was let go last after which that is done again, microseconds of a processor. It costs some
-/// milliseconds with all that has to be mapped again: a tenth of all the work at most…
-const WORK: u64 = 40_000;
+/// milliseconds with all that has to be mapped again: a thirtieth of all the work at most…
+const WORK: u64 = 120_000;
 /// … and more where the rest of the process is large already. At rest time counts, and no work.
 const LITTLE_WORK: u64 = 3_000;
 /// What is large without its code, in bytes: a node of some hundred pods is not.

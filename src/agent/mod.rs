@@ -15,6 +15,7 @@ mod life;
 pub mod logging;
 mod memory;
 mod oom;
+mod own_thread;
 mod pages;
 mod probes;
 mod process;

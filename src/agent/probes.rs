@@ -11,10 +11,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     build::{Base, BuildError, wrong},
+    own_thread::OwnThread,
     state_file::DiskStateFile,
 };
 use crate::{
-    cri::RuntimeService,
+    cri::Connection,
     engine::{
         Command,
         ports::{Clock, ProbedPods, ProbedStatus},
@@ -37,17 +38,18 @@ pub(super) struct Probes {
 /// Starts the tasks of probes; nothing is probed before a pod's worker says so.
 ///
 /// # Errors
-/// TLS cannot be set up.
+/// TLS cannot be set up, or there is no thread for them.
 pub(super) async fn open(
     base: &Base,
     root: &Path,
-    runtime: Arc<dyn RuntimeService>,
+    connection: &Connection,
     statuses: Arc<StatusManager>,
 ) -> Result<Probes, BuildError> {
     let registry = Registry::new();
     let woken = Arc::<Woken>::default();
+    let own = OwnThread::new(probes::LOOKUPS).map_err(wrong)?;
     let deps = probes::Deps {
-        asker: Arc::new(Handlers::new(runtime).map_err(wrong)?),
+        asker: Arc::new(own.make(|| Handlers::new(connection.another_runtime())).map_err(wrong)?),
         pods: Arc::new(Board { statuses, clock: base.clock.clone(), woken: woken.clone() }),
         events: base.events.clone(),
         clock: base.clock.clone(),
@@ -57,7 +59,7 @@ pub(super) async fn open(
     };
     let file = Arc::new(DiskStateFile::new(root.join("probe_results_state")));
     let (manager, probing, saving) = probes::open(deps, file, base.stop.child_token()).await;
-    base.tasks.spawn(probing);
+    base.tasks.spawn(own.run("berth-probes", probing).map_err(wrong)?);
     base.tasks.spawn(saving);
     Ok(Probes { manager, registry, woken })
 }

@@ -77,6 +77,8 @@ pub struct Connection {
     pub images: Arc<ImageClient>,
     pub(super) runtime_place: Place,
     pub(super) image_place: Place,
+    caller: Caller,
+    list_streaming: bool,
 }
 
 /// Prepares the clients; registers the metrics of runtime operations.
@@ -102,13 +104,22 @@ fn between(runtime_place: Place, image_place: Place, config: &CriConfig, registr
     let caller = Caller { timeout: config.request_timeout, metrics: Arc::new(RuntimeOperations::new(registry)) };
     Connection {
         runtime: Arc::new(RuntimeClient::new(runtime_place.channel(), caller.clone(), config.list_streaming)),
-        images: Arc::new(ImageClient::new(image_place.channel(), caller, config.list_streaming)),
+        images: Arc::new(ImageClient::new(image_place.channel(), caller.clone(), config.list_streaming)),
         runtime_place,
         image_place,
+        caller,
+        list_streaming: config.list_streaming,
     }
 }
 
 impl Connection {
+    /// Another client with a channel of its own, whose tasks run where this is called. Its calls are counted with all
+    /// others, but do not take turns with them.
+    pub fn another_runtime(&self) -> Arc<RuntimeClient> {
+        let channel = self.runtime_place.channel();
+        Arc::new(RuntimeClient::new(channel, self.caller.clone(), self.list_streaming))
+    }
+
     /// Another channel to the runtime's socket, for services beside the CRI (containerd's own
     /// events). Connects when it is first used, and again when it must.
     pub fn runtime_channel(&self) -> Channel {

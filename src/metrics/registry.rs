@@ -21,7 +21,7 @@ pub enum Stability {
 }
 
 impl Stability {
-    fn help(self, text: &str) -> String {
+    pub(super) fn help(self, text: &str) -> String {
         match self {
             Self::Alpha => format!("[ALPHA] {text}"),
             Self::Beta => format!("[BETA] {text}"),

@@ -108,7 +108,7 @@ impl Handlers {
         if let Some(action) = &probe.tcp_socket {
             let port = target::port(&action.port, container)?;
             let host = action.host.as_deref().filter(|h| !h.is_empty()).or(ip).ok_or(target::NO_ADDRESS)?;
-            return Ok(match self.dialler.tcp(host, port, Instant::now() + timeout).await {
+            return Ok(match self.dialler.knock(host, port, Instant::now() + timeout).await {
                 Ok(_) => Outcome::Success,
                 Err(error) => Outcome::Failure(error.text),
             });
@@ -117,7 +117,7 @@ impl Handlers {
             let port = target::port_number(i64::from(action.port))?;
             let service = action.service.as_deref().unwrap_or_default();
             let host = ip.ok_or(target::NO_ADDRESS)?;
-            return Ok(grpc::probe(&self.dialler, host, port, service, timeout).await);
+            return Ok(Box::pin(grpc::probe(&self.dialler, host, port, service, timeout)).await);
         }
         Err("missing probe handler".to_owned())
     }

@@ -9,6 +9,11 @@ use std::{
     sync::Arc,
 };
 
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{AddressFamily, SocketFlags, SocketType, socket_with},
+};
 use rustls::{ClientConfig, crypto::ring, pki_types::ServerName};
 use tokio::{
     net::TcpStream,
@@ -21,7 +26,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::sys::any_certificate::AnyCertificate;
 
 /// Names that are looked up at a time: a lookup that hangs cannot be called off.
-const LOOKUPS: usize = 16;
+pub const LOOKUPS: usize = 16;
 
 /// Dials what is probed.
 pub struct Dialler {
@@ -62,14 +67,22 @@ impl Dialler {
     /// # Errors
     /// None does in time.
     pub async fn tcp(&self, host: &str, port: u16, deadline: Instant) -> Result<TcpStream, DialError> {
+        let connected = self.knock(host, port, deadline).await?.followed();
+        let stream = connected.map_err(|error| DialError { text: words(&error), is_timeout: false })?;
+        // It only makes the probe a little slower.
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+
+    /// As [`Dialler::tcp`], for those who only want to know whether they could.
+    ///
+    /// # Errors
+    /// None does in time.
+    pub async fn knock(&self, host: &str, port: u16, deadline: Instant) -> Result<Connected, DialError> {
         let mut failed = None;
         for address in self.addresses(host, port, deadline).await? {
-            match timeout_at(deadline, TcpStream::connect(address)).await {
-                Ok(Ok(stream)) => {
-                    // It only makes the probe a little slower.
-                    let _ = stream.set_nodelay(true);
-                    return Ok(stream);
-                }
+            match timeout_at(deadline, connect(address)).await {
+                Ok(Ok(connected)) => return Ok(connected),
                 Ok(Err(error)) => {
                     let text = format!("dial tcp {address}: connect: {}", words(&error));
                     failed.get_or_insert(DialError { text, is_timeout: false });
@@ -116,6 +129,45 @@ impl Dialler {
         let found = timeout_at(deadline, lookup).await.map_err(late)?;
         found.map_err(|_| DialError { text: no_such_host(host), is_timeout: false })
     }
+}
+
+/// A connection, with which the runtime may not have been bothered yet.
+pub enum Connected {
+    /// It was there at once.
+    AtOnce(std::net::TcpStream),
+    /// It was waited for.
+    Later(TcpStream),
+}
+
+impl Connected {
+    /// To be read and written.
+    fn followed(self) -> io::Result<TcpStream> {
+        match self {
+            Self::AtOnce(stream) => TcpStream::from_std(stream),
+            Self::Later(stream) => Ok(stream),
+        }
+    }
+}
+
+/// Connects. A pod of this node has answered before the kernel returns: then there is nothing to wait for, and most
+/// probes are of such.
+async fn connect(address: SocketAddr) -> io::Result<Connected> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    // A signal may come in between: then it is waited for.
+    let is_decided = poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&Timespec::default())).is_ok_and(|n| n > 0);
+    let stream = std::net::TcpStream::from(socket);
+    if is_decided {
+        return stream.take_error()?.map_or(Ok(Connected::AtOnce(stream)), Err);
+    }
+    let stream = TcpStream::from_std(stream)?;
+    stream.writable().await?;
+    stream.take_error()?.map_or(Ok(Connected::Later(stream)), Err)
 }
 
 fn no_such_host(host: &str) -> String {

@@ -82,11 +82,15 @@ async fn exchange(dialler: &Dialler, ask: HttpAsk, host: &str, deadline: Instant
     };
     let port = ask.url.dialled_port();
     if ask.url.scheme == "https" {
-        let stream = dialler.tls(&ask.url.host, port, deadline).await.map_err(dialled)?;
-        if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
-            return over_http2(stream, ask, host, deadline).await;
-        }
-        return over_http1(stream, ask, host, deadline).await;
+        // What is large is not carried about by all who do not need it.
+        let secure = async {
+            let stream = dialler.tls(&ask.url.host, port, deadline).await.map_err(dialled)?;
+            if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+                return over_http2(stream, ask, host, deadline).await;
+            }
+            over_http1(stream, ask, host, deadline).await
+        };
+        return Box::pin(secure).await;
     }
     let stream = dialler.tcp(&ask.url.host, port, deadline).await.map_err(dialled)?;
     over_http1(stream, ask, host, deadline).await

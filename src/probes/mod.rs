@@ -36,6 +36,7 @@ mod turn;
 mod url;
 
 pub use attempt::Handlers;
+pub use dial::LOOKUPS;
 pub use history::{History, Run};
 pub use manager::{Manager, open};
 pub use owner::Deps;

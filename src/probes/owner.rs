@@ -3,20 +3,31 @@
 //! ```text
 //!  orders ──────────┐                    ┌─► results, status, events, metrics
 //!  wheel: a moment ─┼─► Turn (pure) ─────┤
-//!  an attempt ended ┘                    └─► a task for an attempt, at most one per probe
+//!  an attempt ended ┘                    └─► an attempt, at most one per probe
 //! ```
 //!
-//! An attempt is a task that ends with its probe; while it is under way its probe has no next moment. Moments that have
-//! passed are dropped. Behaviour: spec 05 §1.2.
+//! An attempt ends with its probe; while it is under way its probe has no next moment. Moments that have passed are
+//! dropped. Behaviour: spec 05 §1.2.
+//!
+//! What a probe costs a node at rest is above all waking up for it. So the moments of all probes lie on common marks
+//! ([`MARKS`]), and attempts are polled by this task instead of being tasks of their own that other threads take.
 
-use std::{collections::HashMap, future::poll_fn, sync::Arc, time::Duration};
-
-use rand::Rng;
-use tokio::{
-    sync::mpsc,
-    task::{AbortHandle, JoinError, JoinSet},
-    time::Instant,
+use std::{
+    collections::HashMap,
+    future::poll_fn,
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
 };
+
+use futures::{
+    FutureExt, StreamExt,
+    future::{AbortHandle, Abortable, BoxFuture},
+    stream::FuturesUnordered,
+};
+use rand::Rng;
+use tokio::{sync::mpsc, time::Instant};
 use tokio_util::{
     sync::CancellationToken,
     time::{DelayQueue, delay_queue},
@@ -34,14 +45,21 @@ use super::{
 };
 use crate::{
     engine::ports::{Clock, Event, EventSink, ProbeResult, ProbedPods, Pulse},
-    metrics::{ProbeMetrics, ProbedContainer},
+    metrics::{ProbeCounter, ProbeMetrics, ProbedContainer},
     pod::{ContainerKind, Pod, PodUid, api},
+    sys::panics::said,
 };
 
 /// What is asked for out of turn is asked for at most so often.
 const BETWEEN_ASKED: Duration = Duration::from_secs(1);
 /// What an earlier agent learnt of containers that nobody has begun to probe by then is forgotten.
 const RESTORED_FOR: Duration = Duration::from_secs(600);
+/// A period has so many marks, common to all probes…
+const MARKS: u32 = 20;
+/// … and they are at most so far apart. By so much is a probe's first period, and no other, longer than declared.
+const BETWEEN_MARKS: Duration = Duration::from_secs(1);
+/// How far marks are off the agent's start: much of what it does every second or minute it does on whole ones.
+const OFF_THE_SECOND: Duration = Duration::from_millis(170);
 
 /// What the task is told.
 #[derive(Debug)]
@@ -74,11 +92,12 @@ pub struct Deps {
 
 /// One probe.
 struct Probe {
+    counter: ProbeCounter,
     pod: Arc<Pod>,
     container: Arc<str>,
     place: ContainerKind,
     turn: Turn,
-    /// Its moments are whole periods after this.
+    /// Its moments are this one and whole periods after it.
     base: Instant,
     timer: Option<delay_queue::Key>,
     attempt: Option<(AbortHandle, Instant)>,
@@ -88,7 +107,8 @@ struct Probe {
 }
 
 type ProbeId = u64;
-type Ended = (ProbeId, Outcome);
+/// How an attempt ended: with an outcome, or with the text of its panic.
+type Ended = (ProbeId, Result<Outcome, String>);
 
 /// See the file's documentation.
 pub struct Owner {
@@ -96,11 +116,13 @@ pub struct Owner {
     results: Arc<Results>,
     known: Arc<Known>,
     begun: Instant,
+    /// The first mark.
+    marks: Instant,
     probes: HashMap<ProbeId, Probe>,
     by_pod: HashMap<PodUid, Vec<ProbeId>>,
     last_id: ProbeId,
     wheel: DelayQueue<ProbeId>,
-    attempts: JoinSet<Ended>,
+    attempts: FuturesUnordered<BoxFuture<'static, Option<Ended>>>,
 }
 
 impl Owner {
@@ -111,11 +133,12 @@ impl Owner {
             results,
             known,
             begun: Instant::now(),
+            marks: Instant::now() + OFF_THE_SECOND,
             probes: HashMap::new(),
             by_pod: HashMap::new(),
             last_id: 0,
             wheel: DelayQueue::new(),
-            attempts: JoinSet::new(),
+            attempts: FuturesUnordered::new(),
         }
     }
 
@@ -136,9 +159,13 @@ impl Owner {
                 () = stop.cancelled() => return,
                 Some(order) = orders.recv() => self.on_order(order),
                 Some((pod, container)) = asked.recv() => self.on_asked(&pod, &container),
-                Some(ended) = self.attempts.join_next(), if !self.attempts.is_empty() => self.on_ended(ended),
-                Some(due) = poll_fn(|context| self.wheel.poll_expired(context)), if !self.wheel.is_empty() => {
-                    self.on_moment(due.into_inner());
+                Some(ended) = self.attempts.next(), if !self.attempts.is_empty() => {
+                    if let Some((id, outcome)) = ended {
+                        self.on_ended(id, outcome);
+                    }
+                }
+                due = poll_fn(|context| due(&mut self.wheel, context)) => {
+                    self.on_moments(&due);
                 }
                 () = &mut restored_until, if holds_restored => {
                     holds_restored = false;
@@ -169,8 +196,10 @@ impl Owner {
             self.last_id += 1;
             ids.push(self.last_id);
             let id = self.last_id;
-            let delay = self.first_delay(&Pace::of(one.probe));
-            self.probes.insert(id, self.probe(pod, &one, Instant::now() + delay));
+            let pace = Pace::of(one.probe);
+            let (now, delay) = (Instant::now(), self.first_delay(&pace));
+            let base = if delay.is_zero() { now + pace.period } else { now + delay };
+            self.probes.insert(id, self.probe(pod, &one, mark(self.marks, base, pace.period)));
             match delay.is_zero() {
                 true => self.on_moment(id),
                 false => self.schedule(id),
@@ -185,9 +214,12 @@ impl Owner {
             is_sidecar: Pod::is_sidecar(one.container),
             agent_started: self.deps.started_at,
         };
+        let (id, container) = (pod.id(), one.container.name.as_str());
+        let labels = ProbedContainer { container, pod: &id.name, namespace: &id.namespace, uid: id.uid.as_str() };
         Probe {
+            counter: self.deps.metrics.begin(one.kind.label(), &labels),
             pod: pod.clone(),
-            container: one.container.name.as_str().into(),
+            container: container.into(),
             place: one.place,
             turn: Turn::new(fixed),
             base,
@@ -228,13 +260,22 @@ impl Owner {
         }
     }
 
+    fn on_moments(&mut self, due: &[ProbeId]) {
+        for id in due {
+            if let Some(probe) = self.probes.get_mut(id) {
+                probe.timer = None; // it is not on the wheel any more
+            }
+        }
+        due.iter().for_each(|id| self.on_moment(*id));
+    }
+
     fn on_moment(&mut self, id: ProbeId) {
         self.deps.pulse.works();
         let Some(probe) = self.probes.get_mut(&id) else { return };
-        probe.timer = None;
         let now = Instant::now();
         if std::mem::take(&mut probe.is_asked) {
-            (probe.base, probe.asked_at) = (now, Some(now));
+            let period = probe.turn.fixed().pace.period;
+            (probe.base, probe.asked_at) = (mark(self.marks, now + period, period), Some(now));
         }
         let status = self.deps.pods.status(probe.pod.uid());
         let ip = status.as_ref().and_then(|s| address(&probe.pod, &s.status));
@@ -260,28 +301,28 @@ impl Owner {
             (Next::Probe, Some(instance)) => {
                 let ask = Ask { pod, container: probe.container.clone(), kind, id: instance, ip };
                 let asker = self.deps.asker.clone();
-                let handle = self.attempts.spawn(async move { (id, attempt::result(&*asker, &ask).await) });
+                let (handle, registration) = AbortHandle::new_pair();
+                let attempt = async move { attempt::result(&*asker, &ask).await };
+                let attempt = AssertUnwindSafe(Abortable::new(attempt, registration)).catch_unwind();
+                self.attempts.push(Box::pin(attempt.map(move |ended| match ended {
+                    Ok(Ok(outcome)) => Some((id, Ok(outcome))),
+                    Ok(Err(_aborted)) => None,
+                    Err(panic) => Some((id, Err(said(&*panic)))),
+                })));
                 probe.attempt = Some((handle, now));
             }
             (Next::Probe | Next::Wait, _) => self.schedule(id),
         }
     }
 
-    fn on_ended(&mut self, ended: Result<Ended, JoinError>) {
+    fn on_ended(&mut self, id: ProbeId, ended: Result<Outcome, String>) {
         self.deps.pulse.works();
-        let (id, outcome) = match ended {
-            Ok((id, outcome)) => (id, Some(outcome)),
-            Err(failed) => {
-                let is_it = |probe: &Probe| probe.attempt.as_ref().is_some_and(|(task, _)| task.id() == failed.id());
-                let Some(id) = self.probes.iter().find(|(_, probe)| is_it(probe)).map(|(id, _)| *id) else { return };
-                error!(err = %failed, "A probe's attempt has crashed");
-                (id, None)
-            }
-        };
         let Some(probe) = self.probes.get_mut(&id) else { return };
         let begun = probe.attempt.take().map(|(_, begun)| begun);
-        if let (Some(outcome), Some(begun)) = (outcome, begun) {
-            self.take_in(id, &outcome, begun);
+        match (ended, begun) {
+            (Ok(outcome), Some(begun)) => self.take_in(id, &outcome, begun),
+            (Err(panic), _) => error!(err = panic, "A probe's attempt has crashed"),
+            (Ok(_), None) => {}
         }
         self.schedule(id);
     }
@@ -298,7 +339,7 @@ impl Owner {
         }
         let Some(result) = outcome.result() else { return };
         let took = (result == ProbeResult::Success).then(|| begun.elapsed());
-        self.deps.metrics.counted(kind.label(), &probe.labels(), took);
+        probe.counter.add(took);
         let (Some(becomes), Some(instance)) = (probe.turn.count(result), probe.turn.instance()) else { return };
         if !self.results.set(instance, kind, becomes) {
             return;
@@ -346,7 +387,6 @@ impl Owner {
         if let Some(instance) = probe.turn.instance() {
             self.results.forget(instance, probe.kind());
         }
-        self.deps.metrics.forget(probe.kind().label(), &probe.labels());
         Some(probe)
     }
 }
@@ -356,17 +396,12 @@ impl Probe {
         self.turn.fixed().kind
     }
 
-    fn labels(&self) -> ProbedContainer<'_> {
-        let pod = self.pod.id();
-        ProbedContainer { container: &self.container, pod: &pod.name, namespace: &pod.namespace, uid: pod.uid.as_str() }
-    }
-
     fn declared<'a>(&self, pod: &'a Pod) -> Option<Declared<'a>> {
         let (place, container) = pod.container(&self.container)?;
         Some(Declared { container, place, kind: self.kind(), probe: self.kind().of(container)? })
     }
 
-    /// The first whole period that is still to come, or sooner where it is asked for.
+    /// The first of its moments that is still to come, or sooner where it is asked for.
     fn next_moment(&self, now: Instant) -> Instant {
         let period = self.turn.fixed().pace.period;
         let passed = now.saturating_duration_since(self.base);
@@ -382,6 +417,24 @@ impl Probe {
         let soonest = self.asked_at.map_or(now, |at| (at + BETWEEN_ASKED).max(now));
         soonest.min(regular)
     }
+}
+
+/// The probes whose moment has come, in the order in which they began: each has the same place every time.
+fn due(wheel: &mut DelayQueue<ProbeId>, context: &mut Context<'_>) -> Poll<Vec<ProbeId>> {
+    let mut due = Vec::new();
+    while let Poll::Ready(Some(expired)) = wheel.poll_expired(context) {
+        due.push(expired.into_inner());
+    }
+    due.sort_unstable();
+    if due.is_empty() { Poll::Pending } else { Poll::Ready(due) }
+}
+
+/// The first mark that is not before `at`, of those that probes of that period have from the `first` on. A period is a
+/// whole number of marks, so what begins on one stays on them.
+fn mark(first: Instant, at: Instant, period: Duration) -> Instant {
+    let apart = (period / MARKS).min(BETWEEN_MARKS).as_nanos().max(1);
+    let passed = at.saturating_duration_since(first).as_nanos().next_multiple_of(apart);
+    first + Duration::from_nanos(passed.try_into().unwrap_or(u64::MAX))
 }
 
 /// Where a pod is asked. One in the node's network that knows no address of its own is asked on the node's.

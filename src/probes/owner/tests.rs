@@ -34,6 +34,8 @@ struct World {
     begun: Instant,
     acts: Mutex<VecDeque<Act>>,
     asked: Mutex<Vec<(u64, &'static str)>>,
+    /// … and not in whole seconds.
+    exact: Mutex<Vec<Instant>>,
     status: Mutex<Option<api::PodStatus>>,
     told: Mutex<Vec<String>>,
     file: Mutex<Option<Vec<u8>>>,
@@ -46,6 +48,7 @@ impl World {
             begun: Instant::now(),
             acts: Mutex::new(acts.into_iter().collect()),
             asked: Mutex::default(),
+            exact: Mutex::default(),
             status: Mutex::new(Some(running(true, true))),
             told: Mutex::default(),
             file: Mutex::default(),
@@ -92,6 +95,7 @@ impl Drop for Hanging {
 impl Asker for Fake {
     async fn ask(&self, ask: &Ask) -> Outcome {
         lock(&self.0.asked).push((self.0.begun.elapsed().as_secs(), ask.kind.label()));
+        lock(&self.0.exact).push(Instant::now());
         match self.0.next_act() {
             Act::Says(outcome) => outcome,
             Act::Hangs => {
@@ -165,10 +169,10 @@ impl Life {
         Self { manager, registry, stop }
     }
 
-    /// Long after the agent's start, so that nothing is spread.
+    /// Long after the agent's start, so that nothing is spread, and on a mark of all periods.
     async fn settled(world: &Arc<World>) -> Self {
         let life = Self::begin(world).await;
-        pass(3600 - world.begun.elapsed().as_secs()).await;
+        tokio::time::sleep_until(world.begun + Duration::from_secs(3600) + OFF_THE_SECOND).await;
         life
     }
 
@@ -236,12 +240,53 @@ async fn soon_after_the_agents_start_the_first_moment_is_spread() {
         let world = World::new([success()]);
         let life = Life::begin(&world).await;
         life.manager.add(&pod_with(json!({"livenessProbe": tcp(1000)})));
-        pass(1000).await;
+        pass(1002).await; // the last mark may be a second later
         first.push(world.asked()[0]);
     }
     first.sort_unstable();
     first.dedup();
     assert!(first.len() > 1, "{first:?}");
+}
+
+#[test]
+fn moments_of_probes_with_the_same_period_lie_on_common_marks() {
+    let begun = Instant::now();
+    for (period, at, expected) in [
+        (10.0, 0.0, 0.0),
+        (10.0, 0.001, 0.5),
+        (10.0, 0.5, 0.5),
+        (10.0, 13.26, 13.5),
+        (1.0, 7.013, 7.05),
+        (3.0, 0.2, 0.3),
+        (41.0, 41.5, 42.0),
+        (3600.0, 3600.1, 3601.0),
+    ] {
+        let seconds = Duration::from_secs_f64;
+        assert_eq!(mark(begun, begun + seconds(at), seconds(period)), begun + seconds(expected), "{period} {at}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn probes_that_begin_at_different_times_are_asked_together_from_their_second_turn_on() {
+    let world = World::new([success()]);
+    let life = Life::settled(&world).await;
+    let at = |world: &World| lock(&world.exact).clone();
+    tokio::time::sleep(Duration::from_millis(20)).await; // behind a mark
+    for uid in ["u", "v"] {
+        let mut object = pod_with(json!({"readinessProbe": tcp(10)})).to_object();
+        object.metadata.uid = Some(uid.to_owned());
+        life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
+        tokio::time::sleep(Duration::from_millis(70)).await;
+    }
+    let first = at(&world);
+    assert_eq!(first[1] - first[0], Duration::from_millis(70), "at once");
+    pass(11).await;
+    let both = at(&world);
+    assert_eq!((both.len(), both[2]), (4, both[3]));
+    let longer = both[2] - both[0] - Duration::from_secs(10);
+    assert!(longer <= Duration::from_millis(500), "{longer:?}");
+    pass(10).await;
+    assert_eq!(at(&world)[4..], [both[2] + Duration::from_secs(10); 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -322,7 +367,7 @@ async fn what_is_asked_out_of_turn_is_asked_once_a_second_and_restarts_the_perio
     life.manager.ask_readiness(&"nobody".into(), "c");
     pass(9).await;
     assert_eq!(world.asked().len(), 5);
-    pass(1).await;
+    pass(2).await; // not on a mark
     assert_eq!(world.asked().last(), Some(&3617));
 }
 
