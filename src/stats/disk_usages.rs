@@ -66,13 +66,16 @@ impl StatsProvider {
     /// Asks how volumes behind claims are, until stopped: a node that nobody scrapes has to notice those that are not
     /// well, too. Spec 04b §7.2, 05 §10.
     pub async fn ask_of_claims_now_and_then(&self, stop: CancellationToken) {
-        let Some(period) = self.inner.volume_period() else { return };
+        let Some(period) = self.inner.config.volume_period else { return };
         loop {
             let pause = period.mul_f64(rand::rng().random_range(1.0..2.0));
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(pause) => self.inner.ask_of_claims(),
+                () = tokio::time::sleep(pause) => {}
             }
+            let pods = self.inner.running();
+            let targets = targets(pods.iter().map(|(pod, places)| (pod, places)), Some(period));
+            self.inner.survey_of_claims.ask(targets.claimed);
         }
     }
 }

@@ -88,14 +88,14 @@ pub struct StatsProvider {
 }
 
 pub(super) struct Inner {
-    config: StatsConfig,
+    pub(super) config: StatsConfig,
     deps: StatsDeps,
     mounts: Option<Mounts>,
     sampler: Option<Arc<Mutex<Sampler>>>,
     system: SystemGroups,
     survey_of_files: Survey,
     survey_of_trees: Survey,
-    survey_of_claims: Survey,
+    pub(super) survey_of_claims: Survey,
     last_reading: Mutex<Option<Instant>>,
     samples: [Memo<Sampled>; 3],
     full: Memo<Page>,
@@ -404,22 +404,10 @@ impl Inner {
         (pods, all)
     }
 
-    fn running(&self) -> Vec<(ShownPod, PodPlaces)> {
+    pub(super) fn running(&self) -> Vec<(ShownPod, PodPlaces)> {
         let known = self.deps.observer.known().unwrap_or_default();
         let running = shown(known.pods.values()).into_iter().filter(|pod| !pod.containers.is_empty());
         running.map(|pod| (self.deps.directories.of(&pod.id), pod)).map(|(places, pod)| (pod, places)).collect()
-    }
-
-    /// Asks how full volumes behind claims are, as far as that is not known well enough.
-    pub(super) fn ask_of_claims(&self) {
-        let pods = self.running();
-        let targets = targets(pods.iter().map(|(pod, places)| (pod, places)), self.config.volume_period);
-        self.survey_of_claims.ask(targets.claimed);
-    }
-
-    /// How old what is known of volumes may become; `None` where nobody looks at them.
-    pub(super) fn volume_period(&self) -> Option<Duration> {
-        self.config.volume_period
     }
 
     /// Directories that were measured longer ago than `age` are measured, as far as they take no longer than a moment.
