@@ -24,6 +24,7 @@ use crate::{
     pod::{ContainerId, Pod, PodUid},
     probes::{self, Handlers},
     status::{StatusManager, restart_all_in_progress},
+    sys::heap,
 };
 
 /// What probes are to the rest of the agent.
@@ -59,6 +60,10 @@ pub(super) async fn open(
     };
     let file = Arc::new(DiskStateFile::new(root.join("probe_results_state")));
     let (manager, probing, saving) = probes::open(deps, file, base.stop.child_token()).await;
+    let probing = async {
+        heap::keep_some_here();
+        probing.await;
+    };
     base.tasks.spawn(own.run("berth-probes", probing).map_err(wrong)?);
     base.tasks.spawn(saving);
     Ok(Probes { manager, registry, woken })

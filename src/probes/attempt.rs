@@ -103,7 +103,8 @@ impl Handlers {
         }
         if let Some(action) = &probe.http_get {
             let first = HttpAsk::new(action, container, ip)?;
-            return Ok(http::probe(&self.dialler, first, timeout).await);
+            // What is large is not carried about by those who do not need it.
+            return Ok(Box::pin(http::probe(&self.dialler, first, timeout)).await);
         }
         if let Some(action) = &probe.tcp_socket {
             let port = target::port(&action.port, container)?;

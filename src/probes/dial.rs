@@ -10,7 +10,6 @@ use std::{
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socket_with},
 };
@@ -68,7 +67,15 @@ impl Dialler {
     /// None does in time.
     pub async fn tcp(&self, host: &str, port: u16, deadline: Instant) -> Result<TcpStream, DialError> {
         let connected = self.knock(host, port, deadline).await?.followed();
-        let stream = connected.map_err(|error| DialError { text: words(&error), is_timeout: false })?;
+        connected.map_err(|error| DialError { text: words(&error), is_timeout: false })
+    }
+
+    /// As [`Dialler::tcp`], for those who write more than once: nothing they write is held back.
+    ///
+    /// # Errors
+    /// None does in time.
+    pub async fn prompt(&self, host: &str, port: u16, deadline: Instant) -> Result<TcpStream, DialError> {
+        let stream = self.tcp(host, port, deadline).await?;
         // It only makes the probe a little slower.
         let _ = stream.set_nodelay(true);
         Ok(stream)
@@ -98,7 +105,7 @@ impl Dialler {
     /// # Errors
     /// There is no connection, or no TLS on it.
     pub async fn tls(&self, host: &str, port: u16, deadline: Instant) -> Result<TlsStream<TcpStream>, DialError> {
-        let stream = self.tcp(host, port, deadline).await?;
+        let stream = self.prompt(host, port, deadline).await?;
         let name = match ServerName::try_from(host.to_owned()) {
             Ok(name) => name,
             // A name that may not be told is not told.
@@ -155,19 +162,27 @@ async fn connect(address: SocketAddr) -> io::Result<Connected> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
-        Err(error) => return Err(error.into()),
+    let mut is_decided = begun(rustix::net::connect(&socket, &address))?;
+    if !is_decided {
+        // Whoever connects again is told how it went.
+        is_decided = begun(rustix::net::connect(&socket, &address))?;
     }
-    // A signal may come in between: then it is waited for.
-    let is_decided = poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&Timespec::default())).is_ok_and(|n| n > 0);
     let stream = std::net::TcpStream::from(socket);
     if is_decided {
-        return stream.take_error()?.map_or(Ok(Connected::AtOnce(stream)), Err);
+        return Ok(Connected::AtOnce(stream));
     }
     let stream = TcpStream::from_std(stream)?;
     stream.writable().await?;
     stream.take_error()?.map_or(Ok(Connected::Later(stream)), Err)
+}
+
+/// Whether a connection that is being made is there already.
+fn begun(told: rustix::io::Result<()>) -> io::Result<bool> {
+    match told {
+        Ok(()) | Err(Errno::ISCONN) => Ok(true),
+        Err(Errno::INPROGRESS | Errno::ALREADY | Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn no_such_host(host: &str) -> String {

@@ -65,7 +65,7 @@ pub async fn probe(dialler: &Dialler, host: &str, port: u16, service: &str, time
 /// Connects, again and again until the deadline.
 async fn connect(dialler: &Dialler, endpoint: &Endpoint, host: &str, port: u16, deadline: Instant) -> Option<Channel> {
     loop {
-        if let Ok(stream) = dialler.tcp(host, port, deadline).await {
+        if let Ok(stream) = dialler.prompt(host, port, deadline).await {
             let mut stream = Some(TokioIo::new(stream));
             let once = tower::service_fn(move |_: http::Uri| {
                 let taken = stream.take().ok_or_else(|| std::io::Error::other("the connection has ended"));

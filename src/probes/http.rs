@@ -3,7 +3,11 @@
 //! One deadline covers dialling, redirects and body. Each request has a connection of its own, which ends with it. What
 //! a server may send is bounded: hyper's limits for heads, [`MOST_OUTPUT`] for the body.
 
-use std::{error::Error, pin::pin, time::Duration};
+use std::{
+    error::Error,
+    pin::{Pin, pin},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, header};
@@ -26,7 +30,7 @@ use super::{
 
 /// Bytes of an answer's head.
 const MOST_HEAD: usize = 512 << 10;
-/// Lines of it.
+/// Lines of it, where they are more than the hundred for which there is always room.
 const MOST_HEADERS: usize = 1024;
 /// As `MOST_HEAD`, for HTTP/2, whose heads are packed.
 const MOST_HEADER_LIST: u32 = 512 << 10;
@@ -43,6 +47,8 @@ enum Answered {
 enum Failed {
     /// Nothing came: a failure.
     Transport(String),
+    /// As before; the head of what came was longer than there was room for.
+    LongHead(String),
     /// An answer came, but not all of it: an error.
     Body(String),
 }
@@ -51,18 +57,26 @@ enum Failed {
 pub async fn probe(dialler: &Dialler, first: HttpAsk, timeout: Duration) -> Outcome {
     let deadline = Instant::now() + timeout;
     let host = first.url.host.clone();
-    let mut ask = first;
-    for _ in 0..=MOST_REDIRECTS {
-        let url = ask.url.to_string();
-        let failure = |text| Outcome::Failure(format!("Get {url:?}: {text}"));
-        match exchange(dialler, ask, &host, deadline).await {
+    let (mut ask, mut redirects, mut is_long) = (first, 0, false);
+    loop {
+        match exchange(dialler, &ask, &host, is_long, deadline).await {
             Ok(Answered::Final(status, body)) => return verdict(status, &body),
-            Ok(Answered::Elsewhere(next)) => ask = *next,
-            Err(Failed::Transport(text)) => return failure(text),
+            Ok(Answered::Elsewhere(next)) if redirects < MOST_REDIRECTS => {
+                ask = *next;
+                redirects += 1;
+            }
+            Ok(Answered::Elsewhere(next)) => {
+                let url = next.url.to_string();
+                return Outcome::Failure(format!("Get {url:?}: stopped after {MOST_REDIRECTS} redirects"));
+            }
+            // Few heads are that long, and room for them costs every probe more than asking these servers again.
+            Err(Failed::LongHead(_)) if !is_long => is_long = true,
+            Err(Failed::Transport(text) | Failed::LongHead(text)) => {
+                return Outcome::Failure(format!("Get {:?}: {text}", ask.url.to_string()));
+            }
             Err(Failed::Body(text)) => return Outcome::Error { state: ErrorState::Failure, text },
         }
     }
-    Outcome::Failure(format!("Get {:?}: stopped after {MOST_REDIRECTS} redirects", ask.url.to_string()))
 }
 
 fn verdict(status: u16, body: &[u8]) -> Outcome {
@@ -76,7 +90,13 @@ fn verdict(status: u16, body: &[u8]) -> Outcome {
 const AWAITING_HEADERS: &str = "(Client.Timeout exceeded while awaiting headers)";
 const READING_BODY: &str = "(Client.Timeout or context cancellation while reading body)";
 
-async fn exchange(dialler: &Dialler, ask: HttpAsk, host: &str, deadline: Instant) -> Result<Answered, Failed> {
+async fn exchange(
+    dialler: &Dialler,
+    ask: &HttpAsk,
+    host: &str,
+    is_long: bool,
+    deadline: Instant,
+) -> Result<Answered, Failed> {
     let dialled = |error: DialError| {
         Failed::Transport(if error.is_timeout { format!("{} {AWAITING_HEADERS}", error.text) } else { error.text })
     };
@@ -88,34 +108,43 @@ async fn exchange(dialler: &Dialler, ask: HttpAsk, host: &str, deadline: Instant
             if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
                 return over_http2(stream, ask, host, deadline).await;
             }
-            over_http1(stream, ask, host, deadline).await
+            over_http1(stream, ask, host, is_long, deadline).await
         };
         return Box::pin(secure).await;
     }
     let stream = dialler.tcp(&ask.url.host, port, deadline).await.map_err(dialled)?;
-    over_http1(stream, ask, host, deadline).await
+    over_http1(stream, ask, host, is_long, deadline).await
 }
 
-async fn over_http1<S>(stream: S, ask: HttpAsk, host: &str, deadline: Instant) -> Result<Answered, Failed>
+async fn over_http1<S>(
+    stream: S,
+    ask: &HttpAsk,
+    host: &str,
+    is_long: bool,
+    deadline: Instant,
+) -> Result<Answered, Failed>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let builder = {
         let mut builder = http1::Builder::new();
-        builder.title_case_headers(true).max_buf_size(MOST_HEAD).max_headers(MOST_HEADERS);
+        builder.title_case_headers(true).max_buf_size(MOST_HEAD);
+        if is_long {
+            builder.max_headers(MOST_HEADERS);
+        }
         builder
     };
     let (mut sender, connection) =
         builder.handshake::<_, Empty<Bytes>>(TokioIo::new(stream)).await.map_err(|e| transport(&e))?;
-    let mut request = request(&ask, ask.url.target())?;
+    let mut request = request(ask, ask.url.target())?;
     let authority = HeaderValue::from_str(&ask.url.authority()).map_err(|e| Failed::Transport(e.to_string()))?;
     request.headers_mut().insert(header::HOST, ask.host.clone().unwrap_or(authority));
     request.headers_mut().entry(header::CONNECTION).or_insert(HeaderValue::from_static("close"));
-    let answer = sender.send_request(request);
-    driven(connection, read(answer, &ask, host, deadline)).await
+    let (answer, connection) = (sender.send_request(request), pin!(connection));
+    driven(connection, read(answer, ask, host, deadline)).await
 }
 
-async fn over_http2<S>(stream: S, ask: HttpAsk, host: &str, deadline: Instant) -> Result<Answered, Failed>
+async fn over_http2<S>(stream: S, ask: &HttpAsk, host: &str, deadline: Instant) -> Result<Answered, Failed>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -128,13 +157,13 @@ where
         Err(_) => return Err(Failed::Transport(format!("context deadline exceeded {AWAITING_HEADERS}"))),
     };
     let authority = ask.host.as_ref().and_then(|h| h.to_str().ok()).map_or_else(|| ask.url.authority(), str::to_owned);
-    let mut request = request(&ask, format!("https://{authority}{}", ask.url.target()))?;
+    let mut request = request(ask, format!("https://{authority}{}", ask.url.target()))?;
     // What concerns one connection has no place in HTTP/2.
     for name in [header::CONNECTION, header::UPGRADE, header::HeaderName::from_static("keep-alive")] {
         request.headers_mut().remove(name);
     }
-    let answer = sender.send_request(request);
-    driven(connection, read(answer, &ask, host, deadline)).await
+    let (answer, connection) = (sender.send_request(request), pin!(connection));
+    driven(connection, read(answer, ask, host, deadline)).await
 }
 
 fn request(ask: &HttpAsk, uri: String) -> Result<Request<Empty<Bytes>>, Failed> {
@@ -182,8 +211,8 @@ async fn read_body(mut body: Incoming) -> Result<Vec<u8>, Failed> {
 }
 
 /// Does the work while its connection lives, and after that with what has arrived.
-async fn driven<T>(connection: impl Future, work: impl Future<Output = T>) -> T {
-    let (mut connection, mut work) = (pin!(connection), pin!(work));
+async fn driven<T>(mut connection: Pin<&mut impl Future>, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
     let mut ended = false;
     loop {
         tokio::select! {
@@ -195,7 +224,7 @@ async fn driven<T>(connection: impl Future, work: impl Future<Output = T>) -> T 
 }
 
 fn transport(error: &hyper::Error) -> Failed {
-    Failed::Transport(told(error))
+    if error.is_parse_too_large() { Failed::LongHead(told(error)) } else { Failed::Transport(told(error)) }
 }
 
 /// An error of a connection, with its cause, as Go words what it has words for.

@@ -24,6 +24,7 @@ mod history;
 mod http;
 pub mod kind;
 mod manager;
+mod marks;
 pub mod outcome;
 pub mod owner;
 mod results;

@@ -10,7 +10,7 @@
 //! dropped. Behaviour: spec 05 §1.2.
 //!
 //! What a probe costs a node at rest is above all waking up for it. So the moments of all probes lie on common marks
-//! (`MARKS`), and attempts are polled by this task instead of being tasks of their own that other threads take.
+//! ([`Marks`]), and attempts are polled by this task instead of being tasks of their own that other threads take.
 
 use std::{
     collections::HashMap,
@@ -38,6 +38,7 @@ use super::{
     attempt::{self, Ask, Asker},
     kind::{Declared, Kind, Pace, declared},
     manager::Known,
+    marks::{Marks, is_shared},
     outcome::Outcome,
     results::Results,
     seen::seen,
@@ -54,12 +55,6 @@ use crate::{
 const BETWEEN_ASKED: Duration = Duration::from_secs(1);
 /// What an earlier agent learnt of containers that nobody has begun to probe by then is forgotten.
 const RESTORED_FOR: Duration = Duration::from_secs(600);
-/// A period has so many marks, common to all probes…
-const MARKS: u32 = 20;
-/// … and they are at most so far apart. By so much is a probe's first period, and no other, longer than declared.
-const BETWEEN_MARKS: Duration = Duration::from_secs(1);
-/// How far marks are off the agent's start: much of what it does every second or minute it does on whole ones.
-const OFF_THE_SECOND: Duration = Duration::from_millis(170);
 
 /// What the task is told.
 #[derive(Debug)]
@@ -116,8 +111,7 @@ pub struct Owner {
     results: Arc<Results>,
     known: Arc<Known>,
     begun: Instant,
-    /// The first mark.
-    marks: Instant,
+    marks: Marks,
     probes: HashMap<ProbeId, Probe>,
     by_pod: HashMap<PodUid, Vec<ProbeId>>,
     last_id: ProbeId,
@@ -133,7 +127,7 @@ impl Owner {
             results,
             known,
             begun: Instant::now(),
-            marks: Instant::now() + OFF_THE_SECOND,
+            marks: Marks::from(Instant::now()),
             probes: HashMap::new(),
             by_pod: HashMap::new(),
             last_id: 0,
@@ -198,8 +192,11 @@ impl Owner {
             let id = self.last_id;
             let pace = Pace::of(one.probe);
             let (now, delay) = (Instant::now(), self.first_delay(&pace));
-            let base = if delay.is_zero() { now + pace.period } else { now + delay };
-            self.probes.insert(id, self.probe(pod, &one, mark(self.marks, base, pace.period)));
+            let base = match delay.is_zero() {
+                true => self.place(one.kind, now + pace.period, pace.period),
+                false => self.marks.after(now + delay, pace.period),
+            };
+            self.probes.insert(id, self.probe(pod, &one, base));
             match delay.is_zero() {
                 true => self.on_moment(id),
                 false => self.schedule(id),
@@ -228,6 +225,14 @@ impl Owner {
             is_asked: false,
             asked_at: None,
         }
+    }
+
+    /// Where the second moment of a probe that begins now lies.
+    fn place(&self, kind: Kind, at: Instant, period: Duration) -> Instant {
+        let alike = |probe: &&Probe| probe.turn.fixed().pace.period == period;
+        let bases: Vec<Instant> = self.probes.values().filter(alike).map(|probe| probe.base).collect();
+        let shared = |mark| bases.iter().filter(|base| is_shared(**base, mark, period)).count();
+        self.marks.place(kind, at, period, shared)
     }
 
     /// Soon after the agent's start all probes of the node begin: spread over their periods.
@@ -271,11 +276,12 @@ impl Owner {
 
     fn on_moment(&mut self, id: ProbeId) {
         self.deps.pulse.works();
-        let Some(probe) = self.probes.get_mut(&id) else { return };
         let now = Instant::now();
-        if std::mem::take(&mut probe.is_asked) {
-            let period = probe.turn.fixed().pace.period;
-            (probe.base, probe.asked_at) = (mark(self.marks, now + period, period), Some(now));
+        let asked = self.probes.get(&id).filter(|probe| probe.is_asked).map(|probe| *probe.turn.fixed());
+        let restarted = asked.map(|fixed| self.place(fixed.kind, now + fixed.pace.period, fixed.pace.period));
+        let Some(probe) = self.probes.get_mut(&id) else { return };
+        if let Some(base) = restarted {
+            (probe.base, probe.is_asked, probe.asked_at) = (base, false, Some(now));
         }
         let status = self.deps.pods.status(probe.pod.uid());
         let ip = status.as_ref().and_then(|s| address(&probe.pod, &s.status));
@@ -427,14 +433,6 @@ fn due(wheel: &mut DelayQueue<ProbeId>, context: &mut Context<'_>) -> Poll<Vec<P
     }
     due.sort_unstable();
     if due.is_empty() { Poll::Pending } else { Poll::Ready(due) }
-}
-
-/// The first mark that is not before `at`, of those that probes of that period have from the `first` on. A period is a
-/// whole number of marks, so what begins on one stays on them.
-fn mark(first: Instant, at: Instant, period: Duration) -> Instant {
-    let apart = (period / MARKS).min(BETWEEN_MARKS).as_nanos().max(1);
-    let passed = at.saturating_duration_since(first).as_nanos().next_multiple_of(apart);
-    first + Duration::from_nanos(passed.try_into().unwrap_or(u64::MAX))
 }
 
 /// Where a pod is asked. One in the node's network that knows no address of its own is asked on the node's.

@@ -13,10 +13,13 @@ use nix::sys::{
 };
 
 /// Read by jemalloc before the first block is asked for. Free pages go back within three seconds, so that a page of
-/// statistics that is asked for does not have to touch new ones for each line.
+/// statistics that is asked for does not have to touch new ones for each line. A thread that keeps blocks
+/// ([`keep_some_here`]) keeps few, and small ones.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 // SAFETY: the name is jemalloc's own for its options, a pointer to text that ends with a zero and never changes.
-static HABITS: &c_char = unsafe { &*c"narenas:1,tcache:false,dirty_decay_ms:3000,muzzy_decay_ms:0".as_ptr() };
+static HABITS: &c_char = unsafe {
+    &*c"narenas:1,tcache:false,tcache_max:4096,tcache_nslots_small_max:32,dirty_decay_ms:3000,muzzy_decay_ms:0".as_ptr()
+};
 
 /// Makes sure that the habits are linked into the program: a library's constant that nobody names is left out, and
 /// jemalloc has defaults of its own. Call once, at the start.
@@ -32,6 +35,24 @@ pub fn give_back_what_rests() {
     // SAFETY: the name ends with a zero; the control neither reads nor writes a value, and may be called from any thread
     // at any time. A refusal changes nothing.
     let _done = unsafe { tikv_jemalloc_sys::mallctl(DECAY.as_ptr(), value, size, none, 0) };
+}
+
+/// From now on this thread keeps some of the blocks it frees, for itself: to one that works in bursts that are all
+/// alike they are worth what they take.
+pub fn keep_some_here() {
+    let mut keeps = true;
+    let (old, none) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the name ends with a zero; the control reads one truth value of C, which is a byte as ours is. A refusal
+    // changes nothing.
+    let _done = unsafe {
+        tikv_jemalloc_sys::mallctl(
+            c"thread.tcache.enabled".as_ptr(),
+            old,
+            none,
+            (&raw mut keeps).cast(),
+            size_of::<bool>(),
+        )
+    };
 }
 
 /// What this process has used since it began.
@@ -65,6 +86,32 @@ mod tests {
             tikv_jemalloc_sys::mallctl(c"opt.narenas".as_ptr(), value, &raw mut size, std::ptr::null_mut(), 0)
         };
         assert_eq!((refused, arenas), (0, 1));
+    }
+
+    #[test]
+    fn only_a_thread_that_says_so_keeps_blocks() {
+        let keeps = || {
+            let (mut keeps, mut size) = (false, size_of::<bool>());
+            let value = (&raw mut keeps).cast();
+            // SAFETY: the control writes one truth value of this size.
+            let refused = unsafe {
+                tikv_jemalloc_sys::mallctl(
+                    c"thread.tcache.enabled".as_ptr(),
+                    value,
+                    &raw mut size,
+                    std::ptr::null_mut(),
+                    0,
+                )
+            };
+            (refused, keeps)
+        };
+        let there = std::thread::spawn(move || {
+            let before = keeps();
+            keep_some_here();
+            (before, keeps())
+        });
+        assert_eq!(there.join().expect("it ends"), ((0, false), (0, true)));
+        assert_eq!(keeps(), (0, false));
     }
 
     #[test]

@@ -268,6 +268,14 @@ async fn a_body_that_breaks_off_is_an_error() {
 }
 
 #[tokio::test]
+async fn a_head_of_many_lines_is_read() {
+    for lines in [1, 99, 101, 1000] {
+        let (port, _) = answers(format!("HTTP/1.1 200 OK\r\n{}\r\n", "X-Header: value\r\n".repeat(lines))).await;
+        assert_eq!(asked(http(port)).await, Outcome::Success, "{lines} lines");
+    }
+}
+
+#[tokio::test]
 async fn hostile_answers_are_failures() {
     let many = "X-Header: value\r\n".repeat(70_000);
     for (case, answer) in [

@@ -14,7 +14,7 @@ use crate::{
     engine::ports::{ProbeManager, ProbeResults, ProbedStatus, StateFile, SystemClock},
     metrics::{Registry, exposition::Format},
     pod::ContainerId,
-    probes::{Manager, open, testing::status},
+    probes::{Manager, marks::OFF_THE_SECOND, open, testing::status},
 };
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -248,24 +248,6 @@ async fn soon_after_the_agents_start_the_first_moment_is_spread() {
     assert!(first.len() > 1, "{first:?}");
 }
 
-#[test]
-fn moments_of_probes_with_the_same_period_lie_on_common_marks() {
-    let begun = Instant::now();
-    for (period, at, expected) in [
-        (10.0, 0.0, 0.0),
-        (10.0, 0.001, 0.5),
-        (10.0, 0.5, 0.5),
-        (10.0, 13.26, 13.5),
-        (1.0, 7.013, 7.05),
-        (3.0, 0.2, 0.3),
-        (41.0, 41.5, 42.0),
-        (3600.0, 3600.1, 3601.0),
-    ] {
-        let seconds = Duration::from_secs_f64;
-        assert_eq!(mark(begun, begun + seconds(at), seconds(period)), begun + seconds(expected), "{period} {at}");
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn probes_that_begin_at_different_times_are_asked_together_from_their_second_turn_on() {
     let world = World::new([success()]);
@@ -287,6 +269,24 @@ async fn probes_that_begin_at_different_times_are_asked_together_from_their_seco
     assert!(longer <= Duration::from_millis(500), "{longer:?}");
     pass(10).await;
     assert_eq!(at(&world)[4..], [both[2] + Duration::from_secs(10); 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_that_begin_together_are_not_asked_together_for_ever() {
+    let world = World::new([success()]);
+    let life = Life::settled(&world).await;
+    for number in 0..50 {
+        let mut object = pod_with(json!({"readinessProbe": tcp(10)})).to_object();
+        object.metadata.uid = Some(format!("u{number}"));
+        life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
+    }
+    pass(20).await;
+    let at = lock(&world.exact).clone();
+    assert_eq!(at[..50], [at[0]; 50], "at once");
+    let together = |turn: &[Instant]| turn.chunk_by(|a, b| a == b).map(<[_]>::len).collect::<Vec<_>>();
+    assert_eq!((together(&at[50..100]), at.len()), (vec![10; 5], 150));
+    let later: Vec<_> = at[50..100].iter().map(|at| *at + Duration::from_secs(10)).collect();
+    assert_eq!(at[100..], later, "and then every period");
 }
 
 #[tokio::test(start_paused = true)]
