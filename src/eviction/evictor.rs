@@ -15,8 +15,8 @@ use super::{
     EvictionConfig,
     limits::{exceeded, has_limits},
     message::{Verdict, verdict},
-    ports::{Needs, Pods, Reclaim},
-    pressure::{grace, is_resolved},
+    ports::{Missing, Needs, Pods, Reclaim},
+    pressure::{grace, is_resolved, missing},
     rank::{is_exempt, rank},
     signals::{Layout, Moment, resource},
     usage::Candidate,
@@ -183,7 +183,7 @@ impl Evictor {
         let needs =
             if matches!(signal, Signal::Memory | Signal::AllocatableMemory) { Needs::Memory } else { Needs::DisksNow };
         let active = self.deps.pods.active();
-        let Some(candidates) = self.candidates(active, needs).await else { return Outcome::Failed(signal, RETRY) };
+        let Some(mut candidates) = self.candidates(active, needs).await else { return Outcome::Failed(signal, RETRY) };
         if needs == Needs::DisksNow && self.evict_exceeding(&candidates).await == Outcome::Freed {
             return Outcome::Freed;
         }
@@ -191,14 +191,39 @@ impl Evictor {
         let text = format!("Attempting to reclaim {}", resource(signal));
         self.deps.events.record(Event::node_warning("EvictionThresholdMet", text));
         let mut picture = self.latest();
-        if self.reclaim(signal, picture.layout).await {
-            picture = self.look_after(self.began.elapsed() + SETTLE).await;
+        let settled = if self.reclaim(signal, picture.layout).await {
+            Some(SETTLE)
+        } else if self.take_back(signal, &picture, &mut candidates).await {
+            Some(Duration::ZERO)
+        } else {
+            None
+        };
+        if let Some(settle) = settled {
+            picture = self.look_after(self.began.elapsed() + settle).await;
             if is_resolved(&picture.thresholds, &picture.seen) {
                 info!("Eviction manager: able to reduce resource pressure without evicting pods.");
                 return Outcome::Freed;
             }
         }
         self.evict_one(&picture, candidates).await
+    }
+
+    /// Has pages of files taken back where they are what is missing: they count as used, and can be had. Says whether it
+    /// was tried.
+    async fn take_back(&self, signal: Signal, picture: &Picture, candidates: &mut [Candidate]) -> bool {
+        if !matches!(signal, Signal::Memory | Signal::AllocatableMemory) {
+            return false;
+        }
+        let Some((bytes, least)) = missing(&picture.thresholds, &picture.seen, signal) else { return false };
+        rank(candidates, signal, picture.layout);
+        let Some(worst) = candidates.iter().find(|candidate| !is_exempt(candidate)) else { return false };
+        self.deps.pulse.works();
+        let missing = Missing { bytes, least, of_machine: signal == Signal::Memory };
+        let is_tried = self.deps.reclaim.page_cache(worst.pod.uid(), missing).await;
+        if is_tried {
+            info!(bytes, pod = %worst.pod.object_name(), "Eviction manager: page cache of pods was taken back");
+        }
+        is_tried
     }
 
     /// Frees what nobody needs, where that helps; says whether anything was tried.
