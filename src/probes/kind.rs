@@ -38,6 +38,35 @@ impl Kind {
     }
 }
 
+/// How a probe asks. Those that are due at once begin in this order: who has to wait for an answer first, so that the
+/// answers are there when the last has begun.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Handler {
+    /// By a request.
+    Http,
+    /// By a call.
+    Grpc,
+    /// By a command.
+    Exec,
+    /// By connecting.
+    Tcp,
+}
+
+impl Handler {
+    /// That of a probe.
+    pub fn of(probe: &api::Probe) -> Self {
+        if probe.exec.is_some() {
+            Self::Exec
+        } else if probe.http_get.is_some() {
+            Self::Http
+        } else if probe.grpc.is_some() {
+            Self::Grpc
+        } else {
+            Self::Tcp
+        }
+    }
+}
+
 /// Longer ones are as good as never, and more than a timer wheel takes.
 const LONGEST_PERIOD: Duration = Duration::from_secs(365 * 24 * 3600);
 

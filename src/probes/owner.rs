@@ -36,7 +36,7 @@ use tracing::error;
 
 use super::{
     attempt::{self, Ask, Asker},
-    kind::{Declared, Kind, Pace, declared},
+    kind::{Declared, Handler, Kind, Pace, declared},
     manager::Known,
     marks::{Marks, is_shared},
     outcome::Outcome,
@@ -91,6 +91,7 @@ struct Probe {
     pod: Arc<Pod>,
     container: Arc<str>,
     place: ContainerKind,
+    handler: Handler,
     turn: Turn,
     /// Its moments are this one and whole periods after it.
     base: Instant,
@@ -159,7 +160,7 @@ impl Owner {
                     }
                 }
                 due = poll_fn(|context| due(&mut self.wheel, context)) => {
-                    self.on_moments(&due);
+                    self.on_moments(due);
                 }
                 () = &mut restored_until, if holds_restored => {
                     holds_restored = false;
@@ -218,6 +219,7 @@ impl Owner {
             pod: pod.clone(),
             container: container.into(),
             place: one.place,
+            handler: Handler::of(one.probe),
             turn: Turn::new(fixed),
             base,
             timer: None,
@@ -265,8 +267,10 @@ impl Owner {
         }
     }
 
-    fn on_moments(&mut self, due: &[ProbeId]) {
-        for id in due {
+    /// Begins them, those alike one after the other; each has the same place every time.
+    fn on_moments(&mut self, mut due: Vec<ProbeId>) {
+        due.sort_unstable_by_key(|id| (self.probes.get(id).map(|probe| probe.handler), *id));
+        for id in &due {
             if let Some(probe) = self.probes.get_mut(id) {
                 probe.timer = None; // it is not on the wheel any more
             }
@@ -425,13 +429,12 @@ impl Probe {
     }
 }
 
-/// The probes whose moment has come, in the order in which they began: each has the same place every time.
+/// The probes whose moment has come.
 fn due(wheel: &mut DelayQueue<ProbeId>, context: &mut Context<'_>) -> Poll<Vec<ProbeId>> {
     let mut due = Vec::new();
     while let Poll::Ready(Some(expired)) = wheel.poll_expired(context) {
         due.push(expired.into_inner());
     }
-    due.sort_unstable();
     if due.is_empty() { Poll::Pending } else { Poll::Ready(due) }
 }
 

@@ -290,6 +290,25 @@ async fn pods_that_begin_together_are_not_asked_together_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_has_to_wait_for_an_answer_begins_first() {
+    let world = World::new([success()]);
+    let life = Life::settled(&world).await;
+    let exec = json!({"exec": {"command": ["x"]}, "periodSeconds": 10});
+    let http = json!({"httpGet": {"port": 1}, "periodSeconds": 10});
+    let mut object = pod_with(json!({"readinessProbe": http, "livenessProbe": tcp(10)})).to_object();
+    let mut other = pod_with(json!({"livenessProbe": exec})).to_object();
+    other.metadata.uid = Some("other".to_owned());
+    object.metadata.uid = Some("u".to_owned());
+    for object in [other, object] {
+        life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
+    }
+    pass(11).await;
+    let kinds: Vec<_> = lock(&world.asked).iter().map(|(_, kind)| *kind).collect();
+    assert_eq!(kinds[..3], ["Liveness", "Readiness", "Liveness"], "as they come");
+    assert_eq!(kinds[3..], ["Readiness", "Liveness", "Liveness"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn ac_05_6_readiness_is_told_at_once() {
     let world = World::new([success(), success(), failure(), failure(), failure(), success()]);
     let life = Life::settled(&world).await;
