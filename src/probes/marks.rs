@@ -1,4 +1,4 @@
-//! Where the regular moments of probes lie. Pure.
+//! Where the regular moments of probes lie: on marks of a clock that tests can stop.
 //!
 //! What a probe costs a node at rest is above all waking up for it. So all moments lie on marks that probes of the same
 //! period have in common. Pods that begin together would be asked together for ever after; where many share a mark,
