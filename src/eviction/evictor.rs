@@ -37,6 +37,8 @@ const RETRY: Duration = Duration::from_secs(1);
 const GONE: Duration = Duration::from_secs(30);
 /// How long a disk takes to show that something was removed from it: runtimes free in the background.
 const SETTLE: Duration = Duration::from_secs(1);
+/// How often pages of files are taken back before a pod has to go.
+const TAKINGS: usize = 4;
 /// How long a fresh look is waited for.
 const LOOK_PATIENCE: Duration = Duration::from_secs(15);
 
@@ -191,17 +193,19 @@ impl Evictor {
         let text = format!("Attempting to reclaim {}", resource(signal));
         self.deps.events.record(Event::node_warning("EvictionThresholdMet", text));
         let mut picture = self.latest();
-        let settled = if self.reclaim(signal, picture.layout).await {
-            Some(SETTLE)
-        } else if self.take_back(signal, &picture, &mut candidates).await {
-            Some(Duration::ZERO)
-        } else {
-            None
-        };
-        if let Some(settle) = settled {
-            picture = self.look_after(self.began.elapsed() + settle).await;
-            if is_resolved(&picture.thresholds, &picture.seen) {
-                info!("Eviction manager: able to reduce resource pressure without evicting pods.");
+        if self.reclaim(signal, picture.layout).await {
+            picture = self.look_after(self.began.elapsed() + SETTLE).await;
+            if is_relieved(&picture) {
+                return Outcome::Freed;
+            }
+        }
+        // Who fills memory goes on meanwhile.
+        for _ in 0..TAKINGS {
+            if !self.take_back(signal, &picture, &mut candidates).await {
+                break;
+            }
+            picture = self.look_after(self.began.elapsed()).await;
+            if is_relieved(&picture) {
                 return Outcome::Freed;
             }
         }
@@ -330,6 +334,15 @@ impl Evictor {
         }
         self.latest()
     }
+}
+
+/// Whether the node is short of nothing any more, which is told.
+fn is_relieved(picture: &Picture) -> bool {
+    let is_resolved = is_resolved(&picture.thresholds, &picture.seen);
+    if is_resolved {
+        info!("Eviction manager: able to reduce resource pressure without evicting pods.");
+    }
+    is_resolved
 }
 
 /// What of the node's own helps with a signal: dead containers, images.

@@ -96,7 +96,7 @@ pub async fn of_pages_of_files_no_pod_has_to_go(world: &World) {
     let active = || counted("/kubepods.slice", "memory.stat", "active_file");
     until("the file was read", async || (active() > 35 << 20).then_some(())).await;
     // Less than 100 of 320 mebibytes would be left, and more than 100 without the file.
-    world.run("holds", filling(&json!({"medium": "Memory"}), 195, &requesting("10Mi")));
+    world.run("holds", filling(&json!({"medium": "Memory"}), 185, &requesting("10Mi")));
     let others = world.until_ready(["reads", "holds"]).await;
     world.until_node("MemoryPressure", "True").await;
     until("pages were taken back", async || (active() < 30 << 20).then_some(())).await;
