@@ -10,7 +10,7 @@
 //! dropped. Behaviour: spec 05 §1.2.
 //!
 //! What a probe costs a node at rest is above all waking up for it. So the moments of all probes lie on common marks
-//! ([`Marks`]), and attempts are polled by this task instead of being tasks of their own that other threads take.
+//! (`marks`), and attempts are polled by this task instead of being tasks of their own that other threads take.
 
 use std::{
     collections::HashMap,
