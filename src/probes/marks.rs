@@ -11,16 +11,16 @@ use tokio::time::Instant;
 use super::kind::Kind;
 
 /// A period has so many marks…
-const IN_A_PERIOD: u32 = 20;
+const IN_A_PERIOD: u32 = 10;
 /// … and they are at most so far apart.
 const APART: Duration = Duration::from_secs(1);
 /// Marks lie so far behind the agent's start, and whole seconds after that: its other work, which takes tens of
 /// milliseconds a minute it does on whole ones.
 pub const OFF_THE_SECOND: Duration = Duration::from_millis(170);
 /// So many probes of one period may share a mark.
-const FEW: usize = 8;
+const FEW: usize = 16;
 /// Where more do, so many marks nearby are looked at.
-const NEARBY: u32 = 4;
+const NEARBY: u32 = 2;
 
 /// The marks of an agent.
 #[derive(Clone, Copy, Debug)]
@@ -88,10 +88,10 @@ mod tests {
         let (first, marks) = marks();
         for (period, at, expected) in [
             (10.0, 0.0, 0.0),
-            (10.0, 0.001, 0.5),
-            (10.0, 0.5, 0.5),
-            (10.0, 13.26, 13.5),
-            (1.0, 7.013, 7.05),
+            (10.0, 0.001, 1.0),
+            (10.0, 1.0, 1.0),
+            (10.0, 13.26, 14.0),
+            (1.0, 7.013, 7.1),
             (3.0, 0.2, 0.3),
             (41.0, 41.5, 42.0),
             (3600.0, 3600.1, 3601.0),
@@ -121,12 +121,12 @@ mod tests {
     #[test]
     fn where_many_begin_together_they_part() {
         for (kind, count, expected) in [
-            (Kind::Readiness, 1, vec![(10.3, 1)]),
-            (Kind::Readiness, 8, vec![(10.3, 8)]),
-            (Kind::Readiness, 12, vec![(9.8, 3), (10.3, 9)]),
-            (Kind::Readiness, 100, vec![(8.3, 20), (8.8, 20), (9.3, 20), (9.8, 20), (10.3, 20)]),
-            (Kind::Liveness, 100, vec![(10.3, 20), (10.8, 20), (11.3, 20), (11.8, 20), (12.3, 20)]),
-            (Kind::Startup, 100, vec![(10.3, 100)]),
+            (Kind::Readiness, 1, vec![(10.8, 1)]),
+            (Kind::Readiness, 16, vec![(10.8, 16)]),
+            (Kind::Readiness, 20, vec![(9.8, 3), (10.8, 17)]),
+            (Kind::Readiness, 99, vec![(8.8, 33), (9.8, 33), (10.8, 33)]),
+            (Kind::Liveness, 99, vec![(10.8, 33), (11.8, 33), (12.8, 33)]),
+            (Kind::Startup, 99, vec![(10.8, 99)]),
         ] {
             assert_eq!(placed(kind, count), expected, "{kind:?} {count}");
         }

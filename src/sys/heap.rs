@@ -18,7 +18,8 @@ use nix::sys::{
 #[unsafe(export_name = "_rjem_malloc_conf")]
 // SAFETY: the name is jemalloc's own for its options, a pointer to text that ends with a zero and never changes.
 static HABITS: &c_char = unsafe {
-    &*c"narenas:1,tcache:false,tcache_max:4096,tcache_nslots_small_max:32,dirty_decay_ms:3000,muzzy_decay_ms:0".as_ptr()
+    &*c"narenas:1,tcache:false,tcache_max:14336,tcache_nslots_small_max:16,dirty_decay_ms:3000,muzzy_decay_ms:0"
+        .as_ptr()
 };
 
 /// Makes sure that the habits are linked into the program: a library's constant that nobody names is left out, and
