@@ -2,6 +2,7 @@
 
 mod history;
 mod kernel;
+mod page_cache;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -22,7 +23,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::kernel::{Bell, hear_group, hear_stalls, hear_usage};
+use self::{
+    kernel::{Bell, UNIFIED, hear_group, hear_stalls, hear_usage},
+    page_cache::PageCache,
+};
 use super::{
     build::{Base, BuildError, SETTLE},
     server_stats::StatsPages,
@@ -45,7 +49,7 @@ use crate::{
     eviction::{
         EvictionConfig, Evictor, EvictorDeps, Picture, Watcher, WatcherDeps,
         message::Verdict,
-        ports::{Gauges, Needs, Pods, Pressures, Reclaim},
+        ports::{Gauges, Missing, Needs, Pods, Pressures, Reclaim},
         signals::{Condition, DiskReading, MemoryReading, Readings},
         usage::{ContainerUse, DiskUse, PodUse},
     },
@@ -91,6 +95,7 @@ pub(super) struct Watched {
     metrics: EvictionMetrics,
     pictures: watch::Receiver<Option<Arc<Picture>>>,
     began: Instant,
+    groups: Arc<dyn PodGroups>,
 }
 
 /// Looks at the node from now on; returns after the first look, so that no pod is admitted to a node that is short.
@@ -110,7 +115,7 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
         base.tasks.spawn(hear_group(pods, bell.clone(), base.stop.child_token()));
     }
     base.tasks.spawn(hear_stalls(bell.clone(), base.stop.child_token()));
-    let look = NodeLook::new(parts.groups, base.clock.clone(), "/".into(), parts.machine.max_pids);
+    let look = NodeLook::new(parts.groups.clone(), base.clock.clone(), "/".into(), parts.machine.max_pids);
     let node = Arc::new(Disk::at(settings::root(loaded)));
     let gauges = Machinery { look: Arc::new(look), node, places, thresholds: config.thresholds.clone(), line };
     let file = Arc::new(DiskStateFile::new(settings::root(loaded).join("eviction_state")));
@@ -129,7 +134,7 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
     base.tasks.spawn(keeper.run(pictures.clone(), base.stop.child_token()));
     base.tasks.spawn(watcher.run(base.stop.child_token()));
     let _ = timeout(SETTLE, pictures.wait_for(Option::is_some)).await;
-    Ok(Watched { config, metrics, pictures, began })
+    Ok(Watched { config, metrics, pictures, began, groups: parts.groups })
 }
 
 /// What the evictor acts through.
@@ -148,7 +153,7 @@ pub(super) struct ActParts<'a> {
 
 /// Evicts from now on.
 pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
-    let Watched { config, metrics, pictures, began } = watched;
+    let Watched { config, metrics, pictures, began, groups } = watched;
     let engine = parts.engine;
     let pods = EnginePods {
         pods: engine.pods.clone(),
@@ -157,7 +162,12 @@ pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
         allocations: parts.allocations,
         statistics: parts.statistics.provider(),
     };
-    let reclaim = Removal { runtime: parts.runtime, images: parts.images, fates: Arc::new(engine.fates.clone()) };
+    let reclaim = Removal {
+        runtime: parts.runtime,
+        images: parts.images,
+        fates: Arc::new(engine.fates.clone()),
+        page_cache: PageCache::new("/".into(), UNIFIED.into(), groups),
+    };
     let deps = EvictorDeps {
         pods: Arc::new(pods),
         reclaim: Arc::new(reclaim),
@@ -388,6 +398,7 @@ struct Removal {
     runtime: Arc<RuntimeManager>,
     images: Arc<images::Manager>,
     fates: Arc<dyn PodFates>,
+    page_cache: PageCache,
 }
 
 #[async_trait]
@@ -402,6 +413,10 @@ impl Reclaim for Removal {
             Ok(deleted) => deleted.map(drop).map_err(|error| error.to_string()),
             Err(_) => Err(late("unused images")),
         }
+    }
+
+    async fn page_cache(&self, worst: &PodUid, missing: Missing) -> bool {
+        self.page_cache.take_back(worst, missing).await
     }
 }
 

@@ -15,8 +15,8 @@ use super::{
     EvictionConfig,
     limits::{exceeded, has_limits},
     message::{Verdict, verdict},
-    ports::{Needs, Pods, Reclaim},
-    pressure::{grace, is_resolved},
+    ports::{Missing, Needs, Pods, Reclaim},
+    pressure::{grace, is_resolved, missing},
     rank::{is_exempt, rank},
     signals::{Layout, Moment, resource},
     usage::Candidate,
@@ -37,6 +37,8 @@ const RETRY: Duration = Duration::from_secs(1);
 const GONE: Duration = Duration::from_secs(30);
 /// How long a disk takes to show that something was removed from it: runtimes free in the background.
 const SETTLE: Duration = Duration::from_secs(1);
+/// How often pages of files are taken back before a pod has to go.
+const TAKINGS: usize = 4;
 /// How long a fresh look is waited for.
 const LOOK_PATIENCE: Duration = Duration::from_secs(15);
 
@@ -183,7 +185,7 @@ impl Evictor {
         let needs =
             if matches!(signal, Signal::Memory | Signal::AllocatableMemory) { Needs::Memory } else { Needs::DisksNow };
         let active = self.deps.pods.active();
-        let Some(candidates) = self.candidates(active, needs).await else { return Outcome::Failed(signal, RETRY) };
+        let Some(mut candidates) = self.candidates(active, needs).await else { return Outcome::Failed(signal, RETRY) };
         if needs == Needs::DisksNow && self.evict_exceeding(&candidates).await == Outcome::Freed {
             return Outcome::Freed;
         }
@@ -193,12 +195,39 @@ impl Evictor {
         let mut picture = self.latest();
         if self.reclaim(signal, picture.layout).await {
             picture = self.look_after(self.began.elapsed() + SETTLE).await;
-            if is_resolved(&picture.thresholds, &picture.seen) {
-                info!("Eviction manager: able to reduce resource pressure without evicting pods.");
+            if is_relieved(&picture) {
+                return Outcome::Freed;
+            }
+        }
+        // Who fills memory goes on meanwhile.
+        for _ in 0..TAKINGS {
+            if !self.take_back(signal, &picture, &mut candidates).await {
+                break;
+            }
+            picture = self.look_after(self.began.elapsed()).await;
+            if is_relieved(&picture) {
                 return Outcome::Freed;
             }
         }
         self.evict_one(&picture, candidates).await
+    }
+
+    /// Has pages of files taken back where they are what is missing: they count as used, and can be had. Says whether it
+    /// was tried.
+    async fn take_back(&self, signal: Signal, picture: &Picture, candidates: &mut [Candidate]) -> bool {
+        if !matches!(signal, Signal::Memory | Signal::AllocatableMemory) {
+            return false;
+        }
+        let Some((bytes, least)) = missing(&picture.thresholds, &picture.seen, signal) else { return false };
+        rank(candidates, signal, picture.layout);
+        let Some(worst) = candidates.iter().find(|candidate| !is_exempt(candidate)) else { return false };
+        self.deps.pulse.works();
+        let missing = Missing { bytes, least, of_machine: signal == Signal::Memory };
+        let is_tried = self.deps.reclaim.page_cache(worst.pod.uid(), missing).await;
+        if is_tried {
+            info!(bytes, pod = %worst.pod.object_name(), "Eviction manager: page cache of pods was taken back");
+        }
+        is_tried
     }
 
     /// Frees what nobody needs, where that helps; says whether anything was tried.
@@ -305,6 +334,15 @@ impl Evictor {
         }
         self.latest()
     }
+}
+
+/// Whether the node is short of nothing any more, which is told.
+fn is_relieved(picture: &Picture) -> bool {
+    let is_resolved = is_resolved(&picture.thresholds, &picture.seen);
+    if is_resolved {
+        info!("Eviction manager: able to reduce resource pressure without evicting pods.");
+    }
+    is_resolved
 }
 
 /// What of the node's own helps with a signal: dead containers, images.

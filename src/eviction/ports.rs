@@ -58,6 +58,17 @@ pub trait Pods: Send + Sync + 'static {
     async fn gone(&self, pod: &PodUid);
 }
 
+/// Memory that the node is short of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Missing {
+    /// Bytes until the node is short of none.
+    pub bytes: u64,
+    /// Bytes that are to be left then.
+    pub least: u64,
+    /// Whether the machine is short of it, or the pods together.
+    pub of_machine: bool,
+}
+
 /// Frees what nobody needs. Has deadlines.
 #[async_trait]
 pub trait Reclaim: Send + Sync + 'static {
@@ -71,6 +82,9 @@ pub trait Reclaim: Send + Sync + 'static {
     /// # Errors
     /// What could not be removed.
     async fn images(&self) -> Result<(), String>;
+    /// Takes back pages of files that pods have read, of the pod first that would have to go, where that can be enough;
+    /// says whether it was tried.
+    async fn page_cache(&self, worst: &PodUid, missing: Missing) -> bool;
 }
 
 /// Hears which pressures there are, and which of them only an earlier agent has seen, whenever that changes.

@@ -96,6 +96,18 @@ pub fn is_resolved(thresholds: &[Threshold], seen: &Observations) -> bool {
     !thresholds.iter().any(is_short)
 }
 
+/// What is missing of a signal until the node is short of it no more, and what is to be left then; in its unit.
+pub fn missing(thresholds: &[Threshold], seen: &Observations, signal: Signal) -> Option<(u64, u64)> {
+    let seen = seen.get(&signal)?;
+    let level = |threshold: &Threshold| {
+        let below = threshold.below.of(seen.capacity);
+        threshold.min_reclaim.map_or(below, |more| below.plus(more.of(seen.capacity))).value()
+    };
+    let least = thresholds.iter().filter(|threshold| threshold.signal == signal).map(level).max()?;
+    let missing = least.saturating_sub(seen.available.value());
+    Some((u64::try_from(missing).ok().filter(|bytes| *bytes > 0)?, least.unsigned_abs()))
+}
+
 /// Least time between two looks right before a file system's threshold, of which nothing but a look tells.
 pub const NEAR: Duration = Duration::from_millis(100);
 /// Least time between two looks otherwise: also while a threshold is met, which may be for long.

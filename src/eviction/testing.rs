@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     EvictionConfig, Evictor, EvictorDeps, Watcher, WatcherDeps,
     message::Verdict,
-    ports::{Alarm, Gauges, Needs, Pods, Reclaim},
+    ports::{Alarm, Gauges, Missing, Needs, Pods, Reclaim},
     signals::{Condition, DiskReading, MemoryReading, Readings},
     usage::PodUse,
 };
@@ -39,6 +39,8 @@ pub struct Node {
 
 struct State {
     memory_used: u64,
+    /// What of it are pages of files, which can be taken back.
+    page_cache: u64,
     disk_used: u64,
     /// What images take, and that nobody needs.
     images: u64,
@@ -141,6 +143,18 @@ impl Reclaim for Node {
         self.tell("remove images");
         Ok(())
     }
+
+    async fn page_cache(&self, worst: &PodUid, missing: Missing) -> bool {
+        let is_there = self.with(|state| state.page_cache >= missing.bytes);
+        if is_there {
+            self.with(|state| {
+                state.page_cache -= missing.bytes;
+                state.memory_used -= missing.bytes;
+            });
+            self.tell(format!("take back {} of {worst} first, until {} are left", missing.bytes, missing.least));
+        }
+        is_there
+    }
 }
 
 impl EventSink for Node {
@@ -174,6 +188,7 @@ impl World {
         });
         let state = State {
             memory_used: GI,
+            page_cache: 0,
             disk_used: GI,
             images: 0,
             pods: BTreeMap::new(),
@@ -222,7 +237,12 @@ impl World {
 
     /// What does not belong to pods takes that much memory.
     pub fn memory_used(&self, bytes: u64) {
-        self.node.with(|state| state.memory_used = bytes);
+        self.node.with(|state| (state.memory_used, state.page_cache) = (bytes, 0));
+    }
+
+    /// As [`World::memory_used`], with so much of it pages of files that can be taken back.
+    pub fn page_cache(&self, used: u64, of_files: u64) {
+        self.node.with(|state| (state.memory_used, state.page_cache) = (used, of_files));
     }
 
     /// The disk holds that much that nobody can remove, and that much of images.

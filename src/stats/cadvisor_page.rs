@@ -297,7 +297,7 @@ mod tests {
             snapshot: &snapshot,
             now: sample::AT + 5_000_000_000,
             host: &host,
-            memory: MachineMemory { total: 8_000_000, swap_total: 1, swap_free: 1 },
+            memory: MachineMemory { total: 8_000_000, available: 1, swap_total: 1, swap_free: 1 },
             files: &HashMap::from([("/kubepods/poduid-web/id-main".into(), Counted { files, used_ns: None })]),
             mounted: &[Mounted { device: "/dev/vda1".to_owned(), fs, disk: Some(disk.clone()) }],
             devices: &HashMap::from([((259, 0), disk)]),

@@ -80,6 +80,7 @@ fn parse_memory(meminfo: &str) -> MachineMemory {
         let bytes = || value.split_whitespace().next().and_then(|v| v.parse::<u64>().ok()?.checked_mul(1024));
         match key {
             "MemTotal" => memory.total = bytes().unwrap_or_default(),
+            "MemAvailable" => memory.available = bytes().unwrap_or_default(),
             "SwapTotal" => memory.swap_total = bytes().unwrap_or_default(),
             "SwapFree" => memory.swap_free = bytes().unwrap_or_default(),
             _ => {}
@@ -172,8 +173,13 @@ mod tests {
 
     #[test]
     fn small_files_are_understood() {
-        let memory = parse_memory("MemTotal:       16 kB\nMemFree: 1 kB\nSwapTotal: 8 kB\nSwapFree: 4 kB\nx\n");
-        assert_eq!(memory, MachineMemory { total: 16 << 10, swap_total: 8 << 10, swap_free: 4 << 10 });
+        let memory = parse_memory(
+            "MemTotal:       16 kB\nMemFree: 1 kB\nMemAvailable: 2 kB\nSwapTotal: 8 kB\nSwapFree: 4 kB\nx\n",
+        );
+        assert_eq!(
+            memory,
+            MachineMemory { total: 16 << 10, available: 2 << 10, swap_total: 8 << 10, swap_free: 4 << 10 }
+        );
         let disks = parse_disks(" 259       0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11 0 0\n   8 1 sda1 1 2\nx\n");
         let disk = disks.get(&(259, 0)).expect("read");
         assert_eq!(

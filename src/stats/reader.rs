@@ -80,6 +80,8 @@ pub struct Seen {
 pub struct MachineMemory {
     /// `MemTotal`, bytes.
     pub total: u64,
+    /// `MemAvailable`, bytes: what can be had without swapping, by the kernel's own estimate.
+    pub available: u64,
     /// `SwapTotal`, bytes.
     pub swap_total: u64,
     /// `SwapFree`, bytes.

@@ -57,6 +57,7 @@ checks! {
     service::a_killed_agent_comes_back_to_its_pods
     service::an_agent_that_does_not_turn_is_started_again
     pressure::of_short_memory_one_pod_goes
+    pressure::of_pages_of_files_no_pod_has_to_go
     pressure::of_a_full_disk_one_pod_goes
     end::a_soft_reboot_ends_pods
     end::the_machine_waits_for_its_pods

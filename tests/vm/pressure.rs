@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::inside::{NODE, World, counted, only, page, shell, sized};
+use crate::inside::{NODE, World, counted, only, page, shell, sized, until};
 
 const WAITS: &str = "exec sleep 100000";
 
@@ -80,6 +80,30 @@ pub async fn of_short_memory_one_pod_goes(world: &World) {
     assert_eq!(evictions().await, before + 1.0);
     assert_eq!(counted("/kubepods.slice", "memory.events", "oom_kill"), killed, "the kernel had to help");
     world.remove(["steady", "modest", "hungry", "late"]).await;
+}
+
+/// What was read more than once counts as used, and the kernel can have it at any time.
+pub async fn of_pages_of_files_no_pod_has_to_go(world: &World) {
+    let before = evictions().await;
+    let script = format!(
+        "dd if=/dev/zero of=/data/file bs=1M count=40; sync; {} {WAITS}",
+        "cat /data/file >/dev/null; ".repeat(3)
+    );
+    let mut reads = sized(&script, json!({}));
+    reads["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    reads["volumes"] = json!([{"name": "data", "emptyDir": {}}]);
+    world.run("reads", reads);
+    let active = || counted("/kubepods.slice", "memory.stat", "active_file");
+    until("the file was read", async || (active() > 35 << 20).then_some(())).await;
+    // Less than 100 of 320 mebibytes would be left, and more than 100 without the file.
+    world.run("holds", filling(&json!({"medium": "Memory"}), 185, &requesting("10Mi")));
+    let others = world.until_ready(["reads", "holds"]).await;
+    world.until_node("MemoryPressure", "True").await;
+    until("pages were taken back", async || (active() < 30 << 20).then_some(())).await;
+    world.until_node("MemoryPressure", "False").await;
+    stay(world, others).await;
+    assert_eq!(evictions().await, before);
+    world.remove(["reads", "holds"]).await;
 }
 
 pub async fn of_a_full_disk_one_pod_goes(world: &World) {

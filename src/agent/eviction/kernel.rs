@@ -23,7 +23,7 @@ use crate::{
 /// Where the kernel tells of the whole machine, whatever its control groups.
 const STALLS: &str = "/proc/pressure/memory";
 /// Where the unified hierarchy is.
-const UNIFIED: &str = "/sys/fs/cgroup";
+pub(super) const UNIFIED: &str = "/sys/fs/cgroup";
 /// The group of all, of the old hierarchy.
 const ROOT_GROUP: &str = "/sys/fs/cgroup/memory";
 /// Least time between two lines: what is crossed is looked at anyway.

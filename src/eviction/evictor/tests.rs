@@ -41,6 +41,28 @@ async fn one_pod_goes_where_one_suffices() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn pages_of_files_go_before_pods_do() {
+    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}, "reclaims": {"memory.available": "512Mi"}}));
+    world.pod("large", 2 * GI, &json!({}));
+    world.pod("static", 3 * GI, &json!({"priority": 2_000_000_000}));
+    // A gibibyte and a half is left.
+    world.page_cache(3 * GI / 2, 3 * GI / 2);
+    world.wait(60.0).await;
+    assert_eq!(
+        world.told(),
+        [
+            "event EvictionThresholdMet: Attempting to reclaim memory",
+            &format!("take back {} of large first, until {} are left", GI, 5 * GI / 2),
+        ]
+    );
+    assert_eq!(world.conditions(), ["MemoryPressure"], "what is reported is what it is");
+    // Less of it than is missing is no help.
+    world.page_cache(3 * GI / 2, GI / 2);
+    world.wait(60.0).await;
+    assert!(world.told().contains(&"evict large in 1s for memory.available".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_shortage_is_met_within_a_second() {
     let world = World::new(&json!({"hard": {"memory.available": "1Gi"}}));
     world.pod("grows", GI, &json!({}));

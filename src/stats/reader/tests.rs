@@ -33,7 +33,7 @@ fn at(path: &str, depth: Depth) -> Wanted {
     Wanted { key: GroupKey::At(path.into()), depth: Some(depth) }
 }
 
-const MACHINE: MachineMemory = MachineMemory { total: 1000, swap_total: 100, swap_free: 40 };
+const MACHINE: MachineMemory = MachineMemory { total: 1000, available: 500, swap_total: 100, swap_free: 40 };
 
 #[test]
 fn a_group_of_the_unified_hierarchy() {
