@@ -266,7 +266,7 @@ async fn probes_that_begin_at_different_times_are_asked_together_from_their_seco
     let both = at(&world);
     assert_eq!((both.len(), both[2]), (4, both[3]));
     let longer = both[2] - both[0] - Duration::from_secs(10);
-    assert!(longer <= Duration::from_millis(500), "{longer:?}");
+    assert!(longer <= Duration::from_secs(1), "{longer:?}");
     pass(10).await;
     assert_eq!(at(&world)[4..], [both[2] + Duration::from_secs(10); 2]);
 }
@@ -280,11 +280,11 @@ async fn pods_that_begin_together_are_not_asked_together_for_ever() {
         object.metadata.uid = Some(format!("u{number}"));
         life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
     }
-    pass(20).await;
+    pass(21).await;
     let at = lock(&world.exact).clone();
     assert_eq!(at[..50], [at[0]; 50], "at once");
     let together = |turn: &[Instant]| turn.chunk_by(|a, b| a == b).map(<[_]>::len).collect::<Vec<_>>();
-    assert_eq!((together(&at[50..100]), at.len()), (vec![10; 5], 150));
+    assert_eq!((together(&at[50..100]), at.len()), (vec![16, 17, 17], 150));
     let later: Vec<_> = at[50..100].iter().map(|at| *at + Duration::from_secs(10)).collect();
     assert_eq!(at[100..], later, "and then every period");
 }
@@ -386,8 +386,8 @@ async fn what_is_asked_out_of_turn_is_asked_once_a_second_and_restarts_the_perio
     life.manager.ask_readiness(&"nobody".into(), "c");
     pass(9).await;
     assert_eq!(world.asked().len(), 5);
-    pass(2).await; // not on a mark
-    assert_eq!(world.asked().last(), Some(&3617));
+    pass(2).await;
+    assert_eq!(world.asked()[5..], [3618], "a period later, on the next mark");
 }
 
 #[tokio::test(start_paused = true)]
