@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::inside::{NODE, World, counted, only, page, shell, sized, until};
+use crate::inside::{NODE, World, counted, file, only, page, shell, sized, until};
 
 const WAITS: &str = "exec sleep 100000";
 
@@ -50,16 +50,12 @@ async fn evictions() -> f64 {
     counts.map(|(_, count)| count.parse::<f64>().expect("a number")).sum()
 }
 
-/// How many bytes of memory the agent sees available from now on: not what it remembers.
-async fn available() -> u64 {
-    let look = async || {
-        let summary: Value = serde_json::from_str(&page("/stats/summary").await?).ok()?;
-        Some(summary["node"]["memory"].clone())
-    };
-    let first = until("the summary", look).await;
-    let next = async || look().await.filter(|memory| memory["time"] != first["time"]);
-    let memory = until("the summary was made anew", next).await;
-    memory["availableBytes"].as_u64().expect("a number")
+/// How many mebibytes the pods may still use, as the agent counts.
+fn left() -> u64 {
+    const GROUP: &str = "/kubepods.slice";
+    let told = |name| file(GROUP, name).parse::<u64>().unwrap_or_else(|e| panic!("{name}: {e}"));
+    let used = told("memory.current") - counted(GROUP, "memory.stat", "inactive_file");
+    (told("memory.max") - used) >> 20
 }
 
 async fn stay<const N: usize>(world: &World, before: [Arc<Value>; N]) {
@@ -108,7 +104,7 @@ pub async fn of_pages_of_files_no_pod_has_to_go(world: &World) {
     let active = || counted("/kubepods.slice", "memory.stat", "active_file");
     until("the file was read", async || (active() > 35 << 20).then_some(())).await;
     // 85 mebibytes would be left, less than the threshold of 100, and 125 without the file; a sandbox takes some, too.
-    let filled = u32::try_from((available().await >> 20) - 85).expect("some mebibytes");
+    let filled = u32::try_from(left() - 85).expect("some mebibytes");
     world.run("holds", filling(&json!({"medium": "Memory"}), filled, &requesting("10Mi")));
     let others = world.until_ready(["reads", "holds"]).await;
     world.until_node("MemoryPressure", "True").await;
