@@ -1,7 +1,11 @@
 //! Frees what is short: what nobody needs first, then one pod at a time. One task owns who is on the way out.
 //! Behaviour: spec 05 §3.4 steps 8-13, §3.6-3.7.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::future::join_all;
 use tokio::{
@@ -39,6 +43,8 @@ const GONE: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_secs(1);
 /// How often pages of files are taken back before a pod has to go.
 const TAKINGS: usize = 4;
+/// Seconds that are left to a pod where a hard threshold is met.
+const SHORT: i64 = 1;
 /// How long a fresh look is waited for.
 const LOOK_PATIENCE: Duration = Duration::from_secs(15);
 
@@ -64,8 +70,8 @@ pub struct Evictor {
     pictures: watch::Receiver<Option<Arc<Picture>>>,
     /// Told to end and still there: they are not waited for again.
     stuck: HashSet<PodUid>,
-    /// For which signal nothing could be done, and until when that is not tried again.
-    held: Option<(Signal, Instant)>,
+    /// For which signals nothing could be done, and until when that is not tried again.
+    held: BTreeMap<Signal, Instant>,
     limits_at: Instant,
 }
 
@@ -95,7 +101,15 @@ impl Evictor {
         pictures: watch::Receiver<Option<Arc<Picture>>>,
         began: Instant,
     ) -> Self {
-        Self { config, deps, began, pictures, stuck: HashSet::new(), held: None, limits_at: Instant::now() + PERIOD }
+        Self {
+            config,
+            deps,
+            began,
+            pictures,
+            stuck: HashSet::new(),
+            held: BTreeMap::new(),
+            limits_at: Instant::now() + PERIOD,
+        }
     }
 
     /// Evicts until stopped.
@@ -119,7 +133,7 @@ impl Evictor {
             Cause::Shortage => self.relieve().await,
         };
         if let Outcome::Failed(signal, pause) = outcome {
-            self.held = Some((signal, Instant::now() + pause));
+            self.held.insert(signal, Instant::now() + pause);
         }
     }
 
@@ -127,13 +141,13 @@ impl Evictor {
     async fn wait(&mut self) -> Cause {
         loop {
             self.deps.pulse.works();
-            let held = self.held.filter(|(_, until)| *until > Instant::now());
-            let limits_at = self.limits_at;
+            let now = Instant::now();
+            self.held.retain(|_, until| *until > now);
+            let (held, limits_at) = (self.held.clone(), self.limits_at);
             let is_due = |picture: &Option<Arc<Picture>>| {
-                let first = picture.as_ref().and_then(|picture| picture.due.first());
-                first.is_some_and(|(first, _)| held.is_none_or(|(signal, _)| first.signal != signal))
+                picture.as_ref().is_some_and(|picture| first_but(&held, picture).is_some())
             };
-            let again = held.map_or_else(|| limits_at.max(Instant::now() + PERIOD), |(_, until)| until);
+            let again = held.values().min().copied().unwrap_or_else(|| limits_at.max(now + PERIOD));
             tokio::select! {
                 biased;
                 is_found = async { self.pictures.wait_for(is_due).await.is_ok() } => {
@@ -177,11 +191,9 @@ impl Evictor {
         Outcome::Freed
     }
 
-    /// Frees what the first threshold that is met calls for.
+    /// Frees what the first threshold that is met calls for, of those for which something may be done.
     async fn relieve(&mut self) -> Outcome {
-        let picture = self.latest();
-        let Some((first, _)) = picture.due.first() else { return Outcome::Nothing };
-        let signal = first.signal;
+        let Some(signal) = first_but(&self.held, &self.latest()) else { return Outcome::Nothing };
         let needs =
             if matches!(signal, Signal::Memory | Signal::AllocatableMemory) { Needs::Memory } else { Needs::DisksNow };
         let active = self.deps.pods.active();
@@ -208,8 +220,11 @@ impl Evictor {
             if is_relieved(&picture) {
                 return Outcome::Freed;
             }
+            // Whose pages were taken is not the one who fills memory.
+            let active = self.deps.pods.active();
+            candidates = self.candidates(active, needs).await.unwrap_or(candidates);
         }
-        self.evict_one(&picture, candidates).await
+        self.evict_one(signal, &picture, candidates).await
     }
 
     /// Has pages of files taken back where they are what is missing: they count as used, and can be had. Says whether it
@@ -218,7 +233,9 @@ impl Evictor {
         if !matches!(signal, Signal::Memory | Signal::AllocatableMemory) {
             return false;
         }
-        let Some((bytes, least)) = missing(&picture.thresholds, &picture.seen, signal) else { return false };
+        // A soft threshold whose grace has not passed calls for nothing yet.
+        let due: Vec<Threshold> = picture.due.iter().map(|(threshold, _)| threshold.clone()).collect();
+        let Some((bytes, least)) = missing(&due, &picture.seen, signal) else { return false };
         rank(candidates, signal, picture.layout);
         let Some(worst) = candidates.iter().find(|candidate| !is_exempt(candidate)) else { return false };
         self.deps.pulse.works();
@@ -244,10 +261,10 @@ impl Evictor {
         containers || images
     }
 
-    /// Lets the first pod go that may.
-    async fn evict_one(&mut self, picture: &Picture, mut candidates: Vec<Candidate>) -> Outcome {
-        let Some((first, since)) = picture.due.first() else { return Outcome::Freed };
-        let signal = first.signal;
+    /// Lets the first pod go that may; none where that signal calls for it no more.
+    async fn evict_one(&mut self, signal: Signal, picture: &Picture, mut candidates: Vec<Candidate>) -> Outcome {
+        let is_it = |due: &&(Threshold, Moment)| due.0.signal == signal;
+        let Some((first, since)) = picture.due.iter().find(is_it) else { return Outcome::Freed };
         info!(resourceName = resource(signal), "Eviction manager: must evict pod(s) to reclaim");
         rank(&mut candidates, signal, picture.layout);
         let names: Vec<String> = candidates.iter().map(|candidate| candidate.pod.object_name()).collect();
@@ -256,7 +273,8 @@ impl Evictor {
             let seen = picture.seen.get(&threshold.signal).map_or(picture.at, |seen| seen.at);
             self.deps.metrics.stats_age(threshold.signal.as_str(), self.began.elapsed().saturating_sub(seen));
         }
-        let due: Vec<Threshold> = picture.due.iter().map(|(threshold, _)| threshold.clone()).collect();
+        let (its, others): (Vec<_>, Vec<_>) = picture.due.iter().partition(is_it);
+        let due: Vec<Threshold> = its.into_iter().chain(others).map(|(threshold, _)| threshold.clone()).collect();
         for candidate in &candidates {
             let pod = &candidate.pod;
             if is_exempt(candidate) {
@@ -287,7 +305,7 @@ impl Evictor {
         let event = Event::warning(pod.id(), "Evicted", verdict.message.clone());
         self.deps.events.record(event.annotated(verdict.annotations.iter().cloned()));
         self.deps.pulse.expects(Duration::from_secs(verdict.grace.max(0).unsigned_abs()).saturating_mul(2));
-        match self.deps.pods.evict(pod, verdict).await {
+        match self.end(pod, verdict).await {
             Ok(()) => info!(pod = %pod.object_name(), "Eviction manager: pod is evicted successfully"),
             Err(err) => {
                 let text = "Container runtime did not kill the pod within specified grace period.";
@@ -301,6 +319,20 @@ impl Evictor {
             info!(pod = %pod.object_name(), "Eviction manager: timed out waiting for pods to be cleaned up");
         }
         is_gone
+    }
+
+    /// Stops a pod. One that was given time has none left once a hard threshold of that signal is crossed.
+    async fn end(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
+        let mut pictures = self.pictures.clone();
+        let is_hard = |(due, _): &(Threshold, Moment)| due.is_hard() && due.signal.as_str() == verdict.signal;
+        let is_urgent = |picture: &Option<Arc<Picture>>| picture.as_ref().is_some_and(|p| p.due.iter().any(is_hard));
+        tokio::select! {
+            biased;
+            ended = self.deps.pods.evict(pod, verdict) => return ended,
+            Ok(_) = pictures.wait_for(is_urgent), if verdict.grace > SHORT => {}
+        }
+        info!(pod = %pod.object_name(), "Eviction manager: a hard threshold is met, the pod has to end at once");
+        self.deps.pods.evict(pod, &Verdict { grace: SHORT, ..verdict.clone() }).await
     }
 
     fn remember(&mut self, stuck: impl Iterator<Item = PodUid>) {
@@ -334,6 +366,11 @@ impl Evictor {
         }
         self.latest()
     }
+}
+
+/// What is to be relieved first, but for what is on hold.
+fn first_but(held: &BTreeMap<Signal, Instant>, picture: &Picture) -> Option<Signal> {
+    picture.due.iter().map(|(threshold, _)| threshold.signal).find(|signal| !held.contains_key(signal))
 }
 
 /// Whether the node is short of nothing any more, which is told.

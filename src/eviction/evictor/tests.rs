@@ -106,6 +106,59 @@ async fn a_soft_threshold_leaves_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_with_time_has_none_left_once_a_hard_threshold_is_met() {
+    let fields = json!({"soft": {"memory.available": "2Gi"}, "graces": {"memory.available": "10s"},
+        "hard": {"memory.available": "1Gi"}});
+    let world = World::new(&fields);
+    let usage = PodUse { memory: Some(6 * GI - GI / 4), ..PodUse::default() };
+    world.running("slow", usage, &json!({}), Duration::from_secs(9));
+    world.wait(15.0).await;
+    assert!(world.told().contains(&"evict slow in 5s for memory.available".to_owned()));
+    world.memory_used(2 * GI);
+    world.wait(1.0).await;
+    assert_eq!(world.told(), ["evict slow in 1s for memory.available"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_soft_threshold_with_time_left_costs_no_pod_its_pages_would_save() {
+    let fields = json!({"soft": {"memory.available": "4Gi"}, "graces": {"memory.available": "5m"},
+        "hard": {"memory.available": "2Gi"}});
+    let world = World::new(&fields);
+    world.pod("web", 5 * GI, &json!({}));
+    world.page_cache(3 * GI / 2, GI);
+    world.wait(60.0).await;
+    let told = world.told();
+    assert_eq!(told.last(), Some(&format!("take back {} of web first, until {} are left", GI / 2, 2 * GI)));
+    assert_eq!(world.evicted("memory.available"), 0, "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_that_were_enough_cost_no_pod_for_the_disk_before_images_went() {
+    let fields = json!({"hard": {"memory.available": "2Gi", "nodefs.available": "10Gi", "imagefs.available": "10Gi"}});
+    let world = World::new(&fields);
+    world.pod("web", 5 * GI, &json!({}));
+    world.page_cache(3 * GI / 2, GI);
+    world.disk_used(60 * GI, 35 * GI);
+    world.wait(60.0).await;
+    let told = world.told();
+    assert!(told.iter().any(|told| told.starts_with("take back ")), "{told:?}");
+    assert!(told.contains(&"remove images".to_owned()), "{told:?}");
+    assert!(!told.iter().any(|told| told.starts_with("evict")), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shortage_that_cannot_be_relieved_hides_no_other() {
+    let fields = json!({"hard": {"memory.available": "2Gi", "nodefs.available": "10Gi", "imagefs.available": "10Gi"}});
+    let world = World::new(&fields);
+    world.pod("static", 7 * GI, &json!({"priority": 2_000_000_000}));
+    world.disk_used(60 * GI, 35 * GI);
+    world.wait(5.0).await;
+    assert!(world.told().contains(&"remove images".to_owned()));
+    world.wait(35.0).await;
+    assert!(world.told().len() <= 4, "and it is not tried more often for that");
+}
+
+#[tokio::test(start_paused = true)]
 async fn unused_images_go_before_pods() {
     // AC-05-18
     let world = World::new(&json!({"hard": {"nodefs.available": "10%"}, "reclaims": {"nodefs.available": "5Gi"}}));
