@@ -5,7 +5,11 @@ use std::{sync::Arc, time::Duration};
 use berth::pod::Pod;
 use serde_json::{Value, json};
 
-use crate::kit::{agent::Machine, pods::pod_with, scripted::Behaviour};
+use crate::kit::{
+    agent::Machine,
+    pods::pod_with,
+    scripted::{Behaviour, Fault, ScriptedCri},
+};
 
 const SOON: Duration = Duration::from_secs(2);
 
@@ -58,9 +62,37 @@ async fn a_pod_for_which_others_go_starts_when_they_are_gone_and_not_by_an_updat
     machine.cri.until("the other is stopped", SOON, |cri| cri.count("stop_container") == 1).await;
     agent.api([&small, &critical("2", gate("False"))]).await;
     agent.api([&small, &critical("2", gate("True"))]).await;
-    let both = |cri: &crate::kit::scripted::ScriptedCri| cri.targets("run_podsandbox").len() == 2;
+    let both = |cri: &ScriptedCri| cri.targets("run_podsandbox").len() == 2;
     machine.cri.until("it starts", Duration::from_secs(15), both).await;
     assert!(machine.cri.running("small", "main").is_empty(), "not before the other was gone");
     machine.cri.until("it runs", SOON, |cri| cri.running("critical", "main").len() == 1).await;
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_does_not_die_keeps_no_critical_pod_out() {
+    // spec 02a §6.3: a kill that failed is told once and skipped.
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    machine.cri.fault("stop_container", "stuck", Fault::Hang, None);
+    agent.files([]).await;
+    let stuck = asking("stuck", "3", 0, "1", gate("True"));
+    agent.api([&stuck]).await;
+    machine.cri.until("it runs", SOON, |cri| cri.running("stuck", "main").len() == 1).await;
+    let first = asking("first", "3", 2_000_000_000, "1", gate("True"));
+    agent.api([&stuck, &first]).await;
+    machine.cri.until("the other is to stop", SOON, |cri| cri.count("stop_container") == 1).await;
+    // One that is worth more still comes while the first one waits: nothing of that one could be killed.
+    let second = asking("second", "3", 2_000_001_000, "1", gate("True"));
+    agent.api([&stuck, &first, &second]).await;
+    let is_in = |cri: &ScriptedCri| cri.running("first", "main").len() + cri.running("second", "main").len() == 1;
+    machine.cri.until("one of them starts", Duration::from_secs(30), is_in).await;
+    let told = |reason: &str| agent.events.texts().iter().filter(|text| text.starts_with(reason)).count();
+    assert!((1..=2).contains(&told("ExceededGracePeriod")), "{:?}", agent.events.texts());
+    machine
+        .cri
+        .until("the worthier one runs", Duration::from_secs(30), |cri| cri.running("second", "main").len() == 1)
+        .await;
+    assert!((2..=3).contains(&told("Preempting")), "{:?}", agent.events.texts());
     agent.stop(SOON).await;
 }

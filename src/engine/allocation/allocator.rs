@@ -217,10 +217,10 @@ impl Allocator {
         self.shared.change(|state| state.entries.remove(pod.uid()));
     }
 
-    /// Counts all victims of one preemption: tell it once, when they are killed.
-    pub fn preempted(&self, admitted: &Admitted) {
-        let count = u64::try_from(admitted.victims.len()).unwrap_or(u64::MAX);
-        self.deps.admission.preemptions.with_label_values(&[admitted.signal.as_str()]).inc_by(count);
+    /// Counts the victims of one preemption: to be called for each when it is killed (spec 08 §4.8).
+    pub fn victims_of(&self, admitted: &Admitted) -> impl Fn() + Send + Sync + use<> {
+        let counter = self.deps.admission.preemptions.with_label_values(&[admitted.signal.as_str()]);
+        move || counter.inc()
     }
 
     /// Forgets a pod that is gone. The file follows with the next write.

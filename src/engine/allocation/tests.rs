@@ -309,7 +309,7 @@ async fn a_critical_pods_resize_names_its_victims_once() {
     let active = [wanted.clone(), victim];
     let tried = bench.retry(&mut allocator, Trigger::PodUpdated, &active).await;
     assert_eq!(tried.preempt.len(), 1);
-    allocator.preempted(&tried.preempt[0].admitted);
+    allocator.victims_of(&tried.preempt[0].admitted)();
     assert_eq!(bench.rejections.preemptions.with_label_values(&["cpu"]).get(), 1);
     assert!(bench.retry(&mut allocator, Trigger::PodsAdded, &active).await.preempt.is_empty());
     assert_eq!(bench.retry(&mut allocator, Trigger::Periodic, &active).await.preempt.len(), 1, "it stayed");

@@ -15,7 +15,7 @@ use crate::{
         ports::Event,
         worker::Cause,
     },
-    pod::{Operation, Pod, PodChange, api, qos::Qos},
+    pod::{Operation, Pod, PodChange, PodUid, api, qos::Qos},
     status::{baseline::is_unaware, conditions::gates_moved},
 };
 
@@ -60,12 +60,19 @@ impl SyncLoop {
 
     /// Admits a pod that is new to this node and hands it to a worker.
     pub(super) async fn add(&mut self, pod: Arc<Pod>) {
+        self.add_beside(pod, &[]).await;
+    }
+
+    /// As [`SyncLoop::add`], for a pod for which those others were told to end: what is left of them is in nobody's way.
+    pub(super) async fn add_beside(&mut self, pod: Arc<Pod>, ending: &[PodUid]) {
         let stopping = self.records.get(pod.uid()).is_some_and(Record::is_stopping);
         if stopping || pod.is_api_terminal() {
             self.hand_over(&pod, Cause::Create);
             return;
         }
-        let active = self.active_pods();
+        // Those for which others have to go are not there yet: nothing of them could be killed.
+        let counts = |pod: &Arc<Pod>| !self.preempting.contains(pod.uid()) && !ending.contains(pod.uid());
+        let active: Vec<Arc<Pod>> = self.active_pods().into_iter().filter(counts).collect();
         let node = self.context.node.borrow().clone();
         let presence = if self.runs_already(&pod) { Presence::Running } else { Presence::Absent };
         match self.allocator.admit(Candidate { pod: &pod, presence, active: &active, node: &node }) {
@@ -120,8 +127,9 @@ impl SyncLoop {
     fn preempt(&mut self, pod: Option<Arc<Pod>>, admitted: Admitted) {
         let commands = self.commands.clone();
         let events = self.context.events.clone();
-        self.allocator.preempted(&admitted);
+        let count = self.allocator.victims_of(&admitted);
         self.context.tasks.spawn(async move {
+            let ending = admitted.victims.iter().map(|victim| victim.uid().clone()).collect();
             for victim in admitted.victims {
                 events.record(Event::warning(victim.id(), preemption::REASON, preemption::MESSAGE));
                 let status = StatusOverride {
@@ -135,14 +143,17 @@ impl SyncLoop {
                     is_unready: false,
                     words: Duration::ZERO,
                 };
-                if let Err(text) = kill_and_wait(&commands, &victim, None, Some(status)).await {
-                    let message = "Container runtime did not kill the pod within specified grace period.";
-                    events.record(Event::warning(victim.id(), "ExceededGracePeriod", message));
-                    error!(pod = %victim.object_name(), err = %text, "Preemption: pod failed to evict");
+                match kill_and_wait(&commands, &victim, None, Some(status)).await {
+                    Ok(()) => count(),
+                    Err(text) => {
+                        let message = "Container runtime did not kill the pod within specified grace period.";
+                        events.record(Event::warning(victim.id(), "ExceededGracePeriod", message));
+                        error!(pod = %victim.object_name(), err = %text, "Preemption: pod failed to evict");
+                    }
                 }
             }
             if let Some(pod) = pod {
-                let _ = commands.send(Command::Preempted(pod)).await; // a closed loop needs no pod
+                let _ = commands.send(Command::Preempted { pod, ending }).await; // a closed loop needs no pod
             }
         });
     }

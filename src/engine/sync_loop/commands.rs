@@ -36,7 +36,12 @@ pub enum Command {
         reply: oneshot::Sender<Option<watch::Receiver<Lifecycle>>>,
     },
     /// A critical pod for which others have been preempted.
-    Preempted(Arc<Pod>),
+    Preempted {
+        /// The critical one.
+        pod: Arc<Pod>,
+        /// Those that were told to end, also where they would not.
+        ending: Vec<PodUid>,
+    },
     /// What every worker is doing.
     Describe(oneshot::Sender<Vec<WorkerView>>),
     /// What a sweep found on disk and in the cgroup tree.
@@ -82,11 +87,11 @@ impl SyncLoop {
                 });
                 let _ = reply.send(life); // who asked may be gone
             }
-            Command::Preempted(pod) => {
+            Command::Preempted { pod, ending } => {
                 self.preempting.remove(pod.uid());
                 let begun = self.records.contains_key(pod.uid()); // its deletion
                 if let Some(pod) = self.pods.pod(pod.uid()).filter(|_| !begun).cloned() {
-                    self.add(pod).await;
+                    self.add_beside(pod, &ending).await;
                 }
             }
             Command::Describe(reply) => {
