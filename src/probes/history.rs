@@ -53,7 +53,9 @@ impl Histories {
         let probes = all.entry(container.clone()).or_default();
         let found = probes.iter().position(|(known, _)| *known == kind);
         let index = found.unwrap_or_else(|| {
-            probes.push((kind, VecDeque::new()));
+            // Most have one run for ever, of one probe or two: what is not needed is not taken.
+            probes.reserve_exact(1);
+            probes.push((kind, VecDeque::with_capacity(1)));
             probes.len() - 1
         });
         let Some((_, runs)) = probes.get_mut(index) else { return };

@@ -13,7 +13,7 @@
 //! (`marks`), and attempts are polled by this task instead of being tasks of their own that other threads take.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     future::poll_fn,
     panic::AssertUnwindSafe,
     sync::Arc,
@@ -27,7 +27,10 @@ use futures::{
     stream::FuturesUnordered,
 };
 use rand::Rng;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
 use tokio_util::{
     sync::CancellationToken,
     time::{DelayQueue, delay_queue},
@@ -55,6 +58,12 @@ use crate::{
 const BETWEEN_ASKED: Duration = Duration::from_secs(1);
 /// What an earlier agent learnt of containers that nobody has begun to probe by then is forgotten.
 const RESTORED_FOR: Duration = Duration::from_secs(600);
+
+/// So many attempts of one moment begin together, and one more as each ends: what they need at the same time is memory
+/// that stays with the agent…
+const TOGETHER: usize = 8;
+/// … and as many more after that, for nobody waits for those that hang.
+const SOON: Duration = Duration::from_millis(2);
 
 /// What the task is told.
 #[derive(Debug)]
@@ -96,6 +105,8 @@ struct Probe {
     /// Its moments are this one and whole periods after it.
     base: Instant,
     timer: Option<delay_queue::Key>,
+    /// Its moment has come, and others of it come first.
+    is_in_line: bool,
     attempt: Option<(AbortHandle, Instant)>,
     /// It is asked for out of turn.
     is_asked: bool,
@@ -117,6 +128,9 @@ pub struct Owner {
     by_pod: HashMap<PodUid, Vec<ProbeId>>,
     last_id: ProbeId,
     wheel: DelayQueue<ProbeId>,
+    /// Those whose moment has come, and when the next of them begin at the latest.
+    line: VecDeque<ProbeId>,
+    line_moves_at: Instant,
     attempts: FuturesUnordered<BoxFuture<'static, Option<Ended>>>,
 }
 
@@ -133,6 +147,8 @@ impl Owner {
             by_pod: HashMap::new(),
             last_id: 0,
             wheel: DelayQueue::new(),
+            line: VecDeque::new(),
+            line_moves_at: Instant::now(),
             attempts: FuturesUnordered::new(),
         }
     }
@@ -158,7 +174,9 @@ impl Owner {
                     if let Some((id, outcome)) = ended {
                         self.on_ended(id, outcome);
                     }
+                    self.move_line(1);
                 }
+                () = sleep_until(self.line_moves_at), if !self.line.is_empty() => self.move_line(TOGETHER),
                 due = poll_fn(|context| due(&mut self.wheel, context)) => {
                     self.on_moments(due);
                 }
@@ -223,6 +241,7 @@ impl Owner {
             turn: Turn::new(fixed),
             base,
             timer: None,
+            is_in_line: false,
             attempt: None,
             is_asked: false,
             asked_at: None,
@@ -254,10 +273,10 @@ impl Owner {
         self.schedule(id);
     }
 
-    /// Puts a probe's next moment on the wheel; none while an attempt is under way.
+    /// Puts a probe's next moment on the wheel; none while an attempt is under way or about to begin.
     fn schedule(&mut self, id: ProbeId) {
         let Some(probe) = self.probes.get_mut(&id) else { return };
-        if probe.attempt.is_some() {
+        if probe.attempt.is_some() || probe.is_in_line {
             return;
         }
         let at = probe.next_moment(Instant::now());
@@ -267,15 +286,30 @@ impl Owner {
         }
     }
 
-    /// Begins them, those alike one after the other; each has the same place every time.
+    /// Puts them in line, those alike one after the other; each has the same place every time.
     fn on_moments(&mut self, mut due: Vec<ProbeId>) {
         due.sort_unstable_by_key(|id| (self.probes.get(id).map(|probe| probe.handler), *id));
         for id in &due {
             if let Some(probe) = self.probes.get_mut(id) {
-                probe.timer = None; // it is not on the wheel any more
+                (probe.timer, probe.is_in_line) = (None, true); // it is not on the wheel any more
             }
         }
-        due.iter().for_each(|id| self.on_moment(*id));
+        let is_first = self.line.is_empty();
+        self.line.extend(due);
+        if is_first {
+            self.move_line(TOGETHER);
+        }
+    }
+
+    /// Begins the next so many attempts of those in line.
+    fn move_line(&mut self, most: usize) {
+        let before = self.attempts.len();
+        while self.attempts.len() < before + most
+            && let Some(id) = self.line.pop_front()
+        {
+            self.on_moment(id);
+        }
+        self.line_moves_at = Instant::now() + SOON;
     }
 
     fn on_moment(&mut self, id: ProbeId) {
@@ -284,6 +318,7 @@ impl Owner {
         let asked = self.probes.get(&id).filter(|probe| probe.is_asked).map(|probe| *probe.turn.fixed());
         let restarted = asked.map(|fixed| self.place(fixed.kind, now + fixed.pace.period, fixed.pace.period));
         let Some(probe) = self.probes.get_mut(&id) else { return };
+        probe.is_in_line = false;
         if let Some(base) = restarted {
             (probe.base, probe.is_asked, probe.asked_at) = (base, false, Some(now));
         }

@@ -290,6 +290,23 @@ async fn pods_that_begin_together_are_not_asked_together_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn few_begin_together_and_nobody_waits_for_those_that_hang() {
+    let world = World::new((0..16).map(|_| success()).chain([Act::Hangs]));
+    let life = Life::settled(&world).await;
+    for number in 0..16 {
+        let mut object = pod_with(json!({"readinessProbe": tcp(10)})).to_object();
+        object.metadata.uid = Some(format!("u{number}"));
+        life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
+    }
+    pass(11).await;
+    let at = lock(&world.exact)[16..].to_vec();
+    let first = *at.first().expect("the second turn");
+    assert_eq!(at.len(), 16);
+    assert_eq!(at[..TOGETHER], [first; TOGETHER]);
+    assert!(at[TOGETHER..].iter().all(|at| (SOON..=2 * SOON).contains(&(*at - first))), "{at:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_has_to_wait_for_an_answer_begins_first() {
     let world = World::new([success()]);
     let life = Life::settled(&world).await;
