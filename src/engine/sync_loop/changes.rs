@@ -83,7 +83,7 @@ impl SyncLoop {
             }
             Ok(admitted) => {
                 self.preempting.insert(pod.uid().clone());
-                self.preempt(Some(pod), admitted);
+                self.preempt(Some(pod), admitted, ending.to_vec());
             }
             Err(refusal) => self.reject(&pod, &refusal),
         }
@@ -119,17 +119,18 @@ impl SyncLoop {
             }
         }
         for Preempt { admitted, .. } in done.preempt {
-            self.preempt(None, admitted);
+            self.preempt(None, admitted, Vec::new());
         }
     }
 
     /// Kills others for a critical pod in a task of its own; a pod given is admitted again then.
-    fn preempt(&mut self, pod: Option<Arc<Pod>>, admitted: Admitted) {
+    /// Others were told to end before, and are still in nobody's way.
+    fn preempt(&mut self, pod: Option<Arc<Pod>>, admitted: Admitted, mut ending: Vec<PodUid>) {
         let commands = self.commands.clone();
         let events = self.context.events.clone();
         let count = self.allocator.victims_of(&admitted);
         self.context.tasks.spawn(async move {
-            let ending = admitted.victims.iter().map(|victim| victim.uid().clone()).collect();
+            ending.extend(admitted.victims.iter().map(|victim| victim.uid().clone()));
             for victim in admitted.victims {
                 events.record(Event::warning(victim.id(), preemption::REASON, preemption::MESSAGE));
                 let status = StatusOverride {
