@@ -89,6 +89,14 @@ impl Container {
         matches!(self.state, State::Ended { .. })
     }
 
+    /// Processes that were killed in it for want of memory, as far as was seen.
+    pub fn kills(&self) -> u64 {
+        match self.state {
+            State::Ended { exit, .. } => exit.oom_kills,
+            State::Running | State::Draining { .. } => self.memory.as_ref().map_or(0, Memory::kills),
+        }
+    }
+
     /// As a daemon is told.
     pub fn held(&self) -> Held {
         let exit = match self.state {

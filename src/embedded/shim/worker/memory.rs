@@ -2,8 +2,9 @@
 //!
 //! The unified hierarchy counts them in `memory.events`, which inotify watches. The old one counts in
 //! `memory.oom_control` and tells over an eventfd, *before* it kills: the count is read again a little later.
-//! systemd removes the scope of a container as soon as it is empty, which may be before its count was read: what was told of
-//! it and the count of the group above, which has its kills, too, then say the same.
+//! systemd removes the scope of a container as soon as it is empty, which may be before its count was read, and before the
+//! kernel's worker has told anybody of a change: the count of the group above has its kills, too, and those that are nobody
+//! else's of the pod are then its own.
 //! Behaviour: spec 09a §12.
 
 use std::{
@@ -33,15 +34,32 @@ pub struct Memory {
     seen: u64,
     last: Option<Instant>,
     again: Option<Instant>,
-    /// Of the group above; unified hierarchy only.
+    /// At the start, of the group above (unified hierarchy only), and of the pod's other containers.
+    at_start: Beside,
+}
+
+/// Kills beside those of a container.
+#[derive(Clone, Copy, Debug, Default)]
+struct Beside {
     above: u64,
-    /// Whether a change was told of that could not be read any more.
-    is_missed: bool,
+    others: u64,
+}
+
+/// What the last look showed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LastLook {
+    /// Nothing new.
+    Same,
+    /// It killed since the look before.
+    Killed,
+    /// The group has gone, and what it counted last with it: [`Memory::claim`] tells.
+    Gone,
 }
 
 impl Memory {
-    /// Watches the first of these groups that counts; none where none does.
-    pub fn watch(groups: &[PathBuf]) -> Option<Self> {
+    /// Watches the first of these groups that counts; none where none does. `others`: kills so far in other containers of
+    /// the group above.
+    pub fn watch(groups: &[PathBuf], others: u64) -> Option<Self> {
         let find = |name: &str| groups.iter().map(|group| group.join(name)).find(|file| file.exists());
         let (file, told, is_early) = if let Some(file) = find("memory.events") {
             let told = watch_unified(&file);
@@ -51,10 +69,10 @@ impl Memory {
             let told = watch_old(&file);
             (file, told, true)
         };
-        let mut memory =
-            Self { file, told, is_early, first: 0, seen: 0, last: None, again: None, above: 0, is_missed: false };
+        let at_start = Beside { above: 0, others };
+        let mut memory = Self { file, told, is_early, first: 0, seen: 0, last: None, again: None, at_start };
+        memory.at_start.above = memory.count_above();
         memory.seen = memory.count().unwrap_or_default();
-        memory.above = memory.count_above();
         memory.first = memory.seen;
         Some(memory)
     }
@@ -71,33 +89,45 @@ impl Memory {
 
     /// Takes what was told, and looks.
     pub fn look(&mut self, now: Instant) {
-        let told = self.take_told();
-        self.again = (told.is_some() && self.is_early).then(|| now + SOON);
-        self.update(now, told == Some(true));
+        let is_told = self.take_told();
+        self.again = (is_told && self.is_early).then(|| now + SOON);
+        if self.update() == LastLook::Killed {
+            self.last = Some(now);
+        }
     }
 
-    /// Takes what was told: whether that was a change of the file; nothing where nothing was.
-    fn take_told(&self) -> Option<bool> {
-        let fd = self.told.as_ref()?;
+    /// Takes what was told: whether anything was.
+    fn take_told(&self) -> bool {
+        let Some(fd) = &self.told else { return false };
         if self.is_early {
-            return rustix::io::read(fd, &mut [0_u8; 8]).ok().map(|_| false);
+            return rustix::io::read(fd, &mut [0_u8; 8]).is_ok();
         }
         let mut space = [MaybeUninit::uninit(); 512];
-        let (mut events, mut told) = (inotify::Reader::new(fd, &mut space), None);
-        while let Ok(event) = events.next() {
-            told = Some(told == Some(true) || event.events().contains(inotify::ReadFlags::MODIFY));
+        let (mut events, mut is_told) = (inotify::Reader::new(fd, &mut space), false);
+        while events.next().is_ok() {
+            is_told = true;
         }
-        told
+        is_told
     }
 
-    /// Looks once more after the end; whether it killed since the last look.
-    pub fn last_look(&mut self, now: Instant) -> bool {
-        let before = self.seen;
-        let earlier = self.last;
-        let told = self.take_told();
-        self.update(now, told == Some(true));
-        self.last = earlier;
-        self.seen > before
+    /// Looks once more after the end.
+    pub fn last_look(&mut self) -> LastLook {
+        self.take_told();
+        self.update()
+    }
+
+    /// Takes for its own what was killed below the group above and in none of its other containers (`others`, so far) since
+    /// the start; whether that is more than was seen.
+    ///
+    /// Where the group above is not the pod's alone (who called us named none), it may take a neighbour's kill for its own.
+    pub fn claim(&mut self, others: u64) -> bool {
+        let below = self.count_above().saturating_sub(self.at_start.above);
+        let own = below.saturating_sub(others.saturating_sub(self.at_start.others));
+        let is_more = own > self.kills();
+        if is_more {
+            self.seen = self.first + own;
+        }
+        is_more
     }
 
     /// When it was last seen to kill.
@@ -110,24 +140,14 @@ impl Memory {
         self.seen.saturating_sub(self.first)
     }
 
-    fn update(&mut self, now: Instant, is_changed: bool) {
-        let above = self.count_above();
-        let count = match self.count() {
-            Some(count) => {
-                self.above = above;
-                count
+    fn update(&mut self) -> LastLook {
+        match self.count() {
+            None => LastLook::Gone,
+            Some(count) if count > self.seen => {
+                self.seen = count;
+                LastLook::Killed
             }
-            // The group has gone: nothing more is killed.
-            None => {
-                self.is_missed |= is_changed;
-                let missed = above.saturating_sub(self.above);
-                if self.is_missed { self.seen + missed } else { self.seen }
-            }
-        };
-        if count > self.seen {
-            self.seen = count;
-            self.above = above;
-            self.last = Some(now);
+            Some(_) => LastLook::Same,
         }
     }
 
@@ -184,46 +204,46 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("memory.events");
         fs::write(&file, "oom_kill 4\n").expect("written");
-        let mut memory = Memory::watch(&[folder.path().to_owned()]).expect("a counter");
+        let mut memory = Memory::watch(&[folder.path().to_owned()], 0).expect("a counter");
         let start = Instant::now();
         memory.look(start);
         assert_eq!((memory.kills(), memory.last_kill()), (0, None));
         fs::write(&file, "oom_kill 5\n").expect("written");
         memory.look(start);
         assert_eq!((memory.kills(), memory.last_kill()), (1, Some(start)));
-        assert!(!memory.last_look(start + SOON));
+        assert_eq!(memory.last_look(), LastLook::Same);
         fs::write(&file, "oom_kill 7\n").expect("written");
-        assert!(memory.last_look(start + SOON));
+        assert_eq!(memory.last_look(), LastLook::Killed);
         assert_eq!((memory.kills(), memory.last_kill()), (3, Some(start)));
         fs::remove_file(&file).expect("removed");
-        assert!(!memory.last_look(start), "the group has gone");
-        assert!(Memory::watch(&[folder.path().to_owned()]).is_none());
+        assert_eq!(memory.last_look(), LastLook::Gone);
+        assert!(Memory::watch(&[folder.path().to_owned()], 0).is_none());
     }
 
     #[test]
     fn a_kill_in_a_group_that_has_gone_is_told_by_the_one_above() {
-        let start = Instant::now();
-        // How often it killed in the group itself, and above it in all, before the look.
-        for (name, writes, above, expected) in [
-            ("killed", true, 3, (true, 1)),
-            ("in another group", false, 3, (false, 0)),
-            ("it met its limit", true, 2, (false, 0)),
+        // What the group itself was seen to kill, what was killed below the one above and in others, and what follows.
+        for (name, own, above, others, expected) in [
+            ("killed, and never looked at", 0, 3, 1, (true, 1)),
+            ("another container was killed", 0, 3, 2, (false, 0)),
+            ("both", 0, 5, 3, (true, 1)),
+            ("nobody", 0, 2, 1, (false, 0)),
+            ("all that it killed was seen", 1, 3, 1, (false, 1)),
+            ("it killed again", 1, 4, 1, (true, 2)),
+            ("the group above has gone, too", 1, 0, 1, (false, 1)),
         ] {
             let pod = tempfile::tempdir().expect("a folder");
-            let (own, all) = (pod.path().join("own/memory.events"), pod.path().join("memory.events"));
-            fs::create_dir(pod.path().join("own")).expect("a group");
-            fs::write(&own, "oom_kill 0\n").expect("written");
+            let (group, all) = (pod.path().join("own"), pod.path().join("memory.events"));
+            fs::create_dir(&group).expect("a group");
+            fs::write(group.join("memory.events"), "oom_kill 4\n").expect("written");
             fs::write(&all, "oom_kill 2\n").expect("written");
-            let mut memory = Memory::watch(&[pod.path().join("own")]).expect("a counter");
-            if writes {
-                let mut file = OpenOptions::new().append(true).open(&own).expect("open");
-                file.write_all(b"oom 1\n").expect("written");
-            }
+            let mut memory = Memory::watch(std::slice::from_ref(&group), 1).expect("a counter");
+            fs::write(group.join("memory.events"), format!("oom_kill {}\n", 4 + own)).expect("written");
+            memory.look(Instant::now());
             fs::write(&all, format!("oom_kill {above}\n")).expect("written");
-            fs::remove_dir_all(pod.path().join("own")).expect("removed");
-            memory.look(start);
-            let seen = memory.last_look(start) || memory.last_kill().is_some();
-            assert_eq!((seen, memory.kills()), expected, "{name}");
+            fs::remove_dir_all(&group).expect("removed");
+            assert_eq!(memory.last_look(), LastLook::Gone, "{name}");
+            assert_eq!((memory.claim(others), memory.kills()), expected, "{name}");
         }
     }
 }

@@ -105,6 +105,8 @@ struct Worker<'a> {
     pod: Pod,
     containers: BTreeMap<u32, Container>,
     starts: BTreeMap<u32, Start>,
+    /// Kills for want of memory in containers that are not known any more.
+    kills_before: u64,
     last_key: u32,
     events: Events,
     /// Ends of children nobody knew while something was being started.
@@ -150,6 +152,7 @@ pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Res
         pod: Pod::default(),
         containers: BTreeMap::new(),
         starts: BTreeMap::new(),
+        kills_before: 0,
         last_key: 0,
         events: Events::default(),
         unclaimed: Vec::new(),

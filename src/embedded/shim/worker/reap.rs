@@ -12,7 +12,7 @@ use super::{
     Worker,
     container::{Container, DRAIN, State},
     groups, journal,
-    memory::Memory,
+    memory::{LastLook, Memory},
     verdict::Ending,
 };
 use crate::sys::step;
@@ -73,18 +73,13 @@ impl Worker<'_> {
             self.events.push(Target::Init, ended.exit());
             return;
         }
+        let is_first = |container: &Container| container.is_running() && container.started.pid == pid;
+        let key = self.containers.iter().find_map(|(key, container)| is_first(container).then_some(*key));
+        if let Some(key) = key {
+            self.container_ended(key, ended, now);
+            return;
+        }
         for container in self.containers.values_mut() {
-            if container.is_running() && container.started.pid == pid {
-                step::reached("shim.reaped");
-                let exit = last_words(container, ended, now);
-                let record = ExitRecord::of(container.started, exit);
-                if let Err(e) = record.write(&self.folder, &container.id) {
-                    journal::say(&format!("container {}: its end is not on record: {e}", container.id));
-                }
-                step::reached("shim.recorded");
-                container.state = State::Draining { exit, until: now + DRAIN };
-                return;
-            }
             let id = container.execs.iter().find(|(_, exec)| **exec == pid).map(|(id, _)| id.clone());
             if let Some(id) = id {
                 container.execs.remove(&id);
@@ -95,6 +90,46 @@ impl Worker<'_> {
         if !self.starts.is_empty() && self.unclaimed.len() < MOST_UNCLAIMED {
             self.unclaimed.push((pid, ended));
         }
+    }
+
+    /// The first process of a container ended.
+    fn container_ended(&mut self, key: u32, ended: Ended, now: Instant) {
+        step::reached("shim.reaped");
+        let is_late_kill = self.is_late_kill(key, now);
+        let Some(container) = self.containers.get_mut(&key) else { return };
+        let exit = last_words(container, ended, is_late_kill, now);
+        let record = ExitRecord::of(container.started, exit);
+        if let Err(e) = record.write(&self.folder, &container.id) {
+            journal::say(&format!("container {}: its end is not on record: {e}", container.id));
+        }
+        step::reached("shim.recorded");
+        container.state = State::Draining { exit, until: now + DRAIN };
+    }
+
+    /// Whether something was killed for want of memory in a container that has ended, and nobody has seen it yet.
+    fn is_late_kill(&mut self, key: u32, now: Instant) -> bool {
+        match self.memory_of(key).map(Memory::last_look) {
+            None | Some(LastLook::Same) => false,
+            Some(LastLook::Killed) => true,
+            Some(LastLook::Gone) => {
+                let others = self.kills(Some(key), now);
+                self.memory_of(key).is_some_and(|memory| memory.claim(others))
+            }
+        }
+    }
+
+    fn memory_of(&mut self, key: u32) -> Option<&mut Memory> {
+        self.containers.get_mut(&key)?.memory.as_mut()
+    }
+
+    /// Kills so far in all containers but one: those that run are looked at.
+    pub(super) fn kills(&mut self, but: Option<u32>, now: Instant) -> u64 {
+        let others = self.containers.iter_mut().filter(|(key, _)| Some(**key) != but);
+        let kills = others.map(|(_, container)| {
+            container.memory.iter_mut().for_each(|memory| memory.look(now));
+            container.kills()
+        });
+        self.kills_before + kills.sum::<u64>()
     }
 
     /// Containers of which everything was read are over.
@@ -123,15 +158,14 @@ impl Worker<'_> {
 }
 
 /// What is to be known of a container whose first process has ended; kills what it left behind.
-fn last_words(container: &mut Container, ended: Ended, now: Instant) -> Exit {
-    let is_late_kill = container.memory.as_mut().is_some_and(|memory| memory.last_look(now));
+fn last_words(container: &mut Container, ended: Ended, is_late_kill: bool, now: Instant) -> Exit {
     let ending = Ending {
         code: ended.code,
         is_ours: container.is_killed,
         last_kill: container.memory.as_ref().and_then(Memory::last_kill),
         is_late_kill,
     };
-    let oom_kills = container.memory.as_ref().map_or(0, Memory::kills);
+    let oom_kills = container.kills();
     // A process namespace of its own has taken them along.
     if container.processes != Processes::Own {
         groups::kill(&container.groups);

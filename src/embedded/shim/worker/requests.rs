@@ -210,6 +210,7 @@ impl Worker<'_> {
         if !container.is_over() || !container.execs.is_empty() {
             return Err(failure(FailureKind::State, format!("container {id:?} has not ended")));
         }
+        self.kills_before += container.kills();
         self.containers.remove(&key);
         step::reached("shim.forgotten");
         DONE

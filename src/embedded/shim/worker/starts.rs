@@ -92,11 +92,12 @@ impl Worker<'_> {
         let around = Around { namespaces: &self.pod.namespaces, init: self.pod.init, users: self.pod.users };
         let launching = self.launcher.begin_launch(plan, around, stdio)?;
         step::reached("shim.begun");
+        let kills = self.kills(None, now);
         let launch = Launch {
             id: id.clone(),
             groups: plan.groups.clone(),
             processes: plan.processes,
-            memory: Memory::watch(&plan.groups),
+            memory: Memory::watch(&plan.groups, kills),
             log,
             ends,
             has_stdin: plan.stdin,
