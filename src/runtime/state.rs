@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
@@ -56,7 +59,7 @@ impl RuntimeCheck {
             let answer = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                answer = self.cri.status() => answer,
+                answer = self.ask() => answer,
             };
             self.seen = learn(&self.seen, answer, Instant::now());
             let troubles = self.troubles();
@@ -69,6 +72,17 @@ impl RuntimeCheck {
                 biased;
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Asks the runtime. One that hangs may do so for minutes (`runtimeRequestTimeout`): what was good grows old meanwhile.
+    async fn ask(&self) -> CriResult<cri::StatusResponse> {
+        let mut answer = self.cri.status();
+        loop {
+            match timeout(PERIOD, &mut answer).await {
+                Ok(answer) => return answer,
+                Err(_) => self.publish(judge(&self.seen, &self.troubles(), Instant::now())),
             }
         }
     }
@@ -129,10 +143,10 @@ fn handler(raw: &cri::RuntimeHandler) -> (String, HandlerFeatures) {
     (raw.name.clone(), known)
 }
 
-/// What is wrong with one condition, `None` where it is true.
+/// What is wrong with one condition, `None` where it is true. Of one that is not there the reference says `<nil>`.
 fn complaint(status: &cri::RuntimeStatus, kind: &str) -> Option<String> {
     let Some(found) = status.conditions.iter().find(|c| c.r#type == kind) else {
-        return Some(format!("{kind} condition is not set"));
+        return Some("<nil>".to_owned());
     };
     let cri::RuntimeCondition { status, reason, message, .. } = found;
     (!status).then(|| format!("{kind}={status} reason:{reason} message:{message}"))
@@ -154,7 +168,7 @@ fn judge(seen: &Seen, troubles: &[String], now: Instant) -> RuntimeState {
             many => Some(format!("[{}]", many.join(", "))),
         },
         network_error: match (&seen.last_sync, &seen.runtime_error, &seen.network_error) {
-            (None, None, None) => Some("container runtime network not ready: not checked yet".to_owned()),
+            (None, None, None) => Some("network state unknown".to_owned()),
             (_, _, error) => error.clone(),
         },
         handlers: seen.handlers.clone(),
@@ -189,6 +203,38 @@ mod tests {
         let state = judge(&full, &[], now);
         assert_eq!((state.runtime_error, state.network_error), (None, None));
         assert!(state.handlers["kata"].user_namespaces);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_known_is_told_as_such() {
+        // AC-05-28
+        let now = Instant::now();
+        let told = |conditions: Option<&[(&str, bool)]>| {
+            let seen = conditions.map_or_else(Seen::default, |c| learn(&Seen::default(), reply(c), now));
+            let state = judge(&seen, &[], now);
+            (state.runtime_error.unwrap_or_default(), state.network_error.unwrap_or_default())
+        };
+        let not_yet = "container runtime status check may not have completed yet";
+        for (conditions, runtime, network) in [
+            (None, not_yet.to_owned(), "network state unknown"),
+            (
+                Some(&[("RuntimeReady", true), ("NetworkReady", false)][..]),
+                String::new(),
+                "container runtime network not ready: NetworkReady=false reason:R message:M",
+            ),
+            (
+                Some(&[("RuntimeReady", true), ("Odd", true)][..]),
+                String::new(),
+                "container runtime network not ready: <nil>",
+            ),
+            (
+                Some(&[("Odd", true), ("NetworkReady", true)][..]),
+                format!("[{not_yet}, container runtime not ready: <nil>]"),
+                "",
+            ),
+        ] {
+            assert_eq!(told(conditions), (runtime, network.to_owned()), "{conditions:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

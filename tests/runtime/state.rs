@@ -58,3 +58,27 @@ async fn a_runtime_that_comes_up_is_noticed_quickly_and_one_that_goes_after_thir
     stop.cancel();
     task.await.expect("it ends");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_hangs_is_down_after_thirty_seconds_and_others_troubles_are_told_meanwhile() {
+    let bench = Bench::new();
+    let sick = Arc::new(Mutex::new(None::<String>));
+    let health = sick.clone();
+    let checks: Vec<berth::runtime::HealthCheck> =
+        vec![("PLEG", Arc::new(move || health.lock().expect("unpoisoned").clone()))];
+    let (check, mut state) = RuntimeCheck::new(bench.cri.clone(), checks);
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(check.run(stop.clone()));
+    until(&mut state, |s| s.runtime_error.is_none()).await;
+    // Longer than the limit of any call.
+    bench.cri.fault("status", "", Fault::Hang, None);
+    let took = until(&mut state, |s| s.runtime_error.as_deref() == Some("container runtime is down")).await;
+    assert!((25..=36).contains(&took.as_secs()), "{took:?}");
+    *sick.lock().expect("unpoisoned") = Some("x".to_owned());
+    let text = "[container runtime is down, PLEG is not healthy: x]";
+    let took = until(&mut state, |s| s.runtime_error.as_deref() == Some(text)).await;
+    assert!(took.as_secs() <= 6, "{took:?}");
+    assert_eq!(bench.cri.count("status"), 2, "it is asked once, and still is");
+    stop.cancel();
+    task.await.expect("it ends while the runtime hangs");
+}
