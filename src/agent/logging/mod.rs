@@ -34,6 +34,10 @@ use crate::config::{
 use layer::{Format, Klog};
 use verbosity::Verbosity;
 
+/// Longest time between two flushes: the watchdog takes a log that was not written out for two minutes for one that hangs,
+/// whatever was configured.
+const LONGEST: Duration = Duration::from_secs(60);
+
 /// What can be done to the log while it is written.
 #[derive(Clone)]
 pub struct LogHandle {
@@ -66,9 +70,9 @@ impl LogHandle {
         self.streams.since_flush()
     }
 
-    /// Writes out what is buffered every `period` until `stop`, and once more then.
+    /// Writes out what is buffered every `period`, at least every minute, until `stop`, and once more then.
     pub async fn keep_flushing(self, period: Duration, stop: CancellationToken) {
-        let mut ticks = tokio::time::interval(period.max(Duration::from_millis(1)));
+        let mut ticks = tokio::time::interval(period.clamp(Duration::from_millis(1), LONGEST));
         loop {
             tokio::select! {
                 biased;

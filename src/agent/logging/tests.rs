@@ -154,3 +154,36 @@ fn split_streams_part_errors_from_the_rest() {
     assert_eq!((bodies(&out.text()), bodies(&err.text())), (vec!["\"fine\"", "\"careful\""], vec!["\"broken\""]));
     assert!(handle.since_flush() < Duration::from_secs(60));
 }
+
+/// Counts how often it is flushed.
+#[derive(Clone)]
+struct Sink(tokio::sync::watch::Sender<u32>);
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.send_modify(|flushes| *flushes += 1);
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_is_flushed_before_the_watchdog_misses_it() {
+    for (period, each) in [(5, 5), (60, 60), (600, 60), (u64::MAX, 60)] {
+        let sink = Sink(tokio::sync::watch::Sender::new(0));
+        let (_, handle) = subscriber(&config(|_| {}), Streams::single(Box::new(sink.clone())));
+        let stop = CancellationToken::new();
+        let began = tokio::time::Instant::now();
+        let task = tokio::spawn(handle.keep_flushing(Duration::from_secs(period), stop.clone()));
+        let mut flushes = sink.0.subscribe();
+        tokio::time::timeout(Duration::from_secs(3600), flushes.wait_for(|flushes| *flushes == 4))
+            .await
+            .unwrap_or_else(|_| panic!("{period} s: not flushed"))
+            .expect("the sink lives");
+        assert_eq!(began.elapsed().as_secs(), 3 * each, "{period} s: the first flush is at once");
+        stop.cancel();
+        task.await.expect("it ends");
+    }
+}
