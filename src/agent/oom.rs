@@ -2,8 +2,10 @@
 //! of containers: what the log does not tell (nobody may read it, or it was overrun) their counters do.
 
 mod groups;
+#[cfg(test)]
+mod tests;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -40,6 +42,10 @@ const COUNTED: u64 = 1000;
 const SPACING: Duration = Duration::from_millis(200);
 /// How long the file may take.
 const WRITE: Duration = Duration::from_secs(10);
+/// Least time between two writes of it.
+const KEEP: Duration = Duration::from_secs(1);
+/// The same after one that failed.
+const KEEP_AGAIN: Duration = Duration::from_secs(30);
 
 /// How far the log was read in which life of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -208,7 +214,11 @@ pub(super) fn watch(base: &Base, root: &Path, parts: OomParts) {
     let file = Arc::new(DiskStateFile::new(root.join("kernel_log_state")));
     let file = OneWrite::new(file, WRITE);
     let listener = Listener { teller, groups, changes: parts.changes, file };
-    base.tasks.spawn(listener.run(base.stop.child_token()));
+    let stop = base.stop.child_token();
+    base.tasks.spawn(async move {
+        let journal = Journal::open(listener.file.file()).await;
+        listener.run(journal, stop).await;
+    });
 }
 
 /// Who listens.
@@ -221,23 +231,23 @@ struct Listener {
 }
 
 impl Listener {
-    async fn run(mut self, stop: CancellationToken) {
-        let mut journal = Journal::open(self.file.file()).await;
+    /// Listens until stopped, to the log as long as it can be read. However much it says, others have their turn.
+    async fn run<L: Records>(mut self, mut journal: Option<Journal<L>>, stop: CancellationToken) {
         let mut looked = Instant::now();
         let (mut look_at, mut has_changes) = (Some(looked), true);
         loop {
+            let mut has_more = false;
             if let Some(open) = &mut journal {
                 match open.read(&mut self.teller, self.groups.as_mut()) {
-                    Ok(true) => open.save(&mut self.file).await,
-                    Ok(false) => {
-                        yield_now().await;
-                        continue;
-                    }
+                    Ok(is_all) => has_more = !is_all,
                     Err(error) => {
                         warn!(err = %error, "The kernel's log cannot be read any more");
                         journal = None;
                     }
                 }
+            }
+            if let Some(open) = &mut journal {
+                open.save(&mut self.file).await;
             }
             if let Some(groups) = &mut self.groups {
                 for (id, count) in groups.settle() {
@@ -246,8 +256,8 @@ impl Listener {
             }
             let told = async {
                 match &journal {
-                    Some(journal) => journal.log.wait().await,
-                    None => std::future::pending().await,
+                    Some(journal) if !has_more => journal.wait().await,
+                    _ => std::future::pending().await,
                 }
             };
             let killed = async {
@@ -264,12 +274,7 @@ impl Listener {
             };
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return,
-                told = told => if let Err(error) = told {
-                    warn!(err = %error, "The kernel's log cannot be read any more");
-                    journal = None;
-                },
-                () = killed => {}
+                () = stop.cancelled() => break,
                 () = looks => {
                     looked = Instant::now();
                     look_at = None;
@@ -281,20 +286,36 @@ impl Listener {
                     has_changes = moved.is_ok();
                     look_at = Some(looked + SPACING);
                 }
+                () = killed => {}
+                told = told => if let Err(error) = told {
+                    warn!(err = %error, "The kernel's log cannot be read any more");
+                    journal = None;
+                },
+                () = yield_now(), if has_more => {}
             }
+        }
+        if let Some(open) = &mut journal {
+            open.save_at_last(&mut self.file).await;
         }
     }
 }
 
 /// Gives records, one after the other.
-trait Records {
+trait Records: Send + Sync {
     /// The next one; `None` where there is none yet.
-    fn take(&mut self) -> std::io::Result<Option<&[u8]>>;
+    fn take(&mut self) -> io::Result<Option<&[u8]>>;
+
+    /// Waits until there may be one. Safe to drop.
+    fn wait(&self) -> impl Future<Output = io::Result<()>> + Send;
 }
 
 impl Records for KernelLog {
-    fn take(&mut self) -> std::io::Result<Option<&[u8]>> {
+    fn take(&mut self) -> io::Result<Option<&[u8]>> {
         Self::take(self)
+    }
+
+    async fn wait(&self) -> io::Result<()> {
+        Self::wait(self).await
     }
 }
 
@@ -305,7 +326,10 @@ struct Journal<L = KernelLog> {
     old: Old,
     hearing: Hearing,
     last: u64,
+    /// How far it was read is still to be kept.
     is_dirty: bool,
+    /// When that may be written again, after a write, and whether it failed.
+    pause: Option<(Instant, bool)>,
 }
 
 impl Journal {
@@ -319,16 +343,22 @@ impl Journal {
             }
         };
         let boot_id = tokio::fs::read_to_string(BOOT).await.unwrap_or_default().trim().to_owned();
-        let saved = file.read().await.ok().flatten();
-        let saved: Option<Place> = saved.and_then(|content| serde_json::from_slice(&content).ok());
-        let old = Old::of(saved.as_ref(), &boot_id);
-        Some(Self { log, boot_id, old, hearing: Hearing::default(), last: 0, is_dirty: saved.is_none() })
+        Some(Self::of(log, boot_id, file).await)
     }
 }
 
 impl<L: Records> Journal<L> {
+    /// Goes on from where an earlier agent stopped.
+    async fn of(log: L, boot_id: String, file: &dyn StateFile) -> Self {
+        let saved = file.read().await.ok().flatten();
+        let saved: Option<Place> = saved.and_then(|content| serde_json::from_slice(&content).ok());
+        let old = Old::of(saved.as_ref(), &boot_id);
+        let is_dirty = saved.is_none();
+        Self { log, boot_id, old, hearing: Hearing::default(), last: 0, is_dirty, pause: None }
+    }
+
     /// Reads some of what there is and tells of it; says whether that was all.
-    fn read(&mut self, teller: &mut Teller, mut groups: Option<&mut Groups>) -> std::io::Result<bool> {
+    fn read(&mut self, teller: &mut Teller, mut groups: Option<&mut Groups>) -> io::Result<bool> {
         for _ in 0..BATCH {
             let Some(bytes) = self.log.take()? else {
                 if self.old == Old::All {
@@ -341,7 +371,7 @@ impl<L: Records> Journal<L> {
             if self.old.holds(self.last) {
                 continue;
             }
-            if let Some(kill) = self.hearing.hear(&record.text) {
+            if let Some(kill) = self.hearing.hear(&record) {
                 info!(
                     process = kill.process,
                     pid = kill.pid,
@@ -359,133 +389,46 @@ impl<L: Records> Journal<L> {
         Ok(false)
     }
 
-    /// Keeps how far it was read, where there was something to tell.
-    async fn save(&mut self, file: &mut OneWrite) {
-        if std::mem::take(&mut self.is_dirty) {
-            save(file, &Place { boot_id: self.boot_id.clone(), sequence: self.last }).await;
-        }
-    }
-}
-
-async fn save(file: &mut OneWrite, place: &Place) {
-    let content = serde_json::to_vec(place).unwrap_or_default();
-    if let Err(error) = file.replace(content).await {
-        warn!(err = %error, "How far the kernel's log was read cannot be kept");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        engine::ports::{PodView, RuntimePods},
-        metrics::Registry,
-        pod::{PodRef, PodUid, observed::Generation},
-    };
-
-    #[test]
-    fn old_news_is_no_news() {
-        let place = Place { boot_id: "a".to_owned(), sequence: 7 };
-        for (saved, boot_id, sequence, is_old) in [
-            (None, "a", 1, true),
-            (Some(&place), "a", 7, true),
-            (Some(&place), "a", 8, false),
-            (Some(&place), "b", 1, false),
-        ] {
-            assert_eq!(Old::of(saved, boot_id).holds(sequence), is_old, "{saved:?} {boot_id} {sequence}");
-        }
-    }
-
-    /// A log of which more comes, whatever is read of it: first a long story, then kills of the whole machine, and records
-    /// that were cut off.
-    struct Flood {
-        sequence: u64,
-        story: u64,
-        kills: u64,
-        record: Vec<u8>,
-    }
-
-    impl Records for Flood {
-        fn take(&mut self) -> std::io::Result<Option<&[u8]>> {
-            let at = self.sequence;
-            if at == self.story + 3 * self.kills {
-                return Ok(None);
+    /// Waits until there may be something to read or to keep. Safe to drop.
+    async fn wait(&self) -> io::Result<()> {
+        let keeps = async {
+            match self.pause.filter(|_| self.is_dirty) {
+                Some((until, _)) => sleep_until(until).await,
+                None => std::future::pending().await,
             }
-            self.sequence += 1;
-            let text = match at.checked_sub(self.story).map(|at| at % 3) {
-                None => "a".repeat(8000),
-                Some(0) => "stress invoked oom-killer: gfp_mask=0x100cca(GFP_HIGHUSER_MOVABLE), order=0".to_owned(),
-                Some(1) => "oom-kill:constraint=CONSTR".to_owned(),
-                Some(_) => "Out of memory: Killed process 2003 (stress) total-vm:1kB".to_owned(),
-            };
-            self.record = format!("6,{at},{at},-;{text}\n").into_bytes();
-            Ok(Some(&self.record))
-        }
-    }
-
-    struct Nobody;
-
-    #[async_trait::async_trait]
-    impl PodObserver for Nobody {
-        fn view(&self, _: &PodRef) -> PodView {
-            unreachable!("nobody runs")
-        }
-        fn acted(&self, _: &PodUid) -> Generation {
-            Generation::default()
-        }
-        fn known(&self) -> Option<RuntimePods> {
-            None
-        }
-        async fn list(&self) -> Result<RuntimePods, String> {
-            Err("nobody runs".to_owned())
-        }
-        fn health(&self) -> Option<String> {
-            None
-        }
-    }
-
-    #[derive(Default)]
-    struct Told(std::sync::Mutex<Vec<String>>);
-
-    impl EventSink for Told {
-        fn record(&self, event: Event) {
-            self.0.lock().expect("whole").push(format!("{}: {}", event.reason, event.message));
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_flood_of_records_leaves_others_their_turn_and_is_told_in_short() {
-        let (events, registry) = (Arc::new(Told::default()), Registry::new());
-        let mut teller = Teller {
-            pods: watch::channel(Arc::default()).1,
-            observer: Arc::new(Nobody),
-            events: events.clone(),
-            metrics: OomMetrics::new(&registry),
-            flow: Flow::new(Instant::now()),
         };
-        let (story, kills) = (10_000, 1000);
-        let log = Flood { sequence: 0, story, kills, record: Vec::new() };
-        let boot_id = "this".to_owned();
-        let mut journal =
-            Journal { log, boot_id, old: Old::None, hearing: Hearing::default(), last: 0, is_dirty: false };
-        let mut breaks = 0;
-        while !journal.read(&mut teller, None).expect("readable") {
-            breaks += 1;
+        tokio::select! {
+            told = self.log.wait() => told,
+            () = keeps => Ok(()),
         }
-        assert_eq!(breaks, (story + 3 * kills) / BATCH as u64, "others have their turn in between");
-        let told = events.0.lock().expect("whole");
-        assert_eq!(told.len(), TOLD as usize, "{:?}", told.first());
-        assert!(told.iter().all(|told| told.contains("victim process: stress, pid: 2003")), "{:?}", told.first());
-        assert_eq!((journal.last, journal.is_dirty), (story + 3 * kills - 1, true), "and read to its end");
     }
 
-    #[test]
-    fn a_flood_is_counted_not_told() {
-        let now = Instant::now();
-        let mut flow = Flow::new(now);
-        let told = (0..1000).filter(|_| flow.lets(now).0).count();
-        assert_eq!(told, TOLD as usize);
-        assert_eq!(flow.lets(now + WHILE), (true, Some(980)));
-        assert_eq!(flow.lets(now + WHILE * 2), (true, None));
+    /// Keeps how far it was read, where there was something to tell, and not again and again where there is much, or a disk
+    /// takes nothing.
+    async fn save(&mut self, file: &mut OneWrite) {
+        let may_be = self.pause.is_none_or(|(until, _)| until <= Instant::now());
+        // Of what is all old, the end has to be known: half of it would be news another time.
+        if self.is_dirty && may_be && self.old != Old::All {
+            self.write(file).await;
+        }
+    }
+
+    /// The same when nothing more will be read; a disk that took nothing lately is not asked again.
+    async fn save_at_last(&mut self, file: &mut OneWrite) {
+        let has_failed = self.pause.is_some_and(|(_, has_failed)| has_failed);
+        if self.is_dirty && !has_failed && self.old != Old::All {
+            self.write(file).await;
+        }
+    }
+
+    async fn write(&mut self, file: &mut OneWrite) {
+        let place = Place { boot_id: self.boot_id.clone(), sequence: self.last };
+        let written = file.replace(serde_json::to_vec(&place).unwrap_or_default()).await;
+        self.is_dirty = written.is_err();
+        let pause = if self.is_dirty { KEEP_AGAIN } else { KEEP };
+        self.pause = Some((Instant::now() + pause, self.is_dirty));
+        if let Err(error) = written {
+            warn!(err = %error, "How far the kernel's log was read cannot be kept yet");
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 /// The group of everything.
 const ROOT: &str = "/";
+/// What stands before the process where a group had no memory left.
+const OF_GROUP: &str = "Memory cgroup out of memory";
 /// Records between the begin of a kill and its end; what takes longer has lost its end.
 const PATIENCE: u32 = 10_000;
 /// Longest name of a group or a process that is kept, characters.
@@ -96,7 +98,11 @@ fn container_id(name: &str) -> &str {
 
 /// Puts together what the kernel says of a kill in several records.
 #[derive(Debug, Default)]
-pub struct Hearing(Option<Begun>);
+pub struct Hearing {
+    begun: Option<Begun>,
+    /// The number of the record that was heard last.
+    last: Option<u64>,
+}
 
 #[derive(Debug)]
 struct Begun {
@@ -105,28 +111,38 @@ struct Begun {
 }
 
 impl Hearing {
-    /// Hears a record; the kill it ends.
-    pub fn hear(&mut self, text: &str) -> Option<Kill> {
+    /// Hears a record; the kill it ends. Where records are missing, what was begun is forgotten: they may have said whose
+    /// memory it was.
+    pub fn hear(&mut self, record: &Record) -> Option<Kill> {
+        let is_next = self.last.is_none_or(|last| last.checked_add(1) == Some(record.sequence));
+        self.last = Some(record.sequence);
+        if !is_next {
+            self.begun = None;
+        }
+        let text = record.text.as_str();
         if text.contains("invoked oom-killer:") {
             let kill = Kill { short: ROOT.to_owned(), of: ROOT.to_owned(), process: String::new(), pid: 0 };
-            self.0 = Some(Begun { kill, records: 0 });
+            self.begun = Some(Begun { kill, records: 0 });
             return None;
         }
-        let begun = self.0.as_mut()?;
+        let begun = self.begun.as_mut()?;
         begun.records += 1;
         if begun.records > PATIENCE {
-            self.0 = None;
+            self.begun = None;
             return None;
         }
         if let Some(kill) = summary(text) {
-            self.0 = None;
+            self.begun = None;
             return Some(kill);
         }
         if let Some((of, short)) = limit(text) {
             (begun.kill.of, begun.kill.short) = (of, short);
+        } else if text.contains(OF_GROUP) && begun.kill.is_of_system() {
+            // It was not said of which: its counter tells.
+            self.begun = None;
         } else if let Some((pid, process)) = killed(text) {
             (begun.kill.pid, begun.kill.process) = (pid, process);
-            return self.0.take().map(|begun| begun.kill);
+            return self.begun.take().map(|begun| begun.kill);
         }
         None
     }
@@ -168,9 +184,11 @@ fn tame(text: &str) -> String {
 mod tests {
     use super::*;
 
+    /// What is heard of lines; of `...` it is known that something stood there.
     fn heard(lines: &[&str]) -> Vec<Kill> {
         let mut hearing = Hearing::default();
-        lines.iter().filter_map(|line| hearing.hear(line)).collect()
+        let records = (100..).zip(lines).filter(|(_, line)| **line != "...");
+        records.filter_map(|(sequence, line)| hearing.hear(&Record { sequence, text: (*line).to_owned() })).collect()
     }
 
     const BEGINS: &str =
@@ -220,6 +238,35 @@ mod tests {
     }
 
     #[test]
+    fn what_was_heard_by_half_is_no_kill_of_the_system() {
+        const SUMMARY: &str =
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/a,task_memcg=/a,task=x,pid=7,uid=0";
+        const KILLED: &str = "Killed process 7 (x) total-vm:1kB";
+        const OF_ONE: &str = "Memory cgroup out of memory: Killed process 7 (x) total-vm:1kB";
+        const OLD: &str = "Memory cgroup out of memory: Kill process 7 (x) score 1 or sacrifice child";
+        const GLOBAL: &str = "Out of memory: Killed process 7 (x) total-vm:1kB";
+        let (none, group, system): (&[&str], &[&str], &[&str]) = (&[], &["/a"], &["/"]);
+        for (lines, expected) in [
+            // AC-05-32: the records that name the group were overwritten.
+            (&[BEGINS, "...", OF_ONE][..], none),
+            (&[BEGINS, "...", KILLED], none),
+            (&[BEGINS, "...", GLOBAL], none),
+            (&[BEGINS, "...", SUMMARY], none),
+            (&["...", OF_ONE], none),
+            (&[BEGINS, "...", BEGINS, SUMMARY, OF_ONE], group),
+            (&[BEGINS, SUMMARY, "...", OF_ONE, BEGINS, "noise", GLOBAL], &["/a", "/"]),
+            // They were not, but what they say is cut off or new to us.
+            (&[BEGINS, "oom-kill:constraint=CONSTR", OF_ONE], none),
+            (&[BEGINS, "noise", OLD, KILLED], none),
+            (&[BEGINS, "Task in /b killed as a result of limit of /a", OLD, KILLED], group),
+            (&[BEGINS, "oom-kill:constraint=CONSTR", GLOBAL], system),
+        ] {
+            let shorts: Vec<String> = heard(lines).into_iter().map(|kill| kill.short).collect();
+            assert_eq!(shorts, expected, "{lines:?}");
+        }
+    }
+
+    #[test]
     fn whose_process_it_was() {
         let of = |of: &str| Kill { short: "/x".to_owned(), of: of.to_owned(), process: "p".to_owned(), pid: 1 };
         let (uid, id) = ("aa-bb", "0123abcd");
@@ -247,12 +294,11 @@ mod tests {
     fn what_has_no_begin_or_no_end_is_no_kill() {
         assert!(heard(&["Killed process 7 (x) total-vm:1kB"]).is_empty());
         assert!(heard(&[BEGINS, "Killed process x (x)", "Killed process 7", "oom-kill:constraint="]).is_empty());
-        let mut hearing = Hearing::default();
-        hearing.hear(BEGINS);
-        for _ in 0..=PATIENCE {
-            hearing.hear("noise");
-        }
-        assert_eq!(hearing.hear("Killed process 7 (x) total-vm:1kB"), None);
+        let lines = |noise: u32| {
+            let noise = (0..noise).map(|_| "noise");
+            [BEGINS].into_iter().chain(noise).chain(["Killed process 7 (x) total-vm:1kB"]).collect::<Vec<_>>()
+        };
+        assert_eq!((heard(&lines(PATIENCE - 1)).len(), heard(&lines(PATIENCE)).len()), (1, 0));
         let twice = heard(&[BEGINS, BEGINS, "Killed process 7 (\u{1b}x) total-vm:1kB"]);
         assert_eq!(twice[0].process, "\u{fffd}x");
     }

@@ -44,20 +44,14 @@ impl KernelLog {
     }
 
     /// The next record; `None` where there is none yet. Records that were overwritten before they were read are passed
-    /// over.
+    /// over: their numbers are missing.
     ///
     /// # Errors
     /// It cannot be read any more.
     pub fn take(&mut self) -> io::Result<Option<&[u8]>> {
-        for _ in 0..OVERRUNS {
-            match read(self.log.get_ref(), self.record.as_mut_slice()) {
-                Ok(0) | Err(Errno::AGAIN) => return Ok(None),
-                Ok(length) => return Ok(self.record.get(..length)),
-                Err(Errno::PIPE | Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(None)
+        let log = self.log.get_ref();
+        let length = catch_up(|record| read(log, record), &mut self.record)?;
+        Ok(length.and_then(|length| self.record.get(..length)))
     }
 
     /// Waits until there may be a record. Safe to drop.
@@ -71,11 +65,42 @@ impl KernelLog {
     }
 }
 
+/// Reads a record, and again where the kernel says that it has overwritten some meanwhile; how long it is, `None` where there
+/// is none yet.
+fn catch_up(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>, record: &mut [u8]) -> io::Result<Option<usize>> {
+    for _ in 0..OVERRUNS {
+        match read(record) {
+            Ok(0) | Err(Errno::AGAIN) => return Ok(None),
+            Ok(length) => return Ok(Some(length)),
+            Err(Errno::PIPE | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
 
     use super::*;
+
+    #[test]
+    fn a_reader_that_was_overrun_goes_on_with_the_oldest_there_is() {
+        let many = [Err(Errno::PIPE); OVERRUNS as usize];
+        for (answers, expected, left) in [
+            (&[Err(Errno::PIPE), Ok(7), Ok(8)][..], Ok(Some(7)), 1),
+            (&[Err(Errno::PIPE), Err(Errno::PIPE), Err(Errno::AGAIN), Ok(8)], Ok(None), 1),
+            (&[Err(Errno::INTR), Ok(8)], Ok(Some(8)), 0),
+            (&[Err(Errno::PIPE), Err(Errno::NODEV), Ok(8)], Err(Errno::NODEV.raw_os_error()), 1),
+            (&many, Ok(None), 0),
+        ] {
+            let mut rest = answers.iter().copied();
+            let read = catch_up(|_| rest.next().expect("it stops in time"), &mut []);
+            assert_eq!(read.map_err(|error| error.raw_os_error().unwrap_or_default()), expected, "{answers:?}");
+            assert_eq!(rest.len(), left, "{answers:?}");
+        }
+    }
 
     #[tokio::test]
     async fn records_come_one_by_one() {

@@ -40,7 +40,7 @@ pub fn mounts(data: &[u8]) {
 pub fn kernel_log(data: &[u8]) {
     let mut hearing = Hearing::default();
     for record in data.split(|byte| *byte == b'\n').filter_map(Record::parse) {
-        let Some(kill) = hearing.hear(&record.text) else { continue };
+        let Some(kill) = hearing.hear(&record) else { continue };
         for name in [&kill.short, &kill.of, &kill.process] {
             assert!(name.chars().count() <= 512 && !name.contains(char::is_control), "{name:?}");
         }
