@@ -31,6 +31,15 @@ const EVENTS: usize = 4096;
 /// Hears of many groups, each by a name.
 pub struct OomEvents(Kind);
 
+/// Where something happened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Stir {
+    /// In the group of that name.
+    In(Arc<str>),
+    /// In any: there was more to tell than the kernel keeps.
+    Anywhere,
+}
+
 enum Kind {
     Unified {
         watches: Watches,
@@ -93,27 +102,27 @@ impl OomEvents {
         }
     }
 
-    /// Waits for the next event and says of which group; for ever where there is none to come. Safe to drop.
-    pub async fn next(&mut self) -> Arc<str> {
+    /// Waits for the next event; for ever where there is none to come. Safe to drop.
+    ///
+    /// # Errors
+    /// The kernel does not tell any more.
+    pub async fn next(&mut self) -> io::Result<Stir> {
         match &mut self.0 {
             Kind::Unified { events, names, watched, .. } => loop {
-                match events.next().await {
-                    Some(Ok(event)) if event.mask.contains(EventMask::IGNORED) => {
-                        if let Some(name) = names.remove(&event.wd) {
-                            watched.remove(&name);
-                        }
+                let event = events.next().await.ok_or(io::ErrorKind::UnexpectedEof)??;
+                if event.mask.contains(EventMask::Q_OVERFLOW) {
+                    return Ok(Stir::Anywhere);
+                }
+                if event.mask.contains(EventMask::IGNORED) {
+                    if let Some(name) = names.remove(&event.wd) {
+                        watched.remove(&name);
                     }
-                    Some(Ok(event)) => {
-                        if let Some(name) = names.get(&event.wd) {
-                            return name.clone();
-                        }
-                    }
-                    // Nothing more is heard.
-                    Some(Err(_)) | None => std::future::pending().await,
+                } else if let Some(name) = names.get(&event.wd) {
+                    return Ok(Stir::In(name.clone()));
                 }
             },
             Kind::Old(all) => match all.next().await {
-                Some(name) => name,
+                Some(name) => Ok(Stir::In(name)),
                 None => std::future::pending().await,
             },
         }
@@ -143,13 +152,48 @@ pub fn kills(group: &Path, is_unified: bool) -> Option<Kills> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, process::Command, time::Duration};
+    use std::{fs, io::Write, process::Command, time::Duration};
 
     use tokio::time::timeout;
 
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(60);
+
+    async fn told(events: &mut OomEvents) -> Stir {
+        timeout(PATIENCE, events.next()).await.expect("in time").expect("told")
+    }
+
+    #[tokio::test]
+    async fn what_the_kernel_has_no_room_for_is_told_as_anywhere() {
+        let test = "what_the_kernel_has_no_room_for_is_told_as_anywhere";
+        let kept = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap_or_default();
+        let Some(kept) = kept.trim().parse::<usize>().ok().filter(|kept| *kept <= 100_000) else {
+            println!("skipped: {test}: the kernel keeps more events than a test should make");
+            return;
+        };
+        let root = tempfile::tempdir().expect("a folder");
+        let mut events = OomEvents::new(true).expect("watched");
+        let [mut a, mut b] = ["a", "b"].map(|name| {
+            let group = root.path().join(name);
+            fs::create_dir(&group).expect("made");
+            let file = fs::File::create(group.join(UNIFIED)).expect("made");
+            events.add(&group, name.into()).expect("watched");
+            file
+        });
+        // The same again, of one file, would be one event.
+        for _ in 0..=kept / 2 {
+            a.write_all(b"x").expect("written");
+            b.write_all(b"x").expect("written");
+        }
+        let mut heard = 0;
+        while told(&mut events).await != Stir::Anywhere {
+            heard += 1;
+        }
+        assert!(heard <= kept, "{heard}");
+        a.write_all(b"x").expect("written");
+        assert_eq!(told(&mut events).await, Stir::In("a".into()), "and it goes on");
+    }
 
     #[tokio::test]
     async fn groups_are_heard_of_until_they_go() {
@@ -164,7 +208,7 @@ mod tests {
             events.add(group, name.into()).expect("watched");
         }
         fs::write(groups[1].join(UNIFIED), "oom 1\noom_kill 2\noom_group_kill 1\n").expect("written");
-        assert_eq!(&*timeout(PATIENCE, events.next()).await.expect("told"), "b");
+        assert_eq!(told(&mut events).await, Stir::In("b".into()));
         assert_eq!(kills(&groups[0], true), Some(Kills::default()));
         assert_eq!(kills(&groups[1], true), Some(Kills { processes: 2, groups: 1 }));
         fs::remove_file(groups[0].join(UNIFIED)).expect("removed");
@@ -210,7 +254,7 @@ mod tests {
         fs::write(&file, "oom_kill 0\n").expect("written");
         events.add(root.path(), "d".into()).expect("watched");
         fs::write(&file, "oom_kill 1\n").expect("written");
-        assert_eq!(&*timeout(PATIENCE, events.next()).await.expect("told"), "d", "the kernel tells of no other");
+        assert_eq!(told(&mut events).await, Stir::In("d".into()), "the kernel tells of no other");
     }
 
     #[test]
@@ -286,7 +330,7 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert_eq!(&*told.expect("told"), "c");
+        assert_eq!(told.expect("in time").expect("told"), Stir::In("c".into()));
         ended.expect("in time").expect("no panic").expect("a shell");
         assert_eq!(before.zip(after).map(|(b, a)| (b.processes, a.processes)), Some((0, 1)));
     }

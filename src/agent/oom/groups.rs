@@ -2,7 +2,8 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    path::PathBuf,
+    io,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -12,7 +13,7 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep_until, timeout},
 };
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::{
     engine::ports::PodObserver,
@@ -24,7 +25,7 @@ use crate::{
     },
     sys::{
         mount_table,
-        oom_events::{OomEvents, kills},
+        oom_events::{OomEvents, Stir, kills},
     },
 };
 
@@ -36,6 +37,9 @@ const MOST: usize = 10_000;
 /// How often the group of a container is looked for: one with a group has it when it runs.
 const TRIES: u8 = 3;
 
+/// How long it takes until events are listened to anew that were heard no more.
+const REOPEN: Duration = Duration::from_secs(60);
+
 /// A container that runs.
 struct Running {
     pod: PodUid,
@@ -43,12 +47,46 @@ struct Running {
     is_new: bool,
 }
 
+/// Events of groups.
+enum Events {
+    Heard(OomEvents),
+    /// The kernel tells no more; it is asked again then.
+    Lost(Instant),
+}
+
+impl Events {
+    /// Listens to that group, too; later where nothing is heard now.
+    fn add(&mut self, group: &Path, id: Arc<str>) -> io::Result<()> {
+        match self {
+            Self::Heard(events) => events.add(group, id),
+            Self::Lost(_) => Ok(()),
+        }
+    }
+
+    fn remove(&mut self, id: &str) {
+        if let Self::Heard(events) = self {
+            events.remove(id);
+        }
+    }
+
+    /// Waits for the next; `None` once it is time to listen anew. Safe to drop.
+    async fn next(&mut self) -> Option<io::Result<Stir>> {
+        match self {
+            Self::Heard(events) => Some(events.next().await),
+            Self::Lost(until) => {
+                sleep_until(*until).await;
+                None
+            }
+        }
+    }
+}
+
 /// See the file's documentation.
 pub(super) struct Groups {
     mounts: Arc<Mounts>,
     names: Arc<dyn PodGroups>,
     observer: Arc<dyn PodObserver>,
-    events: OomEvents,
+    events: Events,
     places: HashMap<Arc<str>, PathBuf>,
     /// How often groups were looked for that were not there.
     tried: HashMap<Arc<str>, u8>,
@@ -62,7 +100,7 @@ impl Groups {
     pub(super) fn open(names: Arc<dyn PodGroups>, observer: Arc<dyn PodObserver>, began_at: Timestamp) -> Option<Self> {
         let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table))?;
         let events = match OomEvents::new(mounts.is_unified()) {
-            Ok(events) => events,
+            Ok(events) => Events::Heard(events),
             Err(err) => {
                 debug!(%err, "The kernel does not tell what it kills in groups");
                 return None;
@@ -141,10 +179,47 @@ impl Groups {
         tokio::select! {
             biased;
             () = settles => {}
-            id = self.events.next() => if self.counts.stirs(&id, self.began.elapsed()) {
-                self.look(&id, !self.mounts.is_unified());
+            stir = self.events.next() => match stir {
+                Some(Ok(Stir::In(id))) => self.stirs(&id),
+                Some(Ok(Stir::Anywhere)) => self.look_everywhere(),
+                Some(Err(err)) => {
+                    warn!(%err, "The kernel tells no more of what it kills in groups; it is asked again later");
+                    self.events = Events::Lost(Instant::now() + REOPEN);
+                }
+                None => self.listen_anew(),
             },
         }
+    }
+
+    /// What happened while nobody listened is in the counters.
+    fn listen_anew(&mut self) {
+        let mut events = match OomEvents::new(self.mounts.is_unified()) {
+            Ok(events) => events,
+            Err(err) => {
+                debug!(%err, "The kernel does not tell what it kills in groups");
+                self.events = Events::Lost(Instant::now() + REOPEN);
+                return;
+            }
+        };
+        for (id, place) in &self.places {
+            if let Err(err) = events.add(place, id.clone()) {
+                debug!(containerID = %id, %err, "The kernel does not tell what it kills in a container");
+            }
+        }
+        self.events = Events::Heard(events);
+        self.look_everywhere();
+    }
+
+    fn stirs(&mut self, id: &str) {
+        if self.counts.stirs(id, self.began.elapsed()) {
+            self.look(id, !self.mounts.is_unified());
+        }
+    }
+
+    /// Looks at all counters.
+    fn look_everywhere(&mut self) {
+        let all: Vec<Arc<str>> = self.places.keys().cloned().collect();
+        all.iter().for_each(|id| self.look(id, false));
     }
 
     /// Containers in which processes were killed that the log did not tell of, and how many.
@@ -181,6 +256,79 @@ fn find(mounts: &Mounts, names: &dyn PodGroups, containers: Vec<Running>) -> Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::oom::tests::Nobody;
+
+    impl Groups {
+        /// Listens to the containers `a`, `b` and `c`, which nobody was killed in.
+        pub(in crate::agent::oom) fn listening(root: &Path) -> Self {
+            let (places, tried, counts) = (HashMap::new(), HashMap::new(), Counts::default());
+            let events = Events::Heard(OomEvents::new(true).expect("watched"));
+            let mounts = Arc::new(Mounts::Unified(root.to_owned()));
+            let (names, observer) = (Arc::new(Names), Arc::new(Nobody));
+            let (began, began_at) = (Instant::now(), Timestamp::UNIX_EPOCH);
+            let mut groups = Self { mounts, names, observer, events, places, tried, counts, began, began_at };
+            for name in ["a", "b", "c"] {
+                let (id, place): (Arc<str>, _) = (name.into(), root.join(name));
+                std::fs::create_dir(&place).expect("made");
+                count(root, name, 0);
+                groups.events.add(&place, id.clone()).expect("watched");
+                groups.counts.watch(id.clone(), kills(&place, true).expect("counted"), true, Duration::ZERO);
+                groups.places.insert(id, place);
+            }
+            groups
+        }
+    }
+
+    fn count(root: &Path, id: &str, kills: u64) {
+        let text = format!("oom_kill {kills}\noom_group_kill 0\n");
+        std::fs::write(root.join(id).join("memory.events"), text).expect("written");
+    }
+
+    /// What is found to tell first.
+    async fn settled(groups: &mut Groups) -> Vec<(Arc<str>, u64)> {
+        let told = async {
+            loop {
+                let told = groups.settle();
+                if !told.is_empty() {
+                    return told;
+                }
+                groups.next().await;
+            }
+        };
+        timeout(Duration::from_secs(60), told).await.expect("it is told")
+    }
+
+    #[tokio::test]
+    async fn a_kill_that_the_kernel_had_no_room_to_tell_of_is_found_all_the_same() {
+        let test = "a_kill_that_the_kernel_had_no_room_to_tell_of_is_found_all_the_same";
+        let kept = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap_or_default();
+        let Some(kept) = kept.trim().parse::<u64>().ok().filter(|kept| *kept <= 100_000) else {
+            println!("skipped: {test}: the kernel keeps more events than a test should make");
+            return;
+        };
+        let root = tempfile::tempdir().expect("a folder");
+        let mut groups = Groups::listening(root.path());
+        // The same again, of one file, would be one event.
+        for _ in 0..=kept / 2 {
+            ["a", "b"].iter().for_each(|id| count(root.path(), id, 0));
+        }
+        count(root.path(), "c", 1);
+        assert_eq!(settled(&mut groups).await, [(Arc::<str>::from("c"), 1)]);
+        count(root.path(), "b", 2);
+        assert_eq!(settled(&mut groups).await, [(Arc::<str>::from("b"), 2)], "and it goes on");
+    }
+
+    #[tokio::test]
+    async fn who_hears_no_more_listens_anew() {
+        let root = tempfile::tempdir().expect("a folder");
+        let mut groups = Groups::listening(root.path());
+        groups.events = Events::Lost(Instant::now());
+        count(root.path(), "a", 1);
+        assert_eq!(settled(&mut groups).await, [(Arc::<str>::from("a"), 1)], "what happened meanwhile is counted");
+        count(root.path(), "b", 2);
+        assert_eq!(settled(&mut groups).await, [(Arc::<str>::from("b"), 2)], "and what happens then is heard");
+        assert!(matches!(groups.events, Events::Heard(_)));
+    }
 
     struct Names;
 
