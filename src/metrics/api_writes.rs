@@ -42,7 +42,7 @@ impl EventLoss {
 impl ApiWriteMetrics {
     /// Registers the families.
     pub fn new(registry: &Registry) -> Self {
-        Self {
+        let metrics = Self {
             refused: registry.counters(
                 Alpha,
                 "berth_api_refused_total",
@@ -65,7 +65,12 @@ impl ApiWriteMetrics {
                 "berth_events_queued",
                 "Events that wait to be sent to the API server.",
             ),
+        };
+        // Who asks for an increase misses a series that begins with one.
+        for cause in [EventLoss::Overrun, EventLoss::Spam, EventLoss::Refused, EventLoss::Undeliverable] {
+            metrics.events_dropped.with_label_values(&[cause.label()]);
         }
+        metrics
     }
 
     /// The server refused a write for good.
