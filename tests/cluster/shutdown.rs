@@ -11,10 +11,10 @@ use crate::{
     World, condition,
     kit::{
         api_server::{Effect, Fault, Logged},
-        process::skips,
+        process::{Home, NODE, PATIENCE, skips},
         scripted::Behaviour,
     },
-    pod_of,
+    pod, pod_of,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -129,4 +129,49 @@ async fn the_end_of_killed_pods_is_told_before_critical_ones_are_touched() {
         let last: Option<Instant> = writes.iter().filter_map(|logged| logged.ended).max();
         assert!(last.expect("its end was told") <= touched, "{name}: a critical pod went first\n{writes}");
     }
+}
+
+/// Lets pods go, or takes it back, as whoever is root does it.
+async fn drain(home: &Home, more: &[&str]) {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_berth"));
+    command.args(["drain", "--root-dir"]).arg(home.root()).args(more);
+    let told = timeout(PATIENCE, command.output()).await.expect("it ends").expect("it begins");
+    assert!(told.status.success(), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_stays_after_all_is_ready_again() {
+    // AC-05-30
+    if skips("a_node_that_stays_after_all_is_ready_again") {
+        return;
+    }
+    let mut world = World::new().await;
+    let periods = json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"});
+    world.home = world.home.environment("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/no/such/bus").with(periods);
+    let agent = world.start().await;
+    world.run(pod("web"));
+    world.until_ready(&agent, "web").await;
+    let message = |node: &Value| {
+        let conditions = node["status"]["conditions"].as_array();
+        let ready = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == "Ready"));
+        ready.and_then(|ready| ready["message"].as_str()).unwrap_or_default().to_owned()
+    };
+    drain(&world.home, &[]).await;
+    world
+        .until(&agent, "the node says that it goes", |seen| {
+            let node = seen.object("nodes", "", NODE);
+            node.is_some_and(|node| condition(&node, "Ready") == "False" && message(&node) == "node is shutting down")
+        })
+        .await;
+    world.run(pod("late"));
+    world.until_pod(&agent, "late", "is refused", |pod| pod["status"]["reason"] == "NodeShutdown").await;
+
+    drain(&world.home, &["--cancel"]).await;
+    world
+        .until(&agent, "the node is Ready again", |seen| {
+            seen.object("nodes", "", NODE).is_some_and(|node| condition(&node, "Ready") == "True")
+        })
+        .await;
+    world.run(pod("next"));
+    world.until_ready(&agent, "next").await;
 }

@@ -166,3 +166,27 @@ async fn a_new_set_stops_starts_and_changes_what_differs() {
     assert_eq!(labels, [("b".to_owned(), "2".to_owned()), ("c".to_owned(), "1".to_owned())]);
     agent.stop(SOON).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn without_a_network_only_pods_of_the_hosts_run() {
+    // AC-05-28
+    let machine = Machine::new();
+    machine.cri.set_conditions(true, false);
+    let agent = machine.start().await;
+    let host = pod("host", json!({"hostNetwork": true, "containers": [{"name": "main"}]}));
+    let plain = simple("plain");
+    agent.only_static([&host, &plain]).await;
+    agent.until_ready(host.uid(), SOON).await;
+    let text = "NetworkNotReady: network is not ready: container runtime network not ready: NetworkReady=false \
+                reason:Scripted message:not ready";
+    let told = async {
+        while !agent.events.texts().iter().any(|told| told == text) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, told).await.unwrap_or_else(|_| panic!("{:?}", agent.events.texts()));
+    assert_eq!(machine.cri.sandboxes().len(), 1, "the other waits");
+    machine.cri.set_conditions(true, true);
+    agent.until_ready(plain.uid(), Duration::from_secs(10)).await;
+    agent.stop(SOON).await;
+}

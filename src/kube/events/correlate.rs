@@ -276,6 +276,41 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_is_set_back_changes_neither_names_nor_limits() {
+        let mut all = Correlator::default();
+        let (late, early) = (1_000_000, 10);
+        let counts = |all: &mut Correlator, second: i64, times: usize| {
+            (0..times)
+                .filter_map(|_| take(all, event("BackOff", "m"), second))
+                .map(|taken| taken.2)
+                .collect::<Vec<i32>>()
+        };
+        assert_eq!(counts(&mut all, late, 20).last(), Some(&20));
+        assert_eq!(
+            counts(&mut all, early, 20),
+            [21, 22, 23, 24, 25],
+            "one series; nothing was refilled, nothing taken"
+        );
+        assert_eq!(counts(&mut all, early + 299, 1), [0; 0]);
+        assert_eq!(counts(&mut all, early + 301, 1).len(), 1, "by the new time one more may be sent");
+        let name = |all: &mut Correlator, second: i64, uid: &str| {
+            let mut other = event("BackOff", "m");
+            other.about.uid = uid.to_owned();
+            take(all, other, second).expect("sent").3
+        };
+        let names = [name(&mut all, late, "a"), name(&mut all, early, "b"), name(&mut all, late, "c")];
+        assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2], "{names:?}");
+        // Similar ones are still one, and told apart again ten minutes later.
+        let mut all = Correlator::default();
+        let similar = |all: &mut Correlator, message: &str, second: i64| {
+            take(all, event("Failed", message), second).expect("sent").1
+        };
+        (0..9).for_each(|i| drop(similar(&mut all, &format!("m{i}"), late)));
+        assert_eq!(similar(&mut all, "m9", early), "(combined from similar events): m9");
+        assert_eq!(similar(&mut all, "m10", early + 601), "m10");
+    }
+
+    #[test]
     fn names_that_are_none_are_random() {
         let mut all = Correlator::default();
         let mut odd = event("r", "m");
