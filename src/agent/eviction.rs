@@ -43,7 +43,7 @@ use crate::{
         Command, EngineHandle, FatesView,
         allocation::Allocations,
         kill_and_wait,
-        lifecycle::StatusOverride,
+        lifecycle::{StatusOverride, StopCause},
         ports::{NodeFacts, PodFates},
     },
     eviction::{
@@ -368,7 +368,7 @@ impl Pods for EnginePods {
             is_unready: false,
             words: Duration::ZERO,
         };
-        kill_and_wait(&self.commands, pod, Some(verdict.grace), Some(status)).await
+        kill_and_wait(&self.commands, pod, StopCause::Evicted, Some(verdict.grace), Some(status)).await
     }
 
     async fn gone(&self, pod: &PodUid) {

@@ -17,7 +17,11 @@ use super::{
 use crate::{
     config::Loaded,
     embedded,
-    engine::{Command, EngineHandle, FatesView, kill_and_wait, lifecycle::StatusOverride, ports::NodeFacts},
+    engine::{
+        Command, EngineHandle, FatesView, kill_and_wait,
+        lifecycle::{StatusOverride, StopCause},
+        ports::{Event, EventSink, NodeFacts},
+    },
     metrics::ShutdownMetrics,
     pod::{Pod, PodUid},
     shutdown::{Door, Drain, DrainDeps, Given, Keeper, Override, Plan, Pods},
@@ -74,6 +78,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
         fates: parts.engine.fates.clone(),
         commands: parts.engine.commands.clone(),
         status: parts.status,
+        events: base.events.clone(),
         node: parts.node,
         is_told: parts.is_told,
     };
@@ -85,7 +90,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
         metrics,
     };
     let drain = Arc::new(Drain::open(plan, deps).await);
-    let keeper = Keeper::new(Logind::of_this_machine(), drain.clone(), Override::default());
+    let keeper = Keeper::new(Box::new(Logind::of_this_machine()), drain.clone(), Override::default());
     base.tasks.spawn(keeper.run(base.stop.child_token()));
     let door = Door::new(settings::root(loaded).join(Door::NAME), drain.clone());
     base.tasks.spawn(door.run(base.stop.child_token()));
@@ -100,12 +105,18 @@ struct EnginePods {
     fates: FatesView,
     commands: mpsc::Sender<Command>,
     status: Arc<StatusManager>,
+    events: Arc<dyn EventSink>,
     node: watch::Sender<Arc<NodeFacts>>,
     is_told: bool,
 }
 
 #[async_trait]
 impl Pods for EnginePods {
+    async fn known(&self) {
+        // The sync loop takes nothing in before it has looked at the runtime.
+        self.fates.sources_told().await;
+    }
+
     fn active(&self) -> Vec<Arc<Pod>> {
         self.pods.borrow().iter().filter(|pod| self.fates.is_active(pod.uid())).cloned().collect()
     }
@@ -121,7 +132,12 @@ impl Pods for EnginePods {
             is_unready: true,
             words: given.words,
         };
-        kill_and_wait(&self.commands, pod, Some(given.grace), Some(status)).await?;
+        let killed = kill_and_wait(&self.commands, pod, StopCause::NodeShutdown, Some(given.grace), Some(status)).await;
+        if killed.is_err() {
+            let text = "Container runtime did not kill the pod within specified grace period.";
+            self.events.record(Event::warning(pod.id(), "ExceededGracePeriod", text));
+        }
+        killed?;
         self.fates.finished(pod.uid()).await;
         Ok(())
     }

@@ -14,8 +14,10 @@ use crate::pod::Pod;
 pub enum StopCause {
     /// Deleted through the API, removed from its source, or known to the runtime only.
     Deleted,
-    /// Evicted, preempted, or stopped by a node shutdown.
+    /// Evicted or preempted.
     Evicted,
+    /// Stopped because its node goes down: what it leaves stays to be read.
+    NodeShutdown,
     /// Its phase is terminal (all containers are done, past its deadline, rejected).
     Completed,
 }
@@ -201,12 +203,13 @@ fn cause(wish: &Wish, pod: &Pod) -> Option<StopCause> {
     }
 }
 
-/// Eviction outranks deletion (both let the content go), and both outrank completion.
+/// Eviction outranks deletion (both let the content go), and both outrank what keeps it.
 fn stronger(old: StopCause, new: Option<StopCause>) -> StopCause {
     let rank = |cause: StopCause| match cause {
         StopCause::Completed => 0,
-        StopCause::Deleted => 1,
-        StopCause::Evicted => 2,
+        StopCause::NodeShutdown => 1,
+        StopCause::Deleted => 2,
+        StopCause::Evicted => 3,
     };
     match new {
         Some(new) if rank(new) > rank(old) => new,
@@ -267,6 +270,30 @@ mod tests {
         assert!(!failed.after(Done::Stopped, Some(&deleting)).content_removable(), "completed pods keep their content");
         assert_eq!(Lifecycle::first(true, false), Lifecycle::Terminated { cause: StopCause::Completed });
         assert_eq!(Lifecycle::first(true, true), Lifecycle::Syncing);
+    }
+
+    #[test]
+    fn what_is_left_may_go_once_nobody_may_want_to_read_it() {
+        use StopCause::{Completed, Deleted, Evicted, NodeShutdown};
+        // Spec 02a §9.3, 05 §7.4: the end of the node is no eviction.
+        for (causes, while_it_ends, afterwards) in [
+            (&[Evicted][..], true, true),
+            (&[Deleted], false, true),
+            (&[Completed], false, false),
+            (&[NodeShutdown], false, false),
+            (&[NodeShutdown, Deleted], false, true),
+            (&[Deleted, NodeShutdown], false, true),
+            (&[Evicted, NodeShutdown], true, true),
+        ] {
+            let pod = pod(json!({}), "");
+            let heed = |life: Lifecycle, cause: &StopCause| life.heed(&stop(*cause, None), Some(&pod));
+            let stopping = causes.iter().fold(Lifecycle::Syncing, heed);
+            assert_eq!(stopping.content_removable(), while_it_ends, "{causes:?}");
+            let stopped = stopping.after(Done::Stopped, Some(&pod));
+            assert_eq!(stopped.content_removable(), afterwards, "{causes:?}");
+            let finished = stopped.after(Done::CleanedUp, Some(&pod));
+            assert!(heed(finished, &Deleted).content_removable(), "{causes:?}: nobody wants it any more");
+        }
     }
 
     #[test]

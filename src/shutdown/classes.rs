@@ -71,6 +71,11 @@ impl Plan {
         self.0.iter().map(|class| class.period).sum()
     }
 
+    /// How long the class has that has the least time, of those that have any.
+    pub fn shortest(&self) -> Duration {
+        self.0.iter().map(|class| class.period).filter(|period| !period.is_zero()).min().unwrap_or_default()
+    }
+
     /// The pods of each class that has some, in the order in which they go.
     pub fn groups(&self, pods: &[Arc<Pod>]) -> Vec<(Class, Vec<Arc<Pod>>)> {
         let class_of = |pod: &Pod| {

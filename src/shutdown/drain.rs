@@ -30,6 +30,8 @@ const TOLD: Duration = Duration::from_secs(5);
 const SPARE: Duration = Duration::from_millis(800);
 /// By how much pods of a class may end later than its period is over, at most and where others left so much.
 const LATE: Duration = Duration::from_secs(2);
+/// How long an agent that has just started waits until it knows its pods, at most.
+const KNOWN: Duration = Duration::from_secs(10);
 /// How long the state may take to be on disk: pods are let go all the same.
 const WRITE: Duration = Duration::from_secs(2);
 
@@ -112,8 +114,12 @@ impl Drain {
         self.deps.pods.set_shutting_down(true);
         let start = Some(self.deps.clock.now());
         self.write(Record { start, end: None }).await;
-        let groups = self.plan.groups(&self.deps.pods.active());
         let ends = Instant::now() + self.plan.total() + SPARE;
+        let waited = self.know().await;
+        let mut groups = self.plan.groups(&self.deps.pods.active());
+        if let Some((first, _)) = groups.first_mut() {
+            first.period = first.period.saturating_sub(waited);
+        }
         for (at, (class, pods)) in groups.iter().enumerate() {
             let rest: Duration = groups.iter().skip(at).map(|(class, _)| class.period).sum();
             let spare = ends.saturating_duration_since(Instant::now() + rest);
@@ -145,6 +151,15 @@ impl Drain {
 
     fn no_cause(&self) -> Result<(), Cause> {
         self.causes().first().map_or(Ok(()), |cause| Err(*cause))
+    }
+
+    /// Waits until all pods are known, and a part of what they have at most; how many whole seconds that took.
+    async fn know(&self) -> Duration {
+        let (begun, limit) = (Instant::now(), KNOWN.min(self.plan.shortest() / 2));
+        if timeout(limit, self.deps.pods.known()).await.is_err() {
+            warn!(?limit, "Not all pods are known yet: those that are go");
+        }
+        Duration::from_secs(begun.elapsed().as_secs())
     }
 
     /// Ends the pods of a class, within its period; then come their last words, so that they are out before anybody
@@ -183,116 +198,8 @@ impl Drain {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io,
-        path::Path,
-        sync::{Mutex as Shared, PoisonError},
-    };
-
-    use async_trait::async_trait;
-    use jiff::Timestamp;
-    use serde_json::json;
-
     use super::*;
-    use crate::{metrics::Registry, pod::PodUid, shutdown::Given};
-
-    /// Pods that end when their grace period is over, and whose words take a while.
-    #[derive(Default)]
-    struct World {
-        pods: Vec<Arc<Pod>>,
-        words: Duration,
-        log: Shared<Vec<String>>,
-        begun: Option<Instant>,
-    }
-
-    impl World {
-        fn note(&self, text: String) {
-            let at = self.begun.map_or(0, |begun| begun.elapsed().as_millis());
-            self.log.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{at} {text}"));
-        }
-
-        fn log(&self) -> Vec<String> {
-            std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner))
-        }
-    }
-
-    #[async_trait]
-    impl Pods for World {
-        fn active(&self) -> Vec<Arc<Pod>> {
-            self.pods.clone()
-        }
-
-        async fn end(&self, pod: &Arc<Pod>, given: Given) -> Result<(), String> {
-            self.note(format!("end {} {}", pod.name(), given.grace));
-            let takes = pod.spec().active_deadline_seconds.unwrap_or(given.grace);
-            tokio::time::sleep(Duration::from_secs(takes.unsigned_abs())).await;
-            Ok(())
-        }
-
-        async fn told(&self, pods: &[PodUid]) {
-            tokio::time::sleep(self.words).await;
-            self.note(format!("told {}", pods.len()));
-        }
-
-        fn set_shutting_down(&self, is: bool) {
-            self.note(format!("down {is}"));
-        }
-    }
-
-    impl EventSink for World {
-        fn record(&self, event: Event) {
-            self.note(event.message);
-        }
-    }
-
-    #[async_trait]
-    impl StateFile for World {
-        fn path(&self) -> &Path {
-            Path::new("state")
-        }
-
-        async fn read(&self) -> io::Result<Option<Vec<u8>>> {
-            Ok(None)
-        }
-
-        async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
-            let record = Record::decode(&content).expect("ours");
-            self.note(format!("written {} {}", record.start.is_some(), record.end.is_some()));
-            Ok(())
-        }
-    }
-
-    struct Always;
-
-    impl Clock for Always {
-        fn now(&self) -> Timestamp {
-            Timestamp::UNIX_EPOCH
-        }
-    }
-
-    /// `takes` is how long it needs, whatever its grace period.
-    fn pod(name: &str, priority: i32, takes: i64) -> Arc<Pod> {
-        let object = json!({
-            "metadata": {"name": name, "namespace": "n", "uid": name},
-            "spec": {"containers": [], "priority": priority, "activeDeadlineSeconds": takes},
-        });
-        Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
-    }
-
-    async fn world(pods: Vec<Arc<Pod>>, words: u64) -> (Arc<World>, Drain) {
-        let words = Duration::from_millis(words);
-        let world = Arc::new(World { pods, words, begun: Some(Instant::now()), ..World::default() });
-        let fields = json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"});
-        let plan = Plan::of(&serde_json::from_value(fields).expect("fields")).expect("a plan");
-        let deps = DrainDeps {
-            pods: world.clone(),
-            events: world.clone(),
-            clock: Arc::new(Always),
-            file: world.clone(),
-            metrics: ShutdownMetrics::new(&Registry::new()),
-        };
-        (world, Drain::open(plan, deps).await)
-    }
+    use crate::shutdown::testing::{pod, world, world_told_after};
 
     #[tokio::test(start_paused = true)]
     async fn critical_pods_go_when_the_last_words_of_the_others_are_out() {
@@ -320,6 +227,27 @@ mod tests {
         assert_eq!(world.log(), ["23400 Shutdown manager detected shutdown cancellation", "23400 down false"]);
         assert_eq!(drain.cancel(Cause::Machine).await, Ok(()), "nothing to be cancelled");
         assert_eq!(world.log(), [""; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_that_has_just_started_waits_until_it_knows_its_pods() {
+        // Spec 05 §7.3: what it waits is taken from the pods that go first, and never more than they can spare.
+        let pods = || vec![pod("c", 2_000_000_000, 10), pod("a", 0, 60)];
+        for (known_after, expected) in [
+            (300, &["300 known", "300 end a 20", "20425 end c 10"][..]),
+            (3500, &["3500 known", "3500 end a 17", "20575 end c 10"]),
+            (5001, &[]),
+        ] {
+            let (world, drain) = world_told_after(pods(), 0, known_after).await;
+            let begun = Instant::now();
+            drain.begin(Cause::Machine).await;
+            let log = world.log();
+            assert!(log[1].ends_with("down true"), "nobody comes meanwhile: {log:?}");
+            let told: Vec<&str> =
+                log.iter().map(String::as_str).filter(|l| l.contains("known") || l.contains(" end ")).collect();
+            assert_eq!(told, expected, "{known_after}");
+            assert!(begun.elapsed() <= Duration::from_secs(31), "{known_after}: {:?}", begun.elapsed());
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,21 +2,29 @@
 
 use std::{io, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 
-use tokio::{task::spawn_blocking, time::sleep};
+use tokio::{
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::drain::{Cause, Drain};
+use super::{
+    drain::{Cause, Drain},
+    ports::{LoginManager, LoginSession},
+};
 use crate::{
     config::GoDuration,
     sys::{
         atomic_file,
-        logind::{Heard, Logind, LogindError, Session},
+        logind::{Heard, LogindError},
     },
 };
 
 /// Pause before a lost bus is looked for again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// How long it may take to ask whether a signal is true: pods wait for it.
+const CHECK: Duration = Duration::from_secs(1);
 /// How often, and after which first pause, it is looked whether logind waits longer now.
 const LOOKS: u32 = 5;
 const FIRST_LOOK: Duration = Duration::from_millis(100);
@@ -83,21 +91,22 @@ impl Override {
 
 /// Hears of the machine's end; see the file's documentation.
 pub struct Keeper {
-    logind: Logind,
+    logind: Box<dyn LoginManager>,
     drain: Arc<Drain>,
     file: Override,
 }
 
 impl Keeper {
     /// Nothing is asked yet.
-    pub fn new(logind: Logind, drain: Arc<Drain>, file: Override) -> Self {
+    pub fn new(logind: Box<dyn LoginManager>, drain: Arc<Drain>, file: Override) -> Self {
         Self { logind, drain, file }
     }
 
     /// Listens until stopped; looks for the bus again whenever it is lost.
     pub async fn run(self, stop: CancellationToken) {
-        let mut told = String::new();
-        while let Some(ended) = stop.run_until_cancelled(self.listen()).await {
+        // A lock outlives the bus that it came by: it is let go when pods have gone, or there is another one.
+        let (mut lock, mut told) = (None, String::new());
+        while let Some(ended) = stop.run_until_cancelled(self.listen(&mut lock)).await {
             let text = ended.to_string();
             if text != told {
                 warn!(err = %text, "Cannot hear of the machine's shutdown, trying again every second");
@@ -110,58 +119,58 @@ impl Keeper {
     }
 
     /// Listens as long as there is a bus; why there is none.
-    async fn listen(&self) -> KeepError {
-        match self.hear().await {
+    async fn listen(&self, lock: &mut Option<OwnedFd>) -> KeepError {
+        match self.hear(lock).await {
             Err(error) => error,
             Ok(never) => match never {},
         }
     }
 
-    async fn hear(&self) -> Result<std::convert::Infallible, KeepError> {
+    async fn hear(&self, lock: &mut Option<OwnedFd>) -> Result<std::convert::Infallible, KeepError> {
         let mut session = self.logind.connect().await?;
-        let mut lock = self.lock(&session).await?;
+        // What was missed while there was no bus is made up for.
+        match session.is_preparing().await? {
+            true => self.goes_down(lock).await,
+            false => self.hold(&*session, lock).await?,
+        }
         loop {
-            let begins = match session.next().await? {
-                Heard::Begins(begins) => begins,
-                // A soft reboot ends processes as any other: what it leaves running is no business of ours.
-                Heard::How(how) => {
-                    info!(how, "logind tells how the machine goes down");
-                    continue;
+            match session.next().await? {
+                Heard::Begins(true) => {
+                    // Anybody on the bus may send us a signal: it is not believed where logind itself denies it. One
+                    // that does not answer may be about to go.
+                    if !matches!(timeout(CHECK, session.is_preparing()).await, Ok(Ok(false))) {
+                        self.goes_down(lock).await;
+                    }
                 }
-            };
-            // Anybody on the bus may send us a signal; what logind itself says counts.
-            if session.is_preparing().await? != begins {
-                continue;
-            }
-            if begins {
-                self.drain.begin(Cause::Machine).await;
-                drop(lock.take()); // logind waits for nobody else of us
-            } else {
-                self.stays().await;
-                lock = Some(session.inhibit().await?);
+                Heard::Begins(false) => {
+                    if !session.is_preparing().await? {
+                        self.stays().await;
+                        *lock = Some(session.inhibit().await?);
+                    }
+                }
+                // A soft reboot ends processes as any other: what it leaves running is no business of ours.
+                Heard::How(how) => info!(how, "logind tells how the machine goes down"),
             }
         }
     }
 
-    /// A lock long enough for all pods. What was missed while there was no bus is made up for.
-    async fn lock(&self, session: &Session) -> Result<Option<OwnedFd>, KeepError> {
-        match session.is_preparing().await? {
-            true => {
-                self.drain.begin(Cause::Machine).await;
-                return Ok(None); // there is none to be had any more
-            }
-            false => self.stays().await,
-        }
-        match self.make_room(session).await {
-            // A short delay is better than none.
-            Err(error @ (KeepError::TooShort { .. } | KeepError::Override { .. })) => {
-                warn!(err = %error, "Pods get less time than configured when the machine goes down");
-            }
-            other => other?,
-        }
-        let lock = session.inhibit().await?;
+    /// Pods go first; then logind waits for nobody else of us.
+    async fn goes_down(&self, lock: &mut Option<OwnedFd>) {
+        self.drain.begin(Cause::Machine).await;
+        *lock = None;
+    }
+
+    /// A lock long enough for all pods.
+    async fn hold(&self, session: &dyn LoginSession, lock: &mut Option<OwnedFd>) -> Result<(), KeepError> {
+        self.stays().await;
+        let room = self.make_room(session).await;
+        *lock = Some(session.inhibit().await?);
         info!(period = ?self.drain.total(), "Holding a lock that delays the machine's shutdown");
-        Ok(Some(lock))
+        // A short delay is better than none.
+        if let Err(error) = room {
+            warn!(err = %error, "Pods may get less time than configured when the machine goes down");
+        }
+        Ok(())
     }
 
     /// The machine stays; who else lets pods go says when that is over.
@@ -171,7 +180,7 @@ impl Keeper {
         }
     }
 
-    async fn make_room(&self, session: &Session) -> Result<(), KeepError> {
+    async fn make_room(&self, session: &dyn LoginSession) -> Result<(), KeepError> {
         let wanted = self.drain.total();
         if session.longest_delay().await? >= wanted {
             return Ok(());
@@ -189,5 +198,242 @@ impl Keeper {
         }
         let seconds = |period: Duration| GoDuration::from_secs(i64::try_from(period.as_secs()).unwrap_or(i64::MAX));
         Err(KeepError::TooShort { wanted: seconds(wanted), current: seconds(current) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::HashMap,
+        io::Read,
+        os::unix::net::UnixStream,
+        sync::{Mutex as Shared, MutexGuard, PoisonError},
+    };
+
+    use async_trait::async_trait;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::shutdown::testing::{World, pod, world};
+
+    /// How a call is not answered.
+    #[derive(Clone, Copy, Debug)]
+    enum Fault {
+        Refused,
+        Hangs,
+    }
+
+    /// A logind that outlives its bus, as the real one does.
+    struct Fake {
+        is_there: bool,
+        is_preparing: bool,
+        delay: Duration,
+        /// By the name of the call.
+        faults: HashMap<&'static str, Fault>,
+        session: Option<mpsc::UnboundedSender<Heard>>,
+        /// The other ends of the locks that were given out.
+        locks: Vec<UnixStream>,
+    }
+
+    #[derive(Clone)]
+    struct Login(Arc<Shared<Fake>>);
+
+    impl Login {
+        fn new() -> Self {
+            let (faults, delay) = (HashMap::new(), Duration::from_secs(600));
+            let fake = Fake { is_there: true, is_preparing: false, delay, faults, session: None, locks: Vec::new() };
+            Self(Arc::new(Shared::new(fake)))
+        }
+
+        fn fake(&self) -> MutexGuard<'_, Fake> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        fn lose_bus(&self) {
+            let mut fake = self.fake();
+            (fake.is_there, fake.session) = (false, None);
+        }
+
+        fn says(&self, begins: bool) {
+            let sent = self.fake().session.as_ref().map(|session| session.send(Heard::Begins(begins)));
+            sent.expect("a session").expect("it is heard");
+        }
+
+        /// Of each lock whether it is held.
+        fn held(&self) -> Vec<bool> {
+            let is_held = |mut lock: &UnixStream| matches!(lock.read(&mut [0; 1]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+            self.fake().locks.iter().map(is_held).collect()
+        }
+
+        async fn call(&self, what: &'static str) -> Result<(), LogindError> {
+            let (is_there, fault) = {
+                let fake = self.fake();
+                (fake.is_there, fake.faults.get(what).copied())
+            };
+            let failed = |cause: &str| LogindError::Call { what, cause: cause.to_owned() };
+            match fault {
+                _ if !is_there => Err(LogindError::Lost),
+                None => Ok(()),
+                Some(Fault::Refused) => Err(failed("no")),
+                Some(Fault::Hangs) => {
+                    sleep(Duration::from_secs(15)).await;
+                    Err(failed("no answer"))
+                }
+            }
+        }
+    }
+
+    struct Connection(Login, mpsc::UnboundedReceiver<Heard>);
+
+    #[async_trait]
+    impl LoginManager for Login {
+        async fn connect(&self) -> Result<Box<dyn LoginSession>, LogindError> {
+            self.call("Connect").await?;
+            let (session, heard) = mpsc::unbounded_channel();
+            self.fake().session = Some(session);
+            Ok(Box::new(Connection(self.clone(), heard)))
+        }
+    }
+
+    #[async_trait]
+    impl LoginSession for Connection {
+        async fn longest_delay(&self) -> Result<Duration, LogindError> {
+            self.0.call("InhibitDelayMaxUSec").await?;
+            Ok(self.0.fake().delay)
+        }
+
+        async fn is_preparing(&self) -> Result<bool, LogindError> {
+            self.0.call("PreparingForShutdown").await?;
+            Ok(self.0.fake().is_preparing)
+        }
+
+        async fn inhibit(&self) -> Result<OwnedFd, LogindError> {
+            self.0.call("Inhibit").await?;
+            let (kept, given) = UnixStream::pair().expect("a pair");
+            kept.set_nonblocking(true).expect("set");
+            self.0.fake().locks.push(kept);
+            Ok(given.into())
+        }
+
+        async fn reload(&self) -> Result<(), LogindError> {
+            self.0.call("KillUnit").await
+        }
+
+        async fn next(&mut self) -> Result<Heard, LogindError> {
+            self.1.recv().await.ok_or(LogindError::Lost)
+        }
+    }
+
+    /// A keeper beside that logind, of a node with one pod that takes 5 s to end.
+    async fn keeper(login: &Login) -> (Arc<World>, tempfile::TempDir) {
+        let (world, drain) = world(vec![pod("a", 0, 5)], 0).await;
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = Override(folder.path().join("logind.conf"));
+        let keeper = Keeper::new(Box::new(login.clone()), Arc::new(drain), file);
+        tokio::spawn(keeper.run(CancellationToken::new()));
+        sleep(Duration::from_millis(10)).await;
+        (world, folder)
+    }
+
+    fn ends(world: &World) -> usize {
+        world.log().iter().filter(|line| line.contains(" end a ")).count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lock_is_kept_while_there_is_no_bus_until_there_is_another() {
+        let login = Login::new();
+        let (world, _folder) = keeper(&login).await;
+        assert_eq!(login.held(), [true]);
+        login.lose_bus();
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(login.held(), [true], "logind waits for us all the same");
+        login.fake().is_there = true;
+        login.fake().faults.insert("Inhibit", Fault::Refused);
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(login.held(), [true], "no other was granted");
+        login.fake().faults.clear();
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(login.held(), [false, true]);
+        // What is said while nobody hears it.
+        login.lose_bus();
+        sleep(Duration::from_millis(2500)).await;
+        login.fake().is_preparing = true;
+        login.fake().is_there = true;
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!((ends(&world), login.held()), (1, vec![false, true]), "pods go, under the lock");
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(login.held(), [false, false]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_go_before_the_lock_does_whoever_answers_then() {
+        for fault in [None, Some(Fault::Refused), Some(Fault::Hangs)] {
+            let login = Login::new();
+            let (world, _folder) = keeper(&login).await;
+            login.fake().is_preparing = true;
+            login.fake().faults.extend(fault.map(|fault| ("PreparingForShutdown", fault)));
+            login.says(true);
+            sleep(Duration::from_secs(1) + Duration::from_millis(10)).await;
+            assert_eq!((ends(&world), login.held()), (1, vec![true]), "{fault:?}");
+            sleep(Duration::from_millis(3900)).await;
+            assert_eq!(login.held(), [true], "{fault:?}: the pod ends");
+            sleep(Duration::from_millis(1200)).await;
+            assert_eq!(login.held(), [false], "{fault:?}: it has ended");
+        }
+        // The bus goes with its word.
+        let login = Login::new();
+        let (world, _folder) = keeper(&login).await;
+        login.says(true);
+        login.lose_bus();
+        sleep(Duration::from_secs(4)).await;
+        assert_eq!((ends(&world), login.held()), (1, vec![true]));
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(login.held(), [false]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_logind_denies_is_not_believed() {
+        let login = Login::new();
+        let (world, _folder) = keeper(&login).await;
+        login.says(true);
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!((ends(&world), login.held()), (0, vec![true]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_keeper_that_comes_late_lets_pods_go_and_holds_a_lock_when_the_machine_stays() {
+        // AC-05-30
+        let login = Login::new();
+        login.fake().is_preparing = true;
+        let (world, _folder) = keeper(&login).await;
+        assert_eq!((ends(&world), login.held()), (1, vec![]));
+        sleep(Duration::from_secs(6)).await;
+        login.fake().is_preparing = false;
+        login.fake().faults.insert("Inhibit", Fault::Refused);
+        login.says(false);
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!(login.held(), [false; 0]);
+        login.fake().faults.clear();
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(login.held(), [true], "it asks until it has one");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_delay_is_better_than_none() {
+        for (call, fault) in [
+            ("KillUnit", Some(Fault::Refused)), // no systemd, or it is not for us
+            ("KillUnit", Some(Fault::Hangs)),
+            ("InhibitDelayMaxUSec", Some(Fault::Refused)),
+            ("nothing", None), // it stays too short
+        ] {
+            let login = Login::new();
+            login.fake().delay = Duration::from_secs(5);
+            login.fake().faults.extend(fault.map(|fault| (call, fault)));
+            let (_world, folder) = keeper(&login).await;
+            sleep(Duration::from_secs(20)).await;
+            assert_eq!(login.held(), [true], "{call} {fault:?}");
+            let written = folder.path().join("logind.conf").exists();
+            assert_eq!(written, call != "InhibitDelayMaxUSec", "{call} {fault:?}");
+        }
     }
 }

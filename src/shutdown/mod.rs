@@ -16,9 +16,11 @@ mod drain;
 mod keeper;
 mod ports;
 mod record;
+#[cfg(test)]
+mod testing;
 
 pub use classes::{Class, Given, Plan};
 pub use door::{Answer, Ask, Door};
 pub use drain::{Cause, Drain, DrainDeps};
 pub use keeper::{Keeper, Override};
-pub use ports::Pods;
+pub use ports::{LoginManager, LoginSession, Pods};

@@ -1,15 +1,20 @@
-//! What the end of a node needs of the engine.
+//! What the end of a node needs of the engine, and of logind.
 
-use std::sync::Arc;
+use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
 use super::classes::Given;
-use crate::pod::{Pod, PodUid};
+use crate::{
+    pod::{Pod, PodUid},
+    sys::logind::{Heard, Logind, LogindError, Session},
+};
 
 /// The pods.
 #[async_trait]
 pub trait Pods: Send + Sync + 'static {
+    /// Waits until all pods are known: an agent that has just started has yet to be told.
+    async fn known(&self);
     /// Those of which something may run.
     fn active(&self) -> Vec<Arc<Pod>>;
     /// Ends a pod and waits until nothing of it runs and nothing is mounted.
@@ -21,4 +26,74 @@ pub trait Pods: Send + Sync + 'static {
     async fn told(&self, pods: &[PodUid]);
     /// Says whether the node goes down: admission and the node's status follow.
     fn set_shutting_down(&self, is: bool);
+}
+
+/// Who says that the machine goes down: logind.
+#[async_trait]
+pub trait LoginManager: Send + Sync + 'static {
+    /// As [`Logind::connect`].
+    ///
+    /// # Errors
+    /// There is no bus.
+    async fn connect(&self) -> Result<Box<dyn LoginSession>, LogindError>;
+}
+
+/// A connection to it. Each call has a limit of its own.
+#[async_trait]
+pub trait LoginSession: Send + Sync {
+    /// As [`Session::longest_delay`].
+    ///
+    /// # Errors
+    /// It does not say.
+    async fn longest_delay(&self) -> Result<Duration, LogindError>;
+    /// As [`Session::is_preparing`].
+    ///
+    /// # Errors
+    /// It does not say.
+    async fn is_preparing(&self) -> Result<bool, LogindError>;
+    /// As [`Session::inhibit`].
+    ///
+    /// # Errors
+    /// There is no lock.
+    async fn inhibit(&self) -> Result<OwnedFd, LogindError>;
+    /// As [`Session::reload`].
+    ///
+    /// # Errors
+    /// systemd refuses.
+    async fn reload(&self) -> Result<(), LogindError>;
+    /// As [`Session::next`].
+    ///
+    /// # Errors
+    /// The connection is lost.
+    async fn next(&mut self) -> Result<Heard, LogindError>;
+}
+
+#[async_trait]
+impl LoginManager for Logind {
+    async fn connect(&self) -> Result<Box<dyn LoginSession>, LogindError> {
+        Ok(Box::new(self.connect().await?))
+    }
+}
+
+#[async_trait]
+impl LoginSession for Session {
+    async fn longest_delay(&self) -> Result<Duration, LogindError> {
+        self.longest_delay().await
+    }
+
+    async fn is_preparing(&self) -> Result<bool, LogindError> {
+        self.is_preparing().await
+    }
+
+    async fn inhibit(&self) -> Result<OwnedFd, LogindError> {
+        self.inhibit().await
+    }
+
+    async fn reload(&self) -> Result<(), LogindError> {
+        self.reload().await
+    }
+
+    async fn next(&mut self) -> Result<Heard, LogindError> {
+        self.next().await
+    }
 }

@@ -104,15 +104,44 @@ struct Logind {
 struct State {
     /// The other ends of the locks that were given out.
     locks: Mutex<Vec<File>>,
+    /// Of each lock whether the one before was still held when it was given out.
+    handed_over: Mutex<Vec<bool>>,
     is_preparing: Mutex<bool>,
+    /// Properties that it does not tell.
+    silent_on: Mutex<Vec<&'static str>>,
     asked: Mutex<Vec<String>>,
+}
+
+impl State {
+    fn locks(&self) -> usize {
+        self.locks.lock().expect("whole").len()
+    }
+
+    /// Whether the latest lock is held.
+    fn is_held(&self) -> bool {
+        self.locks.lock().expect("whole").last().is_some_and(is_held)
+    }
+
+    /// How many locks are held.
+    fn held(&self) -> usize {
+        self.locks.lock().expect("whole").iter().filter(|lock| is_held(lock)).count()
+    }
+}
+
+/// Its end is there once nobody holds the other.
+fn is_held(mut lock: &File) -> bool {
+    matches!(lock.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
 }
 
 impl Logind {
     async fn on(bus: &Bus) -> Self {
+        Self::again(bus, Arc::default()).await
+    }
+
+    /// The same one, on another bus: locks outlive that.
+    async fn again(bus: &Bus, state: Arc<State>) -> Self {
         let socket = UnixStream::connect(bus.socket()).await.expect("a socket").into_std().expect("a socket");
         let connection = Builder::unix_stream(socket).build().await.expect("a connection");
-        let state = Arc::<State>::default();
         let messages = MessageStream::from(&connection);
         connection.request_name("org.freedesktop.login1").await.expect("ours");
         let serving = tokio::spawn(serve(messages, connection.clone(), state.clone()));
@@ -132,15 +161,12 @@ impl Logind {
     }
 
     fn locks(&self) -> usize {
-        self.state.locks.lock().expect("whole").len()
+        self.state.locks()
     }
 
     /// Whether the latest lock is held.
     fn is_held(&self) -> bool {
-        let locks = self.state.locks.lock().expect("whole");
-        let Some(mut lock) = locks.last() else { return false };
-        // Its end is there once nobody holds the other.
-        matches!(lock.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+        self.state.is_held()
     }
 }
 
@@ -165,6 +191,10 @@ async fn answer(connection: &Connection, state: &State, message: &Message) {
         "Get" => {
             let (_, name): (String, String) = body.deserialize().expect("its arguments");
             let preparing = *state.is_preparing.lock().expect("whole");
+            if state.silent_on.lock().expect("whole").contains(&name.as_str()) {
+                let refused = connection.reply_error(&header, "org.freedesktop.DBus.Error.Failed", &"no");
+                return refused.await.expect("sent");
+            }
             let value = match name.as_str() {
                 "InhibitDelayMaxUSec" => Variant::new(600_000_000_u64),
                 "PreparingForShutdown" => Variant::new(preparing),
@@ -176,6 +206,7 @@ async fn answer(connection: &Connection, state: &State, message: &Message) {
             let asked: (String, String, String, String) = body.deserialize().expect("its arguments");
             let (kept, given) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).expect("a pipe");
             state.asked.lock().expect("whole").push(format!("{} {} {}", asked.0, asked.1, asked.3));
+            state.handed_over.lock().expect("whole").push(state.is_held());
             connection.reply(&header, &zbus::Fd::from(&given)).await.expect("sent");
             state.locks.lock().expect("whole").push(File::from(kept));
         }
@@ -230,6 +261,7 @@ async fn pods_go_before_the_machine_does() {
         ground.cri.containers().iter().all(|container| container.state == exited),
         "whoever lets go waits for none"
     );
+    assert_eq!(ground.cri.containers().len(), 2, "what they were can still be read");
     let ended = |pod: &Value| pod["status"]["phase"] == "Failed" && pod["status"]["reason"] == "Terminated";
     for name in ["plain", "critical"] {
         let pod = agent.until_pod(name, "gone with the machine", ended).await;
@@ -263,10 +295,67 @@ async fn pods_go_before_the_machine_does() {
     agent.until_ready("next").await;
 
     // A bus that goes away is looked for until it is back.
+    let state = logind.state.clone();
     drop(logind);
     bus.restart().await;
+    assert!(state.is_held(), "a lock is no matter of the bus");
+    let logind = Logind::again(&bus, state).await;
+    agent.until("a lock of the new bus is held", async || logind.locks() == 3 && logind.state.held() == 1).await;
+    assert!(logind.is_held());
+    assert_eq!(*logind.state.handed_over.lock().expect("whole"), [false, false, true], "none was missing in between");
+    assert_eq!(agent.stop().await, Some(0));
+}
+
+/// What logind does not answer is believed: the lock is held until pods have gone all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signal_that_cannot_be_checked_is_believed() {
+    let test = "a_signal_that_cannot_be_checked_is_believed";
+    if skips(test) {
+        return;
+    }
+    let Some(bus) = Bus::start(test).await else { return };
+    let ground = Ground::new().await;
+    let home = home(&ground, &bus);
+    home.put_pod(&pod("plain", 0));
+    let slow = Behaviour { stops_after: Some(Duration::from_secs(2)), ..Behaviour::default() };
+    ground.cri.behave("plain-test-node/main", [slow]);
     let logind = Logind::on(&bus).await;
-    agent.until("a lock of the new bus is held", async || logind.is_held()).await;
+    let agent = home.start().await;
+    agent.until_ready("plain").await;
+    agent.until("the lock is held", async || logind.is_held()).await;
+    logind.state.silent_on.lock().expect("whole").push("PreparingForShutdown");
+    logind.prepare(true).await;
+    agent.until("the lock is let go", async || !logind.is_held()).await;
+    assert_eq!(ground.cri.running("plain-test-node", "main"), [""; 0], "not before the pod has gone");
+    assert_eq!(agent.stop().await, Some(0));
+}
+
+/// An agent that starts while the machine goes down ends what an earlier one left running, rather than refusing it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_starts_late_lets_pods_go_that_run() {
+    let test = "an_agent_that_starts_late_lets_pods_go_that_run";
+    if skips(test) {
+        return;
+    }
+    let Some(bus) = Bus::start(test).await else { return };
+    let ground = Ground::new().await;
+    let home = home(&ground, &bus);
+    home.put_pod(&pod("plain", 0));
+    home.put_pod(&pod("critical", 2_000_000_000));
+    let logind = Logind::on(&bus).await;
+    let agent = home.start().await;
+    agent.until_ready("plain").await;
+    agent.until_ready("critical").await;
+    agent.until("the lock is held", async || logind.is_held()).await;
+    assert_eq!(agent.stop().await, Some(0));
+    *logind.state.is_preparing.lock().expect("whole") = true;
+    let agent = home.start().await;
+    agent.until_log("Shutdown manager completed processing shutdown event").await;
+    for name in ["plain", "critical"] {
+        assert_eq!(ground.cri.running(&format!("{name}-test-node"), "main"), [""; 0], "{name}");
+        agent.until_pod(name, "gone with the machine", |pod| pod["status"]["reason"] == "Terminated").await;
+    }
+    assert_eq!(logind.locks(), 1, "there is none to be had any more");
     assert_eq!(agent.stop().await, Some(0));
 }
 

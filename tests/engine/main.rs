@@ -6,6 +6,7 @@ mod kit;
 mod admission;
 mod endings;
 mod restarts;
+mod shutdown;
 mod starts;
 mod steady;
 mod upkeep;

@@ -124,6 +124,16 @@ fn pressure_refuses_best_effort_and_more() {
 }
 
 #[test]
+fn what_runs_is_let_in_while_the_node_goes_down() {
+    // Spec 05 §7.3: it is refused what is new; what runs has its turn to go.
+    let mut case = Case::new();
+    case.node.shutting_down = true;
+    let web = pod("web", json!({"spec": {}}));
+    assert!(case.refused(&web).is_some());
+    assert!(case.ask(&web, Purpose::Restored).is_ok());
+}
+
+#[test]
 fn each_handler_has_its_words() {
     let mut shutting_down = Case::new();
     shutting_down.node.shutting_down = true;

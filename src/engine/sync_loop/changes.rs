@@ -11,7 +11,7 @@ use crate::{
     engine::{
         admission::{Admitted, Refusal, preemption},
         allocation::{Candidate, Preempt, Presence, Retry, Trigger, resize::has_shrunk},
-        lifecycle::{Lifecycle, StatusOverride},
+        lifecycle::{Lifecycle, StatusOverride, StopCause},
         ports::Event,
         worker::Cause,
     },
@@ -144,7 +144,7 @@ impl SyncLoop {
                     is_unready: false,
                     words: Duration::ZERO,
                 };
-                match kill_and_wait(&commands, &victim, None, Some(status)).await {
+                match kill_and_wait(&commands, &victim, StopCause::Evicted, None, Some(status)).await {
                     Ok(()) => count(),
                     Err(text) => {
                         let message = "Container runtime did not kill the pod within specified grace period.";

@@ -28,6 +28,8 @@ pub enum Command {
     Kill {
         /// Which.
         uid: PodUid,
+        /// Why: what it leaves may go with it, or stays.
+        cause: StopCause,
         /// Overrides the grace period, whole seconds.
         grace: Option<i64>,
         /// What the status shall say.
@@ -78,8 +80,8 @@ impl SyncLoop {
                     send(record, Cause::Sync);
                 }
             }
-            Command::Kill { uid, grace, status, reply } => {
-                let order = StopOrder { cause: StopCause::Evicted, grace_override: grace, status };
+            Command::Kill { uid, cause, grace, status, reply } => {
+                let order = StopOrder { cause, grace_override: grace, status };
                 self.stop(&uid, order);
                 let life = self.records.get(&uid).and_then(|record| match &record.state {
                     State::Working(handle) => Some(handle.life.clone()),
@@ -121,13 +123,15 @@ impl SyncLoop {
 pub async fn kill_and_wait(
     commands: &mpsc::Sender<Command>,
     pod: &Pod,
+    cause: StopCause,
     grace: Option<i64>,
     status: Option<StatusOverride>,
 ) -> Result<(), String> {
     let limit = kill_wait(grace, pod.spec().termination_grace_period_seconds);
     let (reply, answer) = oneshot::channel();
     let closed = || "the sync loop is gone".to_owned();
-    commands.send(Command::Kill { uid: pod.uid().clone(), grace, status, reply }).await.map_err(|_| closed())?;
+    let kill = Command::Kill { uid: pod.uid().clone(), cause, grace, status, reply };
+    commands.send(kill).await.map_err(|_| closed())?;
     let Some(mut life) = answer.await.map_err(|_| closed())? else { return Ok(()) };
     match tokio::time::timeout(limit, life.wait_for(Lifecycle::is_terminated)).await {
         Ok(_) => Ok(()), // a worker that is gone runs nothing

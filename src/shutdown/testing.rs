@@ -1,0 +1,135 @@
+//! A node without an engine: pods end by the clock.
+
+use std::{
+    io,
+    path::Path,
+    sync::{Arc, Mutex as Shared, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::{Drain, DrainDeps, Given, Plan, Pods, record::Record};
+use crate::{
+    engine::ports::{Clock, Event, EventSink, StateFile},
+    metrics::{Registry, ShutdownMetrics},
+    pod::{Pod, PodUid},
+};
+
+/// Pods that end when their grace period is over, and whose words take a while.
+#[derive(Default)]
+pub(super) struct World {
+    pods: Vec<Arc<Pod>>,
+    words: Duration,
+    /// Before that nobody knows of them.
+    known_after: Duration,
+    log: Shared<Vec<String>>,
+    begun: Option<Instant>,
+}
+
+impl World {
+    fn note(&self, text: String) {
+        let at = self.begun.map_or(0, |begun| begun.elapsed().as_millis());
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{at} {text}"));
+    }
+
+    /// What happened since that was last asked, with its moment, ms.
+    pub fn log(&self) -> Vec<String> {
+        std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[async_trait]
+impl Pods for World {
+    async fn known(&self) {
+        if !self.known_after.is_zero() {
+            tokio::time::sleep(self.known_after).await;
+            self.note("known".to_owned());
+        }
+    }
+
+    fn active(&self) -> Vec<Arc<Pod>> {
+        let is_known = self.begun.is_some_and(|begun| begun.elapsed() >= self.known_after);
+        if is_known { self.pods.clone() } else { Vec::new() }
+    }
+
+    async fn end(&self, pod: &Arc<Pod>, given: Given) -> Result<(), String> {
+        self.note(format!("end {} {}", pod.name(), given.grace));
+        let takes = pod.spec().active_deadline_seconds.unwrap_or(given.grace);
+        tokio::time::sleep(Duration::from_secs(takes.unsigned_abs())).await;
+        Ok(())
+    }
+
+    async fn told(&self, pods: &[PodUid]) {
+        tokio::time::sleep(self.words).await;
+        self.note(format!("told {}", pods.len()));
+    }
+
+    fn set_shutting_down(&self, is: bool) {
+        self.note(format!("down {is}"));
+    }
+}
+
+impl EventSink for World {
+    fn record(&self, event: Event) {
+        self.note(event.message);
+    }
+}
+
+#[async_trait]
+impl StateFile for World {
+    fn path(&self) -> &Path {
+        Path::new("state")
+    }
+
+    async fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
+        let record = Record::decode(&content).expect("ours");
+        self.note(format!("written {} {}", record.start.is_some(), record.end.is_some()));
+        Ok(())
+    }
+}
+
+struct Always;
+
+impl Clock for Always {
+    fn now(&self) -> Timestamp {
+        Timestamp::UNIX_EPOCH
+    }
+}
+
+/// `takes` is how long it needs, whatever its grace period.
+pub(super) fn pod(name: &str, priority: i32, takes: i64) -> Arc<Pod> {
+    let object = json!({
+        "metadata": {"name": name, "namespace": "n", "uid": name},
+        "spec": {"containers": [], "priority": priority, "activeDeadlineSeconds": takes},
+    });
+    Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
+}
+
+/// These pods, in a node that gives 20 s and critical ones 10 s; `words` is how long last words take, ms.
+pub(super) async fn world(pods: Vec<Arc<Pod>>, words: u64) -> (Arc<World>, Drain) {
+    world_told_after(pods, words, 0).await
+}
+
+/// As [`world`]; nobody knows of the pods before that, ms.
+pub(super) async fn world_told_after(pods: Vec<Arc<Pod>>, words: u64, known_after: u64) -> (Arc<World>, Drain) {
+    let [words, known_after] = [words, known_after].map(Duration::from_millis);
+    let world = Arc::new(World { pods, words, known_after, begun: Some(Instant::now()), ..World::default() });
+    let fields = json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"});
+    let plan = Plan::of(&serde_json::from_value(fields).expect("fields")).expect("a plan");
+    let deps = DrainDeps {
+        pods: world.clone(),
+        events: world.clone(),
+        clock: Arc::new(Always),
+        file: world.clone(),
+        metrics: ShutdownMetrics::new(&Registry::new()),
+    };
+    (world, Drain::open(plan, deps).await)
+}
