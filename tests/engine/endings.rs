@@ -2,12 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::{engine::ports::MirrorFate, pod::Pod};
+use berth::{
+    engine::ports::{Clock, MirrorFate},
+    pod::Pod,
+};
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::kit::{
-    agent::Machine,
+    agent::{Agent, Machine},
     pods::{pod, pod_with, simple},
     scripted::{Behaviour, Fault, ScriptedCri},
 };
@@ -239,6 +242,110 @@ async fn a_deadline_passes_while_the_machine_sleeps_and_never_before_its_time() 
     machine.clock.set(36_000_000);
     agent.until(other.uid(), "past its deadline when the machine wakes up", seconds, is_over).await;
     agent.stop(SOON).await;
+}
+
+fn is_past_deadline(status: &berth::pod::api::PodStatus) -> bool {
+    let words = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
+    words
+        == (
+            Some("Failed"),
+            Some("DeadlineExceeded"),
+            Some("Pod was active on the node longer than the specified deadline"),
+        )
+}
+
+fn deadlines_told(agent: &Agent) -> usize {
+    let text = "DeadlineExceeded: Pod was active on the node longer than the specified deadline";
+    let told = agent.events.texts();
+    assert!(told.iter().all(|told| told == text || !told.starts_with("DeadlineExceeded")), "{told:?}");
+    told.iter().filter(|told| *told == text).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_that_passes_is_told_once() {
+    // AC-05-13, spec 05 §2
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    let polite = Behaviour { stops_after: Some(Duration::from_secs(3)), stop_code: 0, ..Behaviour::default() };
+    machine.cri.behave("main", [polite]);
+    let spec = json!({"activeDeadlineSeconds": 5, "restartPolicy": "Never", "containers": [{"name": "main"}]});
+    let job = pod("job", spec);
+    agent.only_static([&job]).await;
+    let started = agent.until_ready(job.uid(), SOON).await.start_time.clone().expect("it has started").0;
+    agent.until(job.uid(), "past its deadline", Duration::from_secs(7), is_past_deadline).await;
+    let took = machine.clock.now().duration_since(started);
+    assert!((5000..=6000).contains(&took.as_millis()), "{took:?}");
+    let ended = |cri: &ScriptedCri| cri.running("job", "main").is_empty();
+    machine.cri.until("it has ended", Duration::from_secs(4), ended).await;
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert!(agent.status.status(job.uid()).is_some_and(|s| is_past_deadline(&s)), "to end with 0 is no success then");
+    assert_eq!(deadlines_told(&agent), 1, "{:?}", agent.events.texts());
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_ended_is_not_past_its_deadline() {
+    for (phase, reason) in [("Succeeded", None), ("Failed", Some("Evicted")), ("Failed", Some("DeadlineExceeded"))] {
+        let machine = Machine::new();
+        let agent = machine.start().await;
+        machine.cri.behave("main", [Behaviour::exits(0, Duration::from_millis(10))]);
+        let spec = json!({"activeDeadlineSeconds": 5, "restartPolicy": "Never", "containers": [{"name": "main"}]});
+        let job = pod_with("job", json!({"annotations": null}), spec);
+        agent.files([]).await;
+        agent.api([&job]).await;
+        let done = |s: &berth::pod::api::PodStatus| s.phase.as_deref() == Some("Succeeded");
+        agent.until(job.uid(), "done", SOON, done).await;
+        tokio::time::sleep(Duration::from_secs(200)).await;
+        assert!(agent.status.status(job.uid()).is_some_and(|s| done(&s) && s.reason.is_none()));
+        // Another agent, which the API server tells how it ended long ago.
+        agent.kill();
+        let agent = machine.start().await;
+        let told = json!({"phase": phase, "reason": reason, "startTime": "2020-01-01T00:00:00Z"});
+        let job = Arc::new(job.with_status(serde_json::from_value(told).expect("a status")));
+        agent.files([]).await;
+        agent.api([&job]).await;
+        tokio::time::sleep(Duration::from_secs(200)).await;
+        let status = agent.status.status(job.uid()).expect("it is kept");
+        assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some(phase), reason));
+        assert_eq!(deadlines_told(&agent), 0, "{phase}: {:?}", agent.events.texts());
+        agent.stop(SOON).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_is_known_from_the_first_turn_on() {
+    // AC-05-13
+    let machine = Machine::new();
+    let job = pod("job", json!({"activeDeadlineSeconds": 5, "containers": [{"name": "main"}]}));
+    let agent = machine.start().await;
+    agent.only_static([&job]).await;
+    agent.until_ready(job.uid(), SOON).await;
+    agent.kill();
+    // All is as it should be: there is no second turn for a minute.
+    let agent = machine.start().await;
+    agent.only_static([&job]).await;
+    agent.until(job.uid(), "past its deadline", Duration::from_secs(6), is_past_deadline).await;
+    machine.cri.until("it ends", SOON, |cri| cri.running("job", "main").is_empty()).await;
+    agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_passes_while_a_turn_takes_its_time() {
+    // AC-05-13
+    for hangs in ["volumes", "pull_image", "run_podsandbox", "create_container", "start_container"] {
+        let machine = Machine::new();
+        let agent = machine.start().await;
+        match hangs {
+            "volumes" => machine.disk.set_pace(Duration::from_secs(123)),
+            call => machine.cri.fault(call, "", Fault::Hang, None),
+        }
+        let job = pod("job", json!({"activeDeadlineSeconds": 5, "containers": [{"name": "main"}]}));
+        agent.only_static([&job]).await;
+        let limit = Duration::from_millis(6_100);
+        agent.until(job.uid(), hangs, limit, is_past_deadline).await;
+        assert_eq!(deadlines_told(&agent), 1, "{hangs}: {:?}", agent.events.texts());
+        agent.kill();
+    }
 }
 
 #[tokio::test(start_paused = true)]

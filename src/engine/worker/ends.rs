@@ -3,6 +3,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::{
@@ -11,27 +13,62 @@ use super::{
 };
 use crate::{
     engine::{deadline, lifecycle::Done, ports::Event},
-    pod::{Pod, observed::ObservedPod},
-    status::{self, Build},
+    pod::{Pod, api, observed::ObservedPod},
+    status::{self, Build, Phase},
 };
 
 /// The node takes no more volumes.
 const OVER_LIMIT: &str = "VolumeAttachmentLimitExceeded";
 
+fn start_of(status: Option<&api::PodStatus>) -> Option<Timestamp> {
+    Some(status?.start_time.as_ref()?.0)
+}
+
+/// Goes on to the end; what may be cancelled is when the deadline passes.
+pub(super) async fn by_deadline<T>(
+    left: Option<Duration>,
+    stopping: CancellationToken,
+    work: impl Future<Output = T>,
+) -> T {
+    let Some(left) = left else { return work.await };
+    tokio::pin!(work);
+    tokio::select! {
+        biased;
+        done = &mut work => return done,
+        () = tokio::time::sleep(left) => stopping.cancel(),
+    }
+    work.await
+}
+
 impl Turn<'_> {
-    /// Whether the pod is past its active deadline; else remembers to wake up when it is.
-    pub(super) fn past_deadline(&mut self, pod: &Pod) -> Option<status::Eviction> {
+    /// Whether the pod is past its active deadline; the first time that is an event. Who has ended before stays as it
+    /// ended, and who ended by that has not succeeded, whatever its containers exit with.
+    pub(super) fn past_deadline(&self, pod: &Pod) -> Option<status::Eviction> {
+        pod.spec().active_deadline_seconds?;
         let previous = self.context.status.before(pod);
         let told = previous.as_deref().or(pod.status.as_deref());
-        let start = told.and_then(|status| status.start_time.as_ref()).map(|time| time.0);
-        let now = self.context.clock.now();
-        self.memory.deadline = deadline::expires_at(pod.spec(), start);
-        if !deadline::is_exceeded(pod, start, now) {
-            return None;
+        let has_ended = told.and_then(Phase::of).is_some_and(Phase::is_terminal) || pod.is_api_terminal();
+        let is_past = if has_ended {
+            told.and_then(|status| status.reason.as_deref()) == Some(deadline::REASON)
+        } else {
+            deadline::is_exceeded(pod, start_of(told), self.context.clock.now())
+        };
+        if is_past && !has_ended {
+            self.context.events.record(Event::normal(pod.id(), deadline::REASON, deadline::MESSAGE));
         }
-        self.memory.deadline = None;
-        self.context.events.record(Event::normal(pod.id(), deadline::REASON, deadline::MESSAGE));
-        Some(status::Eviction { reason: deadline::REASON.to_owned(), message: deadline::MESSAGE.to_owned() })
+        is_past.then(|| status::Eviction { reason: deadline::REASON.to_owned(), message: deadline::MESSAGE.to_owned() })
+    }
+
+    /// Remembers to wake up at the active deadline, now that the pod's status says when it started.
+    pub(super) fn note_deadline(&mut self, pod: &Pod) {
+        let kept = self.context.status.status(pod.uid());
+        self.memory.deadline = deadline::expires_at(pod.spec(), start_of(kept.as_deref()));
+    }
+
+    /// One that is due is this turn's: where the turn fails it is tried again like any other.
+    pub(super) fn take_due_deadline(&mut self) {
+        let now = self.context.clock.now();
+        self.memory.deadline.take_if(|at| *at <= now);
     }
 
     /// How long until the active deadline passes.

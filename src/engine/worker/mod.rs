@@ -150,7 +150,9 @@ impl Worker {
                 continue;
             }
             let mut wait = work_queue::delay(&end, context.config.sync_frequency, rand::rng().random());
-            if let Some(left) = sync::Turn::until_deadline(&context, &self.memory) {
+            if self.life == Lifecycle::Syncing
+                && let Some(left) = sync::Turn::until_deadline(&context, &self.memory)
+            {
                 wait = wait.min(left);
             }
             self.rest(&end, wait);

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
-use super::{WorkerContext, ground::Ground, resize::InForce};
+use super::{WorkerContext, ends::by_deadline, ground::Ground, resize::InForce};
 use crate::{
     engine::{
         lifecycle::Done,
@@ -204,6 +204,7 @@ impl Turn<'_> {
     pub async fn sync(mut self, stopping: CancellationToken) -> Result<Outcome, String> {
         let Some(pod) = self.pod.clone() else { return Ok(Outcome::Stays(TurnEnd::Settled)) };
         self.note_first_turn(&pod);
+        self.take_due_deadline();
         let observed = self.look().await?;
         self.note_resize_progress(&pod, &observed).await;
         let built = self.build(&pod, &observed, Build::Ongoing);
@@ -218,6 +219,7 @@ impl Turn<'_> {
             self.context.allocations.finished(pod.uid());
             return Ok(Outcome::Moved(Done::PhaseTerminal));
         }
+        self.note_deadline(&pod);
         if pod.is_static() {
             self.context.mirrors.want(&pod);
         }
@@ -228,12 +230,19 @@ impl Turn<'_> {
             return Ok(Outcome::Stays(TurnEnd::HeldBack(left)));
         }
         self.context.objects.register(&pod);
+        let look = Look { observed, status: built, restart_all };
+        let left = Self::until_deadline(self.context, self.memory);
+        by_deadline(left, stopping.clone(), self.act(pod, look, stopping)).await
+    }
+
+    /// What may take its time: all that the pod stands on, and what the runtime is to do.
+    async fn act(mut self, pod: Arc<Pod>, look: Look, stopping: CancellationToken) -> Result<Outcome, String> {
+        let observed = look.observed.clone();
         let ground = match self.ground(&pod, &observed, &stopping).await {
             Err(_) if self.memory.rejection.is_some() => return Ok(self.reject(&pod, &observed)),
             ground => ground?,
         };
         let Some(ground) = ground else { return Ok(Outcome::Stays(TurnEnd::Again)) };
-        let look = Look { observed: observed.clone(), status: built, restart_all };
         let request = self.prepare(&pod, look, ground, stopping).await;
         let done = self.context.runtime.sync_pod(request).await;
         if done.over {
