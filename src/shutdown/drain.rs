@@ -30,7 +30,7 @@ const TOLD: Duration = Duration::from_secs(5);
 const SPARE: Duration = Duration::from_millis(800);
 /// By how much pods of a class may end later than its period is over, at most and where others left so much.
 const LATE: Duration = Duration::from_secs(2);
-/// How long an agent that has just started waits until it knows its pods, at most.
+/// Until then an agent that has just started waits for what its sources have to tell.
 const KNOWN: Duration = Duration::from_secs(10);
 /// How long the state may take to be on disk: pods are let go all the same.
 const WRITE: Duration = Duration::from_secs(2);
@@ -64,6 +64,7 @@ pub struct DrainDeps {
 pub struct Drain {
     plan: Plan,
     deps: DrainDeps,
+    opened: Instant,
     /// Why pods have to go now, if they have: each cause is taken back for itself. Never held across an await.
     causes: Shared<BTreeSet<Cause>>,
     /// Whether they were let go. Held while that goes on: nobody does it twice.
@@ -84,7 +85,7 @@ impl Drain {
                 warn!(err = %error, path = %deps.file.path().display(), "When the node was last shut down is not known any more");
             }
         }
-        Self { plan, deps, causes: Shared::default(), gone: Mutex::default() }
+        Self { plan, deps, opened: Instant::now(), causes: Shared::default(), gone: Mutex::default() }
     }
 
     /// How long it may take as a whole.
@@ -153,11 +154,12 @@ impl Drain {
         self.causes().first().map_or(Ok(()), |cause| Err(*cause))
     }
 
-    /// Waits until all pods are known, and a part of what they have at most; how many whole seconds that took.
+    /// Waits until all pods are known, a part of what they have at most; how many whole seconds that took.
     async fn know(&self) -> Duration {
-        let (begun, limit) = (Instant::now(), KNOWN.min(self.plan.shortest() / 2));
+        let (begun, until) = (Instant::now(), self.opened + KNOWN);
+        let limit = until.saturating_duration_since(begun).min(self.plan.shortest() / 2);
         if timeout(limit, self.deps.pods.known()).await.is_err() {
-            warn!(?limit, "Not all pods are known yet: those that are go");
+            warn!(?limit, "Not every source has told its pods: those that are known go");
         }
         Duration::from_secs(begun.elapsed().as_secs())
     }
@@ -248,6 +250,11 @@ mod tests {
             assert_eq!(told, expected, "{known_after}");
             assert!(begun.elapsed() <= Duration::from_secs(31), "{known_after}: {:?}", begun.elapsed());
         }
+        // A source that has been away for long has nothing to tell in time.
+        let (world, drain) = world_told_after(pods(), 0, 60_000).await;
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        drain.begin(Cause::Machine).await;
+        assert_eq!(world.log().last().map(String::as_str), Some("15000 written true true"));
     }
 
     #[tokio::test(start_paused = true)]
