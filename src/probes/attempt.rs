@@ -102,7 +102,10 @@ impl Handlers {
             return Ok(exec::probe(&*self.runtime, &ask.id, &command, timeout).await);
         }
         if let Some(action) = &probe.http_get {
-            let first = HttpAsk::new(action, container, ip)?;
+            let first = match HttpAsk::new(action, container, ip) {
+                Ok(first) => first,
+                Err(outcome) => return Ok(outcome),
+            };
             // What is large is not carried about by those who do not need it.
             return Ok(Box::pin(http::probe(&self.dialler, first, timeout)).await);
         }
@@ -111,7 +114,7 @@ impl Handlers {
             let host = action.host.as_deref().filter(|h| !h.is_empty()).or(ip).ok_or(target::NO_ADDRESS)?;
             return Ok(match self.dialler.knock(host, port, Instant::now() + timeout).await {
                 Ok(_) => Outcome::Success,
-                Err(error) => Outcome::Failure(error.text),
+                Err(error) => error.outcome(),
             });
         }
         if let Some(action) = &probe.grpc {

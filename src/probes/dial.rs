@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr, ToSocketAddrs},
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
@@ -16,20 +16,21 @@ use rustix::{
 use rustls::{ClientConfig, crypto::ring, pki_types::ServerName};
 use tokio::{
     net::TcpStream,
-    sync::Semaphore,
     time::{Instant, timeout_at},
 };
-use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_rustls::TlsConnector;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::sys::any_certificate::AnyCertificate;
-
-/// Names that are looked up at a time: a lookup that hangs cannot be called off.
-pub const LOOKUPS: usize = 16;
+use super::{
+    lookup::Lookups,
+    outcome::Outcome,
+    stream::{Limited, Secure},
+};
+use crate::sys::any_certificate::AnyServer;
 
 /// Dials what is probed.
 pub struct Dialler {
-    lookups: Arc<Semaphore>,
+    lookups: Lookups,
     tls: Arc<ClientConfig>,
 }
 
@@ -38,8 +39,26 @@ pub struct Dialler {
 pub struct DialError {
     /// In Go's words.
     pub text: String,
+    /// Whose fault that is.
+    pub why: Why,
+}
+
+/// Whose fault it is that there is no connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// The other side's, or there is none.
+    Refused,
     /// The deadline passed.
-    pub is_timeout: bool,
+    Late,
+    /// Our own: it says nothing of what was to be asked.
+    Ours,
+}
+
+impl DialError {
+    /// What it means where nothing but connecting was asked for.
+    pub fn outcome(self) -> Outcome {
+        if self.why == Why::Ours { Outcome::unknown(self.text) } else { Outcome::Failure(self.text) }
+    }
 }
 
 impl Dialler {
@@ -53,31 +72,31 @@ impl Dialler {
             .with_safe_default_protocol_versions()
             .map_err(|e| e.to_string())?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+            .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
             .with_no_client_auth();
         tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         // Each connection is the only one to its server.
         tls.resumption = rustls::client::Resumption::disabled();
-        Ok(Self { lookups: Arc::new(Semaphore::new(LOOKUPS)), tls: Arc::new(tls) })
+        Ok(Self { lookups: Lookups::new(), tls: Arc::new(tls) })
     }
 
     /// Connects to the first address of a host that takes it.
     ///
     /// # Errors
     /// None does in time.
-    pub async fn tcp(&self, host: &str, port: u16, deadline: Instant) -> Result<TcpStream, DialError> {
+    pub async fn tcp(&self, host: &str, port: u16, deadline: Instant) -> Result<Limited, DialError> {
         let connected = self.knock(host, port, deadline).await?.followed();
-        connected.map_err(|error| DialError { text: words(&error), is_timeout: false })
+        connected.map(Limited::new).map_err(|error| DialError { text: words(&error), why: Why::Refused })
     }
 
     /// As [`Dialler::tcp`], for those who write more than once: nothing they write is held back.
     ///
     /// # Errors
     /// None does in time.
-    pub async fn prompt(&self, host: &str, port: u16, deadline: Instant) -> Result<TcpStream, DialError> {
+    pub async fn prompt(&self, host: &str, port: u16, deadline: Instant) -> Result<Limited, DialError> {
         let stream = self.tcp(host, port, deadline).await?;
         // It only makes the probe a little slower.
-        let _ = stream.set_nodelay(true);
+        let _ = stream.socket().set_nodelay(true);
         Ok(stream)
     }
 
@@ -86,35 +105,45 @@ impl Dialler {
     /// # Errors
     /// None does in time.
     pub async fn knock(&self, host: &str, port: u16, deadline: Instant) -> Result<Connected, DialError> {
+        let addresses = self.addresses(host, port, deadline).await?;
         let mut failed = None;
-        for address in self.addresses(host, port, deadline).await? {
-            match timeout_at(deadline, connect(address)).await {
+        for (left, address) in (1..=u32::try_from(addresses.len()).unwrap_or(u32::MAX)).rev().zip(addresses) {
+            // One that does not answer leaves the others their share.
+            let share = deadline.saturating_duration_since(Instant::now()) / left;
+            let error = match timeout_at(Instant::now() + share, connect(address)).await {
                 Ok(Ok(connected)) => return Ok(connected),
                 Ok(Err(error)) => {
                     let text = format!("dial tcp {address}: connect: {}", words(&error));
-                    failed.get_or_insert(DialError { text, is_timeout: false });
+                    DialError { text, why: Why::Refused }
                 }
-                Err(_) => return Err(DialError { text: format!("dial tcp {address}: i/o timeout"), is_timeout: true }),
-            }
+                Err(_) => DialError { text: format!("dial tcp {address}: i/o timeout"), why: Why::Late },
+            };
+            failed.get_or_insert(error);
         }
-        Err(failed.unwrap_or_else(|| DialError { text: no_such_host(host), is_timeout: false }))
+        let none = || DialError { text: format!("dial tcp: lookup {host}: no such host"), why: Why::Refused };
+        Err(failed.unwrap_or_else(none))
     }
 
     /// As [`Dialler::tcp`], with TLS on it; whoever answers is believed.
     ///
     /// # Errors
     /// There is no connection, or no TLS on it.
-    pub async fn tls(&self, host: &str, port: u16, deadline: Instant) -> Result<TlsStream<TcpStream>, DialError> {
+    pub async fn tls(&self, host: &str, port: u16, deadline: Instant) -> Result<Secure, DialError> {
         let stream = self.prompt(host, port, deadline).await?;
         let name = match ServerName::try_from(host.to_owned()) {
             Ok(name) => name,
             // A name that may not be told is not told.
-            Err(_) => ServerName::IpAddress(stream.peer_addr().map_err(other)?.ip().into()),
+            Err(_) => {
+                let peer = stream.socket().peer_addr();
+                let peer = peer.map_err(|error| DialError { text: words(&error), why: Why::Refused })?;
+                ServerName::IpAddress(peer.ip().into())
+            }
         };
-        match timeout_at(deadline, TlsConnector::from(self.tls.clone()).connect(name, stream)).await {
-            Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(error)) => Err(other(error)),
-            Err(_) => Err(DialError { text: "net/http: TLS handshake timeout".to_owned(), is_timeout: true }),
+        let shaken = TlsConnector::from(self.tls.clone()).connect(name, stream).into_fallible();
+        match timeout_at(deadline, shaken).await {
+            Ok(Ok(stream)) => Ok(Secure::new(stream)),
+            Ok(Err((error, stream))) => Err(DialError { text: no_tls(&error, stream.first()), why: Why::Refused }),
+            Err(_) => Err(DialError { text: "net/http: TLS handshake timeout".to_owned(), why: Why::Late }),
         }
     }
 
@@ -122,19 +151,8 @@ impl Dialler {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
-        let late = |_| DialError { text: format!("dial tcp: lookup {host}: i/o timeout"), is_timeout: true };
-        let lookups = self.lookups.clone();
-        let name = host.to_owned();
-        let lookup = async move {
-            let permit = lookups.acquire_owned().await;
-            let found = tokio::task::spawn_blocking(move || {
-                let _held = permit; // until the lookup has really ended
-                (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>)
-            });
-            found.await.map_err(io::Error::other).flatten()
-        };
-        let found = timeout_at(deadline, lookup).await.map_err(late)?;
-        found.map_err(|_| DialError { text: no_such_host(host), is_timeout: false })
+        let found = self.lookups.find(host, deadline).await?;
+        Ok(found.iter().map(|ip| SocketAddr::new(*ip, port)).collect())
     }
 }
 
@@ -185,22 +203,20 @@ fn begun(told: rustix::io::Result<()>) -> io::Result<bool> {
     }
 }
 
-fn no_such_host(host: &str) -> String {
-    format!("dial tcp: lookup {host}: no such host")
-}
-
-fn other(error: io::Error) -> DialError {
-    let source = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    let text = match source {
+/// Why there was no handshake with who said that first.
+fn no_tls(error: &io::Error, first: &[u8; 5]) -> String {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         // What begins a TLS record is no letter.
+        Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) if first == b"HTTP/" => {
+            "http: server gave HTTP response to HTTPS client".to_owned()
+        }
         Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => {
-            "tls: first record does not look like a TLS handshake (is it a server of plain HTTP?)".to_owned()
+            "tls: first record does not look like a TLS handshake".to_owned()
         }
         Some(error) => format!("tls: {error}"),
         None if error.kind() == io::ErrorKind::UnexpectedEof => "EOF".to_owned(),
-        None => words(&error),
-    };
-    DialError { text, is_timeout: false }
+        None => words(error),
+    }
 }
 
 /// An error of the kernel as Go words it.
@@ -232,5 +248,53 @@ where
     fn execute(&self, future: F) {
         let over = self.0.clone();
         tokio::spawn(async move { over.run_until_cancelled(future).await.map(drop) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::net::{TcpListener, TcpSocket};
+
+    use super::*;
+
+    /// Takes no connection any more, and refuses none.
+    async fn deaf(address: SocketAddr) -> (TcpListener, Vec<TcpStream>) {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(address).expect("free");
+        let listener = socket.listen(0).expect("listens");
+        let mut waiting = Vec::new();
+        while let Ok(made) = tokio::time::timeout(Duration::from_millis(100), TcpStream::connect(address)).await {
+            waiting.push(made.expect("there is room"));
+        }
+        (listener, waiting)
+    }
+
+    #[tokio::test]
+    async fn an_address_that_does_not_answer_leaves_the_others_their_share() {
+        let heard = TcpListener::bind("127.0.0.3:0").await.expect("a port");
+        let port = heard.local_addr().expect("bound").port();
+        let _deaf = deaf(SocketAddr::from(([127, 0, 0, 2], port))).await;
+        let dialler = |last: &[[u8; 4]]| {
+            let mut dialler = Dialler::new().expect("TLS");
+            let all: Vec<IpAddr> = last.iter().map(|ip| IpAddr::from(*ip)).collect();
+            dialler.lookups = Lookups::by(move |_| all.clone());
+            dialler
+        };
+        let soon = || Instant::now() + Duration::from_secs(2);
+        let both = dialler(&[[127, 0, 0, 2], [127, 0, 0, 3]]);
+        assert!(both.knock("host", port, soon()).await.is_ok());
+        let Err(error) = dialler(&[[127, 0, 0, 2]]).knock("host", port, soon()).await else { panic!("it is deaf") };
+        let expected = DialError { text: format!("dial tcp 127.0.0.2:{port}: i/o timeout"), why: Why::Late };
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn what_is_our_own_fault_is_not_counted() {
+        for (why, counts) in [(Why::Refused, true), (Why::Late, true), (Why::Ours, false)] {
+            let outcome = DialError { text: String::new(), why }.outcome();
+            assert_eq!(outcome.result().is_some(), counts, "{why:?}");
+        }
     }
 }

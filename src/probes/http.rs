@@ -1,7 +1,7 @@
 //! An HTTP probe. Behaviour: spec 05 §1.8.
 //!
 //! One deadline covers dialling, redirects and body. Each request has a connection of its own, which ends with it. What
-//! a server may send is bounded: hyper's limits for heads, [`MOST_OUTPUT`] for the body.
+//! a server may send is bounded: hyper's limits for heads, [`MOST_OUTPUT`] for the body, the stream's for all of it.
 
 use std::{
     error::Error,
@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use super::{
-    dial::{DialError, Dialler, Spawner, words},
+    dial::{DialError, Dialler, Spawner, Why, words},
     outcome::{ErrorState, MOST_OUTPUT, Outcome, text_of},
     target::{HttpAsk, MOST_REDIRECTS},
 };
@@ -34,6 +34,8 @@ const MOST_HEAD: usize = 512 << 10;
 const MOST_HEADERS: usize = 1024;
 /// As `MOST_HEAD`, for HTTP/2, whose heads are packed.
 const MOST_HEADER_LIST: u32 = 512 << 10;
+/// Bytes of a body that an HTTP/2 server may send ahead: no fewer are possible.
+const WINDOW: u32 = (64 << 10) - 1;
 
 /// What one request came to.
 enum Answered {
@@ -51,6 +53,8 @@ enum Failed {
     LongHead(String),
     /// An answer came, but not all of it: an error.
     Body(String),
+    /// Nobody was asked, for want of something of ours: an error.
+    Ours(String),
 }
 
 /// Asks, follows redirects to the same host, judges.
@@ -75,6 +79,7 @@ pub async fn probe(dialler: &Dialler, first: HttpAsk, timeout: Duration) -> Outc
                 return Outcome::Failure(format!("Get {:?}: {text}", ask.url.to_string()));
             }
             Err(Failed::Body(text)) => return Outcome::Error { state: ErrorState::Failure, text },
+            Err(Failed::Ours(text)) => return Outcome::unknown(format!("Get {:?}: {text}", ask.url.to_string())),
         }
     }
 }
@@ -97,15 +102,17 @@ async fn exchange(
     is_long: bool,
     deadline: Instant,
 ) -> Result<Answered, Failed> {
-    let dialled = |error: DialError| {
-        Failed::Transport(if error.is_timeout { format!("{} {AWAITING_HEADERS}", error.text) } else { error.text })
+    let dialled = |error: DialError| match error.why {
+        Why::Refused => Failed::Transport(error.text),
+        Why::Late => Failed::Transport(format!("{} {AWAITING_HEADERS}", error.text)),
+        Why::Ours => Failed::Ours(error.text),
     };
     let port = ask.url.dialled_port();
     if ask.url.scheme == "https" {
         // What is large is not carried about by all who do not need it.
         let secure = async {
             let stream = dialler.tls(&ask.url.host, port, deadline).await.map_err(dialled)?;
-            if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+            if stream.is_http2() {
                 return over_http2(stream, ask, host, deadline).await;
             }
             over_http1(stream, ask, host, is_long, deadline).await
@@ -151,6 +158,7 @@ where
     let (spawner, _guard) = Spawner::new();
     let mut builder = http2::Builder::new(spawner);
     builder.timer(TokioTimer::new()).max_header_list_size(MOST_HEADER_LIST);
+    builder.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
     let handshake = builder.handshake::<_, Empty<Bytes>>(TokioIo::new(stream));
     let (mut sender, connection) = match timeout_at(deadline, handshake).await {
         Ok(made) => made.map_err(|e| transport(&e))?,

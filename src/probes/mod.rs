@@ -23,6 +23,7 @@ mod grpc;
 mod history;
 mod http;
 pub mod kind;
+mod lookup;
 mod manager;
 mod marks;
 pub mod outcome;
@@ -30,6 +31,7 @@ pub mod owner;
 mod results;
 mod saved;
 mod seen;
+mod stream;
 mod target;
 #[cfg(test)]
 mod testing;
@@ -37,7 +39,7 @@ mod turn;
 mod url;
 
 pub use attempt::Handlers;
-pub use dial::LOOKUPS;
 pub use history::{History, Run};
+pub use lookup::LOOKUPS;
 pub use manager::{Manager, open};
 pub use owner::Deps;

@@ -33,6 +33,16 @@ pub enum ErrorState {
     Unknown,
 }
 
+impl ErrorState {
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Failure => "failure",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 impl Outcome {
     /// An error before anything was asked.
     pub fn unknown(text: impl Into<String>) -> Self {
@@ -56,10 +66,7 @@ impl Outcome {
             Self::Warning(output) => Some(("ProbeWarning", format!("{kind} probe warning: {output}"))),
             Self::Failure(output) => Some(("Unhealthy", format!("{kind} probe failed: {output}"))),
             Self::Error { state, text } => {
-                let state = match state {
-                    ErrorState::Failure => "failure",
-                    ErrorState::Unknown => "unknown",
-                };
+                let state = state.word();
                 Some(("Unhealthy", format!("{kind} probe errored and resulted in {state} state: {text}")))
             }
         }
@@ -74,6 +81,18 @@ pub fn text_of(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ac_05_5_a_warning_counts_as_a_success_and_an_error_not_at_all() {
+        for (outcome, expected) in [
+            (Outcome::Success, Some(ProbeResult::Success)),
+            (Outcome::Warning("w".to_owned()), Some(ProbeResult::Success)),
+            (Outcome::Failure("f".to_owned()), Some(ProbeResult::Failure)),
+            (Outcome::unknown("e"), None),
+        ] {
+            assert_eq!(outcome.result(), expected, "{outcome:?}");
+        }
+    }
 
     #[test]
     fn each_outcome_has_its_word() {

@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::url::Url;
+use super::{outcome::Outcome, url::Url};
 use crate::{
     config,
     pod::{
@@ -88,29 +88,31 @@ impl HttpAsk {
     /// The first request. `ip` is the pod's address.
     ///
     /// # Errors
-    /// It cannot be asked: no address is known, or there is no such port.
-    pub fn new(action: &api::HTTPGetAction, container: &api::Container, ip: Option<&str>) -> Result<Self, String> {
+    /// It cannot be asked: no address is known, or there is no such port. Headers that nobody could send are a failure
+    /// of the probe: it will never be otherwise.
+    pub fn new(action: &api::HTTPGetAction, container: &api::Container, ip: Option<&str>) -> Result<Self, Outcome> {
         let host = match action.host.as_deref().filter(|h| !h.is_empty()) {
             Some(host) => host,
-            None => ip.ok_or(NO_ADDRESS)?,
+            None => ip.ok_or_else(|| Outcome::unknown(NO_ADDRESS))?,
         };
-        let port = port(&action.port, container)?;
+        let port = port(&action.port, container).map_err(Outcome::unknown)?;
         let scheme = action.scheme.as_deref().unwrap_or_default();
         let url = Url::of(scheme, host, port, action.path.as_deref().unwrap_or_default());
         let mut headers = HeaderMap::new();
         let mut host = None;
         for given in action.http_headers.iter().flatten() {
+            let unfit = |what: String| Outcome::Failure(format!("Get {:?}: net/http: {what}", url.to_string()));
             let name: HeaderName =
-                given.name.parse().map_err(|_| format!("net/http: invalid header field name {:?}", given.name))?;
-            let value = HeaderValue::from_str(given.value.trim_matches([' ', '\t']))
-                .map_err(|_| format!("net/http: invalid header field value for {:?}", given.name))?;
+                given.name.parse().map_err(|_| unfit(format!("invalid header field name {:?}", given.name)))?;
+            let value = HeaderValue::from_bytes(given.value.trim_matches([' ', '\t']).as_bytes())
+                .map_err(|_| unfit(format!("invalid header field value for {:?}", canonical(&name))))?;
             if name == header::HOST {
                 host = host.or(Some(value).filter(|v| !v.is_empty()));
             } else if !OF_A_BODY.contains(&name) {
-                headers.try_append(name, value).map_err(|_| "too many headers".to_owned())?;
+                headers.try_append(name, value).map_err(|_| Outcome::unknown("too many headers"))?;
             }
         }
-        let agent = HeaderValue::from_str(&user_agent()).map_err(|e| e.to_string())?;
+        let agent = HeaderValue::from_str(&user_agent()).map_err(|e| Outcome::unknown(e.to_string()))?;
         for (name, default) in [(header::USER_AGENT, agent), (header::ACCEPT, HeaderValue::from_static("*/*"))] {
             match headers.get(&name) {
                 None => drop(headers.insert(name, default)),
@@ -126,6 +128,7 @@ impl HttpAsk {
     /// # Errors
     /// The location is no URL.
     pub fn redirected(&self, first_host: &str, status: u16, location: Option<&str>) -> Result<Option<Self>, String> {
+        let location = location.filter(|location| !location.is_empty());
         let (301 | 302 | 303 | 307 | 308, Some(location)) = (status, location) else { return Ok(None) };
         let (url, is_absolute) = self.url.join(location)?;
         if url.host != first_host {
@@ -143,6 +146,17 @@ impl HttpAsk {
         let host = self.host.clone().filter(|_| !is_absolute);
         Ok(Some(Self { url, headers, host }))
     }
+}
+
+/// A header's name as it is sent.
+fn canonical(name: &HeaderName) -> String {
+    let mut is_first = true;
+    let letter = |letter: char| {
+        let sent = if is_first { letter.to_ascii_uppercase() } else { letter };
+        is_first = letter == '-';
+        sent
+    };
+    name.as_str().chars().map(letter).collect()
 }
 
 /// The pod has no address that could be asked.
@@ -163,7 +177,7 @@ mod tests {
         )
     }
 
-    fn ask(value: Value) -> Result<HttpAsk, String> {
+    fn ask(value: Value) -> Result<HttpAsk, Outcome> {
         HttpAsk::new(&serde_json::from_value(value).expect("an action"), &web(), Some("10.0.0.1"))
     }
 
@@ -187,7 +201,7 @@ mod tests {
     }
 
     fn shown(ask: &HttpAsk) -> Vec<String> {
-        let text = |v: &HeaderValue| v.to_str().expect("text").to_owned();
+        let text = |v: &HeaderValue| String::from_utf8_lossy(v.as_bytes()).into_owned();
         let mut all: Vec<String> = ask.headers.iter().map(|(name, value)| format!("{name}: {}", text(value))).collect();
         all.extend(ask.host.as_ref().map(|host| format!("host: {}", text(host))));
         all.sort();
@@ -219,7 +233,15 @@ mod tests {
         ] {
             assert_eq!(given(headers), Ok(expected.into_iter().map(str::to_owned).collect()), "{case}");
         }
-        assert!(given(json!([h("a b", "x")])).is_err() && given(json!([h("a", "x\r\nb: c")])).is_err());
+        assert_eq!(given(json!([h("x-a", "é\t"), h("Accept", ""), h("User-Agent", "")])).map(|all| all.len()), Ok(1));
+        for (name, value, expected) in [
+            ("a b", "x", r#"invalid header field name "a b""#),
+            ("foo-bar", "x\r\nb: c", r#"invalid header field value for "Foo-Bar""#),
+            ("host", "\u{7}", r#"invalid header field value for "Host""#),
+        ] {
+            let text = format!("Get \"http://10.0.0.1:8080/\": net/http: {expected}");
+            assert_eq!(given(json!([h(name, value)])), Err(Outcome::Failure(text)));
+        }
     }
 
     #[test]
@@ -228,7 +250,7 @@ mod tests {
         assert_eq!(url(json!({"port": 80})), Ok("http://10.0.0.1:80/".to_owned()));
         assert_eq!(url(json!({"port": 80, "host": "h", "scheme": "HTTPS"})), Ok("https://h:80/".to_owned()));
         let none = HttpAsk::new(&serde_json::from_value(json!({"port": 80})).expect("an action"), &web(), None);
-        assert_eq!(none, Err(NO_ADDRESS.to_owned()));
+        assert_eq!(none, Err(Outcome::unknown(NO_ADDRESS)));
     }
 
     #[test]
@@ -243,10 +265,11 @@ mod tests {
         }
         assert_eq!(next(302, Some("http://10.0.0.1:81/b")), Ok(Some("http://10.0.0.1:81/b".to_owned())));
         for (status, location) in
-            [(300, Some("/b")), (304, Some("/b")), (302, None), (302, Some("http://10.0.0.2/b")), (200, Some("/b"))]
+            [(300, "/b"), (304, "/b"), (302, ""), (302, "http://10.0.0.2/b"), (200, "/b")].map(|(s, l)| (s, Some(l)))
         {
             assert_eq!(next(status, location), Ok(None), "{status} {location:?}");
         }
+        assert_eq!(next(302, None), Ok(None));
         assert!(next(302, Some("/%zz")).is_err() && next(302, Some("ftp://10.0.0.1/")).is_err());
         let relative = first.redirected("10.0.0.1", 302, Some("/b")).expect("sound").expect("followed");
         assert_eq!(relative.host, first.host);

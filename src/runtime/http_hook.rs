@@ -17,7 +17,7 @@ use hyper_util::{
 };
 use rustls::{ClientConfig, crypto::ring};
 
-use crate::{pod::api, sys::any_certificate::AnyCertificate};
+use crate::{pod::api, sys::any_certificate::AnyServer};
 
 /// Longer bodies are left unread.
 const MAX_BODY: u64 = 10 * 1024;
@@ -234,7 +234,7 @@ fn client() -> Result<HookClient, String> {
         .with_safe_default_protocol_versions()
         .map_err(|e| e.to_string())?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+        .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
         .with_no_client_auth();
     let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
     Ok(Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector))

@@ -195,6 +195,75 @@ async fn ac_05_4_any_certificate_is_taken_over_either_http() {
     }
 }
 
+/// A TLS server that reads a head, says that, and is gone without a word of it.
+async fn rude(config: ServerConfig, answer: &'static str) -> u16 {
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.expect("a client");
+        let mut stream = acceptor.accept(stream).await.expect("TLS");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("a head"));
+        }
+        stream.write_all(answer.as_bytes()).await.expect("taken");
+        stream.flush().await.expect("taken");
+    });
+    port
+}
+
+fn https(port: u16) -> Value {
+    json!({"httpGet": {"port": port, "path": "/x", "scheme": "HTTPS"}, "timeoutSeconds": 30})
+}
+
+#[tokio::test]
+async fn the_end_of_a_tls_connection_need_not_be_announced() {
+    let failed = Outcome::Failure("HTTP probe failed with statuscode: 500".to_owned());
+    for (answer, expected) in [
+        ("HTTP/1.1 200 OK\r\n\r\nall there is", Some(Outcome::Success)),
+        ("HTTP/1.0 500 Oh\r\n\r\n", Some(failed)),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", None),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nshort\r\n", None),
+    ] {
+        let port = rude(pair(), answer).await;
+        match (asked(https(port)).await, expected) {
+            (told, Some(expected)) => assert_eq!(told, expected, "{answer}"),
+            (told, None) => {
+                assert!(matches!(told, Outcome::Error { state: ErrorState::Failure, .. }), "{answer}: {told:?}");
+            }
+        }
+    }
+    let port = rude(pair(), "").await;
+    assert_eq!(failure(asked(https(port)).await), format!("Get \"https://127.0.0.1:{port}/x\": EOF"));
+}
+
+/// Shows what is no certificate at all, and signs as if it were.
+#[derive(Debug)]
+struct Garbage(Arc<rustls::sign::CertifiedKey>);
+
+impl rustls::server::ResolvesServerCert for Garbage {
+    fn resolve(&self, _hello: rustls::server::ClientHello<'_>) -> Option<Arc<rustls::sign::CertifiedKey>> {
+        Some(self.0.clone())
+    }
+}
+
+#[tokio::test]
+async fn ac_05_4_a_certificate_that_cannot_be_read_is_taken_too() {
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let key = ring::sign::any_ecdsa_type(&PrivatePkcs8KeyDer::from(key.serialize_der()).into()).expect("a key");
+        let shown = rustls::sign::CertifiedKey::new(vec![vec![0x30_u8, 0x03, 0x02, 0x01, 0x2a].into()], key);
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[version])
+            .expect("a version")
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(Garbage(Arc::new(shown))));
+        let port = rude(config, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+        assert_eq!(asked(https(port)).await, Outcome::Success, "{version:?}");
+    }
+}
+
 #[tokio::test]
 async fn ac_05_5_redirects_are_followed_to_the_same_host_only() {
     // AC-05-5
@@ -211,6 +280,21 @@ async fn ac_05_5_redirects_are_followed_to_the_same_host_only() {
     assert_eq!(heads.lock().expect("no panic").len(), 11);
     let (port, _) = answers(moved("http://[".to_owned())).await;
     assert!(failure(asked(http(port)).await).contains("failed to parse Location header"));
+}
+
+#[tokio::test]
+async fn one_deadline_covers_all_redirects() {
+    let (port, heads) = server(|mut stream, _| async move {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        stream.write_all(b"HTTP/1.1 302 Found\r\nLocation: /again\r\nContent-Length: 0\r\n\r\n").await
+    })
+    .await;
+    let text = failure(asked(hasty(port)).await);
+    assert!(text.starts_with(&format!("Get \"http://127.0.0.1:{port}/again\": context deadline exceeded")), "{text}");
+    assert!((2..=4).contains(&heads.lock().expect("no panic").len()), "each takes a part of it");
+    let (port, _) = answers("HTTP/1.1 302 Found\r\nLocation: \r\nContent-Length: 4\r\n\r\ngone").await;
+    let warning = Outcome::Warning("Probe terminated redirects, Response body: gone".to_owned());
+    assert_eq!(asked(http(port)).await, warning, "nowhere is no place");
 }
 
 #[tokio::test]
@@ -261,6 +345,22 @@ async fn who_does_not_answer_in_time_has_failed() {
 }
 
 #[tokio::test]
+async fn who_says_too_much_is_hung_up_on() {
+    let promises = "HTTP/1.1 100 Continue\r\n\r\n".repeat(1000);
+    let (port, _) = server(move |mut stream, _| {
+        let promises = promises.clone();
+        async move {
+            loop {
+                stream.write_all(promises.as_bytes()).await?;
+            }
+        }
+    })
+    .await;
+    let text = failure(asked(http(port)).await);
+    assert!(text.ends_with("the server says too much"), "long before it is late: {text}");
+}
+
+#[tokio::test]
 async fn a_body_that_breaks_off_is_an_error() {
     let (port, _) = answers("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort").await;
     let outcome = asked(http(port)).await;
@@ -297,12 +397,13 @@ async fn hostile_answers_are_failures() {
 
 #[tokio::test]
 async fn tls_garbage_is_a_failure() {
-    for (case, bytes) in [
-        ("plain HTTP", b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()),
-        ("garbage", vec![0xff; 4096]),
-        ("half a record", vec![0x16, 0x03, 0x03, 0x40, 0x00, 0x02]),
-        ("an alert", vec![0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 0x28]),
-        ("nothing", vec![]),
+    for (bytes, expected) in [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "http: server gave HTTP response to HTTPS client"),
+        (b"SSH-2.0-OpenSSH_9.7\r\n".to_vec(), "tls: first record does not look like a TLS handshake"),
+        (vec![0xff; 4096], "tls: first record does not look like a TLS handshake"),
+        (vec![0x16, 0x03, 0x03, 0x40, 0x00, 0x02], "EOF"),
+        (vec![0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 0x28], "tls: received fatal alert: "),
+        (vec![], "EOF"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("bound").port();
@@ -315,7 +416,8 @@ async fn tls_garbage_is_a_failure() {
             }
         });
         let probe = json!({"httpGet": {"port": port, "scheme": "HTTPS"}, "timeoutSeconds": 5});
-        println!("{case}: {}", failure(asked(probe).await));
+        let text = failure(asked(probe).await);
+        assert!(text.starts_with(&format!("Get \"https://127.0.0.1:{port}/\": {expected}")), "{text}");
     }
 }
 
@@ -399,6 +501,13 @@ async fn who_half_closes_may_still_answer() {
     })
     .await;
     assert_eq!(asked(http(port)).await, Outcome::Success);
+    let (port, _) = server(|mut stream, _| async move {
+        rustix::net::shutdown(&stream, rustix::net::Shutdown::Read)?;
+        tokio::time::sleep(Duration::from_millis(50)).await; // a server that thinks
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await
+    })
+    .await;
+    assert_eq!(asked(http(port)).await, Outcome::Success, "who hears no more");
 }
 
 /// A port that nobody listens on.
