@@ -20,7 +20,7 @@ use crate::{
         Command,
         ports::{Clock, ProbedPods, ProbedStatus},
     },
-    metrics::{ProbeMetrics, Registry},
+    metrics::{ProbeMetrics, ProbePaces, Registry},
     pod::{ContainerId, Pod, PodUid},
     probes::{self, Handlers},
     status::{StatusManager, restart_all_in_progress},
@@ -55,6 +55,7 @@ pub(super) async fn open(
         events: base.events.clone(),
         clock: base.clock.clone(),
         metrics: ProbeMetrics::new(&registry),
+        paces: ProbePaces::new(&base.registry),
         started_at: base.clock.now(),
         pulse: base.pulses.of("probes"),
     };

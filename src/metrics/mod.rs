@@ -66,7 +66,7 @@ pub use orphans::OrphanMetrics;
 pub use pleg::PlegMetrics;
 pub use plugins::PluginMetrics;
 pub use pod_resources::{EndpointVersion, PodResourcesCall, PodResourcesMetrics, PodWatchMetrics};
-pub use probes::{ProbeCounter, ProbeMetrics, ProbedContainer};
+pub use probes::{ProbeCounter, ProbeMetrics, ProbePace, ProbePaces, ProbedContainer};
 pub use reflectors::{Following, ReflectorMeter, ReflectorMetrics};
 pub use registry::{Registry, Stability, buckets};
 pub use resources::CgroupMetrics;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use prometheus::{
+    HistogramVec, IntGauge, IntGaugeVec,
     core::{Collector, Desc},
     proto::{Bucket, Counter, Histogram, LabelPair, Metric, MetricFamily, MetricType},
 };
@@ -74,6 +75,54 @@ pub struct ProbeCounter {
     all: Arc<All>,
     id: u64,
     counted: Arc<Counted>,
+}
+
+/// Whether probes are asked in time, on `/metrics`: `berth_probe_schedule_lag_seconds`, from the moment of a probe to its
+/// attempt, by probe type, and `berth_probe_inflight`, attempts under way, by handler (spec 08 §10).
+pub struct ProbePaces {
+    lag: HistogramVec,
+    inflight: IntGaugeVec,
+}
+
+/// What one probe tells of that.
+pub struct ProbePace {
+    lag: prometheus::Histogram,
+    inflight: IntGauge,
+}
+
+/// An attempt counts as under way until this is dropped.
+pub struct UnderWay(IntGauge);
+
+impl ProbePaces {
+    /// Registers the families.
+    pub fn new(registry: &Registry) -> Self {
+        let lag = "Seconds from the moment of a probe to its attempt.";
+        let inflight = "Attempts of probes that are under way.";
+        Self {
+            lag: registry.histograms(Stability::Alpha, "berth_probe_schedule_lag_seconds", lag, DEF, &["probe_type"]),
+            inflight: registry.gauges(Stability::Alpha, "berth_probe_inflight", inflight, &["handler"]),
+        }
+    }
+
+    /// For one probe.
+    pub fn of(&self, kind: &'static str, handler: &'static str) -> ProbePace {
+        ProbePace { lag: self.lag.with_label_values(&[kind]), inflight: self.inflight.with_label_values(&[handler]) }
+    }
+}
+
+impl ProbePace {
+    /// An attempt has begun, so long after its moment.
+    pub fn begun(&self, lag: Duration) -> UnderWay {
+        self.lag.observe(lag.as_secs_f64());
+        self.inflight.inc();
+        UnderWay(self.inflight.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 impl ProbeMetrics {

@@ -53,6 +53,16 @@ pub enum Handler {
 }
 
 impl Handler {
+    /// Its name in labels.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+            Self::Exec => "exec",
+            Self::Tcp => "tcp",
+        }
+    }
+
     /// That of a probe.
     pub fn of(probe: &api::Probe) -> Self {
         if probe.exec.is_some() {

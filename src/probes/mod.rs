@@ -28,6 +28,7 @@ mod manager;
 mod marks;
 pub mod outcome;
 pub mod owner;
+mod probe;
 mod results;
 mod saved;
 mod seen;

@@ -10,10 +10,12 @@
 //! dropped. Behaviour: spec 05 §1.2.
 //!
 //! What a probe costs a node at rest is above all waking up for it. So the moments of all probes lie on common marks
-//! (`marks`), and attempts are polled by this task instead of being tasks of their own that other threads take.
+//! (`marks`), and attempts are polled by this task instead of being tasks of their own that other threads take. They
+//! come last, so that what floods one of them (`stream`) keeps nobody from beginning, and none lives on what the runtime
+//! lets a task do in a row: that one of them could use up for all.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     future::poll_fn,
     panic::AssertUnwindSafe,
     sync::Arc,
@@ -29,12 +31,10 @@ use futures::{
 use rand::Rng;
 use tokio::{
     sync::mpsc,
+    task::coop::unconstrained,
     time::{Instant, sleep_until},
 };
-use tokio_util::{
-    sync::CancellationToken,
-    time::{DelayQueue, delay_queue},
-};
+use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use tracing::error;
 
 use super::{
@@ -43,20 +43,19 @@ use super::{
     manager::Known,
     marks::{Marks, is_shared},
     outcome::Outcome,
+    probe::{Probe, address},
     results::Results,
-    seen::seen,
+    seen::{Seen, seen},
     turn::{Fixed, Next, Now, Turn},
 };
 use crate::{
     engine::ports::{Clock, Event, EventSink, ProbeResult, ProbedPods, Pulse},
-    metrics::{ProbeCounter, ProbeMetrics, ProbedContainer},
-    pod::{ContainerKind, Pod, PodUid, api},
+    metrics::{ProbeMetrics, ProbePaces, ProbedContainer},
+    pod::{ContainerId, Pod, PodUid},
     sys::panics::said,
 };
 
-/// What is asked for out of turn is asked for at most so often.
-const BETWEEN_ASKED: Duration = Duration::from_secs(1);
-/// What an earlier agent learnt of containers that nobody has begun to probe by then is forgotten.
+/// What an earlier agent learnt of containers that are not probed by then is forgotten, and after that as often.
 const RESTORED_FOR: Duration = Duration::from_secs(600);
 
 /// So many attempts of one moment begin together, and one more as each ends: what they need at the same time is memory
@@ -88,29 +87,12 @@ pub struct Deps {
     pub clock: Arc<dyn Clock>,
     /// Counts.
     pub metrics: ProbeMetrics,
+    /// Whether they are asked in time.
+    pub paces: ProbePaces,
     /// When the agent started, by the wall clock.
     pub started_at: jiff::Timestamp,
     /// Tells that the task lives.
     pub pulse: Pulse,
-}
-
-/// One probe.
-struct Probe {
-    counter: ProbeCounter,
-    pod: Arc<Pod>,
-    container: Arc<str>,
-    place: ContainerKind,
-    handler: Handler,
-    turn: Turn,
-    /// Its moments are this one and whole periods after it.
-    base: Instant,
-    timer: Option<delay_queue::Key>,
-    /// Its moment has come, and others of it come first.
-    is_in_line: bool,
-    attempt: Option<(AbortHandle, Instant)>,
-    /// It is asked for out of turn.
-    is_asked: bool,
-    asked_at: Option<Instant>,
 }
 
 type ProbeId = u64;
@@ -170,22 +152,36 @@ impl Owner {
                 () = stop.cancelled() => return,
                 Some(order) = orders.recv() => self.on_order(order),
                 Some((pod, container)) = asked.recv() => self.on_asked(&pod, &container),
+                () = sleep_until(self.line_moves_at), if !self.line.is_empty() => self.move_line(TOGETHER),
+                due = poll_fn(|context| due(&mut self.wheel, context)) => self.on_moments(due),
+                () = &mut restored_until, if holds_restored => {
+                    holds_restored = self.forget_restored();
+                    restored_until.as_mut().reset(Instant::now() + RESTORED_FOR);
+                }
                 Some(ended) = self.attempts.next(), if !self.attempts.is_empty() => {
                     if let Some((id, outcome)) = ended {
                         self.on_ended(id, outcome);
                     }
                     self.move_line(1);
                 }
-                () = sleep_until(self.line_moves_at), if !self.line.is_empty() => self.move_line(TOGETHER),
-                due = poll_fn(|context| due(&mut self.wheel, context)) => {
-                    self.on_moments(due);
-                }
-                () = &mut restored_until, if holds_restored => {
-                    holds_restored = false;
-                    self.results.forget_restored();
-                }
             }
         }
+    }
+
+    /// Forgets what an earlier agent learnt, but of those whose first moment is still to come; tells whether there are
+    /// such.
+    fn forget_restored(&self) -> bool {
+        let to_come = self.probes.values().filter(|probe| probe.turn.instance().is_none());
+        let instances: HashSet<ContainerId> =
+            to_come.filter_map(|probe| Some(self.look(probe)?.0.instance?.id)).collect();
+        self.results.forget_restored(|container| instances.contains(container))
+    }
+
+    /// How a probe's container stands, and where it is.
+    fn look(&self, probe: &Probe) -> Option<(Seen, Option<String>)> {
+        let known = self.deps.pods.status(probe.pod.uid())?;
+        let seen = seen(&probe.pod, &probe.declared(&probe.pod)?, &known.status, known.restart_all);
+        Some((seen, address(&probe.pod, &known.status)))
     }
 
     fn on_order(&mut self, order: Order) {
@@ -234,6 +230,7 @@ impl Owner {
         let labels = ProbedContainer { container, pod: &id.name, namespace: &id.namespace, uid: id.uid.as_str() };
         Probe {
             counter: self.deps.metrics.begin(one.kind.label(), &labels),
+            pace: self.deps.paces.of(one.kind.label(), Handler::of(one.probe).label()),
             pod: pod.clone(),
             container: container.into(),
             place: one.place,
@@ -241,7 +238,7 @@ impl Owner {
             turn: Turn::new(fixed),
             base,
             timer: None,
-            is_in_line: false,
+            in_line: None,
             attempt: None,
             is_asked: false,
             asked_at: None,
@@ -276,7 +273,7 @@ impl Owner {
     /// Puts a probe's next moment on the wheel; none while an attempt is under way or about to begin.
     fn schedule(&mut self, id: ProbeId) {
         let Some(probe) = self.probes.get_mut(&id) else { return };
-        if probe.attempt.is_some() || probe.is_in_line {
+        if probe.attempt.is_some() || probe.in_line.is_some() {
             return;
         }
         let at = probe.next_moment(Instant::now());
@@ -287,15 +284,15 @@ impl Owner {
     }
 
     /// Puts them in line, those alike one after the other; each has the same place every time.
-    fn on_moments(&mut self, mut due: Vec<ProbeId>) {
-        due.sort_unstable_by_key(|id| (self.probes.get(id).map(|probe| probe.handler), *id));
-        for id in &due {
+    fn on_moments(&mut self, mut due: Vec<(ProbeId, Instant)>) {
+        due.sort_unstable_by_key(|(id, _)| (self.probes.get(id).map(|probe| probe.handler), *id));
+        for (id, at) in &due {
             if let Some(probe) = self.probes.get_mut(id) {
-                (probe.timer, probe.is_in_line) = (None, true); // it is not on the wheel any more
+                (probe.timer, probe.in_line) = (None, Some(*at)); // it is not on the wheel any more
             }
         }
         let is_first = self.line.is_empty();
-        self.line.extend(due);
+        self.line.extend(due.into_iter().map(|(id, _)| id));
         if is_first {
             self.move_line(TOGETHER);
         }
@@ -317,17 +314,12 @@ impl Owner {
         let now = Instant::now();
         let asked = self.probes.get(&id).filter(|probe| probe.is_asked).map(|probe| *probe.turn.fixed());
         let restarted = asked.map(|fixed| self.place(fixed.kind, now + fixed.pace.period, fixed.pace.period));
+        let (seen, ip) = self.probes.get(&id).and_then(|probe| self.look(probe)).unzip();
         let Some(probe) = self.probes.get_mut(&id) else { return };
-        probe.is_in_line = false;
+        let due = probe.in_line.take().unwrap_or(now);
         if let Some(base) = restarted {
             (probe.base, probe.is_asked, probe.asked_at) = (base, false, Some(now));
         }
-        let status = self.deps.pods.status(probe.pod.uid());
-        let ip = status.as_ref().and_then(|s| address(&probe.pod, &s.status));
-        let pod = probe.pod.clone();
-        let seen = probe
-            .declared(&pod)
-            .and_then(|one| Some(seen(&pod, &one, &status.as_ref()?.status, status.as_ref()?.restart_all)));
         let clocks = Now { uptime: now - self.begun, wall: self.deps.clock.now() };
         let step = probe.turn.begin(seen.as_ref(), clocks);
         let kind = probe.kind();
@@ -344,10 +336,15 @@ impl Owner {
         match (step.next, probe.turn.instance().cloned()) {
             (Next::Stop, _) => self.end(id),
             (Next::Probe, Some(instance)) => {
-                let ask = Ask { pod, container: probe.container.clone(), kind, id: instance, ip };
+                let (pod, container) = (probe.pod.clone(), probe.container.clone());
+                let ask = Ask { pod, container, kind, id: instance, ip: ip.flatten() };
                 let asker = self.deps.asker.clone();
                 let (handle, registration) = AbortHandle::new_pair();
-                let attempt = async move { attempt::result(&*asker, &ask).await };
+                let under_way = probe.pace.begun(now.saturating_duration_since(due));
+                let attempt = unconstrained(async move {
+                    let _under_way = under_way;
+                    attempt::result(&*asker, &ask).await
+                });
                 let attempt = AssertUnwindSafe(Abortable::new(attempt, registration)).catch_unwind();
                 self.attempts.push(Box::pin(attempt.map(move |ended| match ended {
                     Ok(Ok(outcome)) => Some((id, Ok(outcome))),
@@ -378,6 +375,7 @@ impl Owner {
         if let Some(instance) = probe.turn.instance() {
             self.results.histories.add(instance, kind, outcome, self.deps.clock.now());
         }
+        probe.log(outcome);
         if let Some((reason, text)) = outcome.event(kind) {
             let event = Event::warning(probe.pod.id(), reason, text).at(probe.place.field_path(&probe.container));
             self.deps.events.record(event);
@@ -436,47 +434,13 @@ impl Owner {
     }
 }
 
-impl Probe {
-    fn kind(&self) -> Kind {
-        self.turn.fixed().kind
-    }
-
-    fn declared<'a>(&self, pod: &'a Pod) -> Option<Declared<'a>> {
-        let (place, container) = pod.container(&self.container)?;
-        Some(Declared { container, place, kind: self.kind(), probe: self.kind().of(container)? })
-    }
-
-    /// The first of its moments that is still to come, or sooner where it is asked for.
-    fn next_moment(&self, now: Instant) -> Instant {
-        let period = self.turn.fixed().pace.period;
-        let passed = now.saturating_duration_since(self.base);
-        let regular = if now < self.base {
-            self.base
-        } else {
-            let into = Duration::from_nanos((passed.as_nanos() % period.as_nanos().max(1)).try_into().unwrap_or(0));
-            now + period.saturating_sub(into)
-        };
-        if !self.is_asked {
-            return regular;
-        }
-        let soonest = self.asked_at.map_or(now, |at| (at + BETWEEN_ASKED).max(now));
-        soonest.min(regular)
-    }
-}
-
-/// The probes whose moment has come.
-fn due(wheel: &mut DelayQueue<ProbeId>, context: &mut Context<'_>) -> Poll<Vec<ProbeId>> {
+/// The probes whose moment has come, and when that was.
+fn due(wheel: &mut DelayQueue<ProbeId>, context: &mut Context<'_>) -> Poll<Vec<(ProbeId, Instant)>> {
     let mut due = Vec::new();
     while let Poll::Ready(Some(expired)) = wheel.poll_expired(context) {
-        due.push(expired.into_inner());
+        due.push((*expired.get_ref(), expired.deadline()));
     }
     if due.is_empty() { Poll::Pending } else { Poll::Ready(due) }
-}
-
-/// Where a pod is asked. One in the node's network that knows no address of its own is asked on the node's.
-fn address(pod: &Pod, status: &api::PodStatus) -> Option<String> {
-    let told = status.pod_ip.clone().filter(|ip| !ip.is_empty());
-    told.or_else(|| pod.is_host_network().then(|| "127.0.0.1".to_owned()))
 }
 
 #[cfg(test)]

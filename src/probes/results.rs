@@ -95,10 +95,14 @@ impl Results {
         }
     }
 
-    /// Forgets what an earlier agent learnt of containers that have not been seen since.
-    pub fn forget_restored(&self) {
-        self.lock().restored.clear();
+    /// Forgets what an earlier agent learnt, but of containers that may still be asked; tells whether there are such.
+    pub fn forget_restored(&self, is_to_come: impl Fn(&ContainerId) -> bool) -> bool {
+        let mut state = self.lock();
+        state.restored.retain(|container, results| *results != ProbeResults::default() && is_to_come(container));
+        let some = !state.restored.is_empty();
+        drop(state);
         self.changed.notify_one();
+        some
     }
 
     /// What is worth saving.
@@ -153,7 +157,9 @@ mod tests {
         after.seed(&id, Kind::Readiness, Some(Failure));
         assert_eq!(after.of(&id), expected, "no seed over it");
         after.set(&id, Kind::Readiness, Failure);
-        after.forget_restored();
+        assert!(after.forget_restored(|container| *container == id), "its startup is still to be asked for");
+        assert_eq!(after.of(&id), ProbeResults { readiness: Some(Failure), ..expected });
+        assert!(!after.forget_restored(|_| false));
         assert_eq!(after.of(&id), ProbeResults { readiness: Some(Failure), ..ProbeResults::default() });
     }
 }

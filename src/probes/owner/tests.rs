@@ -2,15 +2,20 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde_json::json;
+use tokio::{io::AsyncWriteExt, net::TcpListener};
 
 use super::*;
 use crate::{
+    cri::CriConfig,
     engine::ports::{ProbeManager, ProbeResults, ProbedStatus, StateFile, SystemClock},
     metrics::{Registry, exposition::Format},
     pod::ContainerId,
@@ -160,6 +165,7 @@ impl Life {
             events: fake(),
             clock: Arc::new(SystemClock),
             metrics: ProbeMetrics::new(&registry),
+            paces: ProbePaces::new(&registry),
             started_at: Timestamp::now(),
             pulse: Pulse::default(),
         };
@@ -355,6 +361,106 @@ async fn ac_05_6_readiness_is_told_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn ac_05_5_a_warning_makes_ready_and_is_told() {
+    let world = World::new([Act::Says(Outcome::Warning("moved".to_owned()))]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"readinessProbe": tcp(10)})));
+    pass(0).await;
+    assert_eq!(world.told(), ["ProbeWarning: Readiness probe warning: moved", "ready c-0 true", "wake"]);
+    assert!(life.page().contains(r#"result="successful"} 1"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_under_way_and_how_late_it_began_is_shown() {
+    let world = World::new([Act::Hangs]);
+    let life = Life::settled(&world).await;
+    for number in 0..=TOGETHER {
+        let mut object = pod_with(json!({"readinessProbe": tcp(10)})).to_object();
+        object.metadata.uid = Some(format!("u{number}"));
+        life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
+    }
+    pass(0).await;
+    let shown = |life: &Life, line: &str| life.page().lines().any(|shown| shown == line);
+    assert!(shown(&life, r#"berth_probe_inflight{handler="tcp"} 9"#), "{}", life.page());
+    assert!(shown(&life, r#"berth_probe_schedule_lag_seconds_count{probe_type="Readiness"} 9"#));
+    for number in 0..=TOGETHER {
+        life.manager.remove(&format!("u{number}").as_str().into());
+    }
+    pass(0).await;
+    assert!(shown(&life, r#"berth_probe_inflight{handler="tcp"} 0"#));
+}
+
+/// Two servers, of which one floods whoever asks and the other is well. On the real clock: sockets know no other.
+#[tokio::test]
+async fn a_server_that_floods_keeps_no_other_from_being_asked() {
+    let flood = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let well = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let ports = [&flood, &well].map(|server| server.local_addr().expect("bound").port());
+    let stop = Arc::new(AtomicBool::new(false));
+    let flooding = stop.clone();
+    // A thread of its own: it is never to wait for the probes.
+    let flood = flood.into_std().expect("a socket");
+    flood.set_nonblocking(true).expect("a socket");
+    std::thread::spawn(move || {
+        let promises = b"HTTP/1.1 100 Continue\r\n\r\n".repeat(1000);
+        let mut victims = Vec::new();
+        while !flooding.load(Ordering::Relaxed) {
+            if victims.is_empty() {
+                std::thread::yield_now();
+            }
+            while let Ok((victim, _)) = flood.accept() {
+                victims.push(victim);
+            }
+            victims.retain_mut(|victim| match std::io::Write::write(victim, &promises) {
+                Ok(_) => true,
+                Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
+            });
+        }
+    });
+    let world = World::new([success()]);
+    let fake = || Arc::new(Fake(world.clone()));
+    let registry = Registry::new();
+    let config = CriConfig {
+        endpoint: "unix:///nowhere.sock".to_owned(),
+        image_endpoint: String::new(),
+        request_timeout: Duration::from_secs(1),
+        list_streaming: false,
+    };
+    let runtime = crate::cri::connect(&config, &registry).expect("lazily").runtime;
+    let deps = Deps {
+        asker: Arc::new(crate::probes::Handlers::new(runtime).expect("TLS")),
+        pods: fake(),
+        events: fake(),
+        clock: Arc::new(SystemClock),
+        metrics: ProbeMetrics::new(&registry),
+        paces: ProbePaces::new(&registry),
+        started_at: Timestamp::now(),
+        pulse: Pulse::default(),
+    };
+    let (manager, probing, _saving) = open(deps, fake(), CancellationToken::new()).await;
+    let probing = tokio::spawn(probing);
+    tokio::time::sleep(Duration::from_millis(1001)).await; // nothing is spread any more
+    let get =
+        |port: u16| json!({"httpGet": {"host": "127.0.0.1", "port": port}, "periodSeconds": 1, "timeoutSeconds": 60});
+    manager.add(&pod_with(json!({"livenessProbe": get(ports[0]), "readinessProbe": get(ports[1])})));
+    let begun = Instant::now();
+    for _ in 0..4 {
+        let (mut client, _) =
+            tokio::time::timeout(Duration::from_secs(20), well.accept()).await.expect("asked").expect("a client");
+        client.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.expect("it listens");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(8), "each period, and not each minute: {:?}", begun.elapsed());
+    let is_told = |text: &str| lock(&world.told).iter().any(|told| told.contains(text));
+    let until = Instant::now() + Duration::from_secs(20);
+    while !is_told("the server says too much") && Instant::now() < until {
+        tokio::task::yield_now().await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    assert!(is_told("the server says too much"), "{:?}", world.told());
+    probing.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_liveness_failure_wakes_and_then_waits_for_another_instance() {
     let world = World::new([failure()]);
     let life = Life::settled(&world).await;
@@ -458,6 +564,7 @@ async fn moments_that_have_passed_are_dropped() {
         events: fake(),
         clock: Arc::new(SystemClock),
         metrics: ProbeMetrics::new(&registry),
+        paces: ProbePaces::new(&registry),
         started_at: Timestamp::now(),
         pulse: Pulse::default(),
     };
@@ -536,6 +643,29 @@ async fn ac_05_11_results_outlive_the_agent() {
     life.stop.cancel();
     pass(1).await;
     assert_eq!(lock(&world.file).as_deref(), Some(&br#"{"containers":{}}"#[..]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ac_05_11_results_wait_for_the_first_moment_however_late_that_is() {
+    let world = World::new([success()]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"readinessProbe": tcp(3000)})));
+    pass(2).await;
+    life.stop.cancel();
+    let asked = world.asked().len();
+    let mut late = 0;
+    // The first moment lies anywhere in the period.
+    for _ in 0..20 {
+        let life = Life::begin(&world).await;
+        life.manager.add(&pod_with(json!({"readinessProbe": tcp(3000)})));
+        pass(1300).await;
+        assert_eq!(life.results().readiness, Some(ProbeResult::Success));
+        late += usize::from(world.asked().len() == asked);
+        life.stop.cancel();
+        pass(1).await;
+        lock(&world.asked).truncate(asked);
+    }
+    assert!(late > 0, "none of them was late");
 }
 
 #[tokio::test(start_paused = true)]

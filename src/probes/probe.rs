@@ -1,0 +1,106 @@
+//! One probe, as the task of all of them keeps it.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::AbortHandle;
+use tokio::time::Instant;
+use tokio_util::time::delay_queue;
+use tracing::{debug, info};
+
+use super::{
+    kind::{Declared, Handler, Kind},
+    outcome::Outcome,
+    turn::Turn,
+};
+use crate::{
+    metrics::{ProbeCounter, ProbePace},
+    pod::{ContainerKind, Pod, api},
+};
+
+/// What is asked for out of turn is asked for at most so often.
+const BETWEEN_ASKED: Duration = Duration::from_secs(1);
+
+/// One probe.
+pub struct Probe {
+    /// Counts it.
+    pub counter: ProbeCounter,
+    /// Shows whether it is asked in time.
+    pub pace: ProbePace,
+    /// Whose it is.
+    pub pod: Arc<Pod>,
+    /// Of which container.
+    pub container: Arc<str>,
+    /// Where that stands.
+    pub place: ContainerKind,
+    /// How it asks.
+    pub handler: Handler,
+    /// What it does next.
+    pub turn: Turn,
+    /// Its moments are this one and whole periods after it.
+    pub base: Instant,
+    /// Its next moment, on the wheel.
+    pub timer: Option<delay_queue::Key>,
+    /// Its moment has come, then, and others of it come first.
+    pub in_line: Option<Instant>,
+    /// What is under way, and since when.
+    pub attempt: Option<(AbortHandle, Instant)>,
+    /// It is asked for out of turn.
+    pub is_asked: bool,
+    /// When it was, last.
+    pub asked_at: Option<Instant>,
+}
+
+impl Probe {
+    /// For what it is.
+    pub fn kind(&self) -> Kind {
+        self.turn.fixed().kind
+    }
+
+    /// It, as that pod declares it.
+    pub fn declared<'a>(&self, pod: &'a Pod) -> Option<Declared<'a>> {
+        let (place, container) = pod.container(&self.container)?;
+        Some(Declared { container, place, kind: self.kind(), probe: self.kind().of(container)? })
+    }
+
+    /// The first of its moments that is still to come, or sooner where it is asked for.
+    pub fn next_moment(&self, now: Instant) -> Instant {
+        let period = self.turn.fixed().pace.period;
+        let passed = now.saturating_duration_since(self.base);
+        let regular = if now < self.base {
+            self.base
+        } else {
+            let into = Duration::from_nanos((passed.as_nanos() % period.as_nanos().max(1)).try_into().unwrap_or(0));
+            now + period.saturating_sub(into)
+        };
+        if !self.is_asked {
+            return regular;
+        }
+        let soonest = self.asked_at.map_or(now, |at| (at + BETWEEN_ASKED).max(now));
+        soonest.min(regular)
+    }
+
+    /// Writes down what an attempt came to, for those who read that much.
+    pub fn log(&self, outcome: &Outcome) {
+        let (kind, pod, container) = (self.kind().label(), &*self.pod, &*self.container);
+        match outcome {
+            Outcome::Success | Outcome::Warning(_) => debug!(
+                v = 3, probeType = kind, pod = %pod.object_name(), podUID = %pod.uid(), containerName = container,
+                "Probe succeeded"
+            ),
+            Outcome::Failure(output) => info!(
+                v = 1, probeType = kind, pod = %pod.object_name(), podUID = %pod.uid(), containerName = container,
+                probeResult = "failure", output, "Probe failed"
+            ),
+            Outcome::Error { state, text } => info!(
+                v = 1, probeType = kind, pod = %pod.object_name(), podUID = %pod.uid(), containerName = container,
+                probeResult = state.word(), err = text, "Probe errored"
+            ),
+        }
+    }
+}
+
+/// Where a pod is asked. One in the node's network that knows no address of its own is asked on the node's.
+pub fn address(pod: &Pod, status: &api::PodStatus) -> Option<String> {
+    let told = status.pod_ip.clone().filter(|ip| !ip.is_empty());
+    told.or_else(|| pod.is_host_network().then(|| "127.0.0.1".to_owned()))
+}
