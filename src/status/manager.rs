@@ -357,9 +357,13 @@ fn recompute_readiness(pod: &Pod, status: &mut api::PodStatus) {
     let phase = Phase::of(status).unwrap_or(Phase::Pending);
     let containers = Containers { pod, statuses: &statuses, phase };
     let conditions = status.conditions.get_or_insert_default();
-    for new in [containers.ready(conditions), containers.containers_ready()] {
+    for mut new in [containers.ready(conditions), containers.containers_ready()] {
         match conditions.iter_mut().find(|c| c.type_ == new.type_) {
-            Some(place) => *place = new,
+            Some(place) => {
+                // Who probes knows the pod as it was when it began.
+                new.observed_generation = new.observed_generation.max(place.observed_generation);
+                *place = new;
+            }
             None => conditions.push(new),
         }
     }
@@ -478,6 +482,21 @@ mod tests {
         }
         assert_eq!(manager.set_started(pod, &id, true, at(30)), Outcome::Unchanged);
         assert_eq!(manager.set_started(pod, &id, false, at(30)), Outcome::Accepted(3));
+    }
+
+    #[test]
+    fn a_probe_that_knows_an_older_pod_sets_no_generation_back() {
+        let (manager, _) = manager();
+        let world = world(Seen::Running);
+        let newer = world.pod.generation();
+        let mut older = world.pod.to_object();
+        older.metadata.generation = Some(newer - 1);
+        let older = Pod::new(older).expect("complete");
+        manager.set(&world.pod, world.build(), at(10));
+        assert_eq!(manager.set_ready(&older, &"c-0".into(), false, at(20)), Outcome::Accepted(2));
+        let status = manager.status(older.uid()).expect("a status");
+        let told = condition(&status, "Ready").expect("the condition");
+        assert_eq!((told.status.as_str(), told.observed_generation), ("False", Some(newer)));
     }
 
     #[test]
