@@ -32,10 +32,15 @@ impl Turn<'_> {
         grace: watch::Receiver<Option<Grace>>,
         order: Option<StatusOverride>,
     ) -> Result<Outcome, String> {
+        if let Some(pod) = &self.pod {
+            // Should an earlier agent have begun to end it, nobody asks yet whether it is still ready.
+            self.context.probes.add(pod);
+            // Before anything is waited for: while a runtime does not answer, liveness of a pod that ends is no matter.
+            self.context.probes.stop_liveness(pod.uid());
+        }
         let observed = self.look().await?;
         if let Some(pod) = self.pod.clone() {
             self.publish(&pod, &observed, Build::Ongoing, order.as_ref());
-            self.context.probes.stop_liveness(pod.uid());
         }
         match order.as_ref().filter(|order| order.is_unready) {
             Some(order) => self.kill_unready(observed, grace, order.words).await?,
