@@ -101,7 +101,7 @@ fn answer(exit: Exit, stdout: Vec<u8>, mut stderr: Vec<u8>) -> cri::ExecSyncResp
     cri::ExecSyncResponse { stdout, stderr, exit_code: exit.code }
 }
 
-/// Kills the program and all of its process group.
+/// Kills the program, all of its process group, and what it has started that is in none of these.
 async fn overdue(pod: &Pod, target: Target, exit: tokio::sync::oneshot::Receiver<Exit>, seconds: u64) -> RuntimeError {
     if let Ok(shim) = pod.shim() {
         let kill = Request::Signal { to: target, signal: KILL, scope: Scope::Group };

@@ -19,6 +19,7 @@ mod events;
 mod groups;
 mod input;
 mod journal;
+mod kin;
 pub mod launcher;
 mod log;
 mod memory;

@@ -16,7 +16,7 @@ use super::{
     Origin, REST, Worker,
     client::Client,
     container::Container,
-    groups, journal,
+    groups, journal, kin,
     launcher::{Made, Stdio},
     starts::{Start, failure, kill},
 };
@@ -169,6 +169,9 @@ impl Worker<'_> {
                 pid.ok_or_else(|| failure(FailureKind::Unknown, format!("process {exec:?} is not known")))?
             }
         };
+        if scope == Scope::Group && signal == Signal::KILL {
+            kin::kill(pid); // those of its processes that have a group of their own
+        }
         if scope != Scope::Process {
             // It was not reaped yet, so its group's number is its own.
             let group = i32::try_from(pid).ok().and_then(Pid::from_raw);
