@@ -1,6 +1,6 @@
 //! Probes of containers that really run (spec 05 §1).
 
-use std::fs;
+use std::{fs, time::Instant};
 
 use serde_json::{Value, json};
 
@@ -57,29 +57,69 @@ async fn commands_decide() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_process_outlives_its_timeout() {
     let Some(node) = Node::shared("no_process_outlives_its_timeout").await else { return };
-    let mut main = shell("main", UNTIL_STOPPED);
-    main["livenessProbe"] = exec(&["sleep", "4321"]);
-    main["livenessProbe"]["failureThreshold"] = json!(1000);
-    let mut forks = shell("forks", UNTIL_STOPPED);
+    // Each attempt writes a line; once told to, it passes and leaves nothing behind.
+    let probed = |name: &str, rest: &str| {
+        let mut probed = shell(name, UNTIL_STOPPED);
+        let script = format!("echo >> /begun; test -e /enough && exit 0; {rest}");
+        probed["livenessProbe"] = exec(&["sh", "-c", &script]);
+        probed["livenessProbe"]["failureThreshold"] = json!(1000);
+        probed
+    };
+    let mut containers = vec![probed("main", "exec sleep 4321")];
     if real::is_embedded() {
-        forks["livenessProbe"] = exec(&["sh", "-c", "sleep 4322 & sleep 4323; true"]);
-        forks["livenessProbe"]["failureThreshold"] = json!(1000);
+        containers.push(probed("forks", "sleep 4322 & setsid sleep 4324 & sleep 4323; true"));
     }
-    let spec = json!({"terminationGracePeriodSeconds": 5, "containers": [main, forks]});
+    let names: Vec<&str> = if containers.len() == 2 { vec!["main", "forks"] } else { vec!["main"] };
+    let commands = ["sleep 4321", "sleep 4322", "sleep 4323", "sleep 4324"];
+    let spec = json!({"terminationGracePeriodSeconds": 5, "containers": containers});
     let pod = node.run(&manifest_of("late", spec)).await;
     let line = node.agent.until_log("timed out after 1s").await;
     assert!(line.contains("Liveness probe failed: command timed out: "), "{line}");
-    let series = "kubelet_runtime_operations_total{operation_type=\"exec_sync\"}";
-    let executed = async || node.agent.metric(series).await.unwrap_or_default();
-    let enough = executed().await + 6.0;
-    node.agent.until("as many as would pile up", async || executed().await >= enough).await;
-    for command in ["sleep 4321", "sleep 4322", "sleep 4323"] {
+    let roots: Vec<String> = names.iter().map(|name| format!("/proc/{}/root", node.pid(&pod, name))).collect();
+    // An attempt begins when the one before it has been given up.
+    let begun = |root: &String| fs::read_to_string(format!("{root}/begun")).map_or(0, |lines| lines.lines().count());
+    node.agent.until("as many as would pile up", async || roots.iter().all(|root| begun(root) >= 7)).await;
+    for command in commands {
         assert!(processes(command) <= 2, "{} of {command}", processes(command));
     }
-    node.remove(&pod).await;
-    for command in ["sleep 4321", "sleep 4322", "sleep 4323"] {
-        node.agent.until("none is left", async || processes(command) == 0).await;
+    for root in &roots {
+        fs::write(format!("{root}/enough"), "").expect("writable");
     }
+    for command in commands {
+        node.agent.until(&format!("none is left of {command}"), async || processes(command) == 0).await;
+    }
+    let runs_on = |pod: &Value| names.iter().all(|name| container(pod, name)["restartCount"] == 0);
+    node.agent.until_pod("late", "it runs on as it began", runs_on).await;
+    assert_eq!(names.iter().map(|name| format!("/proc/{}/root", node.pid(&pod, name))).collect::<Vec<_>>(), roots);
+    node.remove(&pod).await;
+}
+
+/// AC-05-9: who is not alive and deaf has as long as its probe says, not as long as its pod.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_probe_has_a_grace_period_of_its_own() {
+    const GRACE: u64 = 5;
+    let Some(node) = Node::shared("a_probe_has_a_grace_period_of_its_own").await else { return };
+    // It is deaf in its first life only: the test is to end, too.
+    let script = format!(
+        "touch /alive; test -e /kept/again || {{ touch /kept/again; trap '' TERM; while :; do sleep 1; done; }}; {UNTIL_STOPPED}"
+    );
+    let mut main = shell("main", &script);
+    main["volumeMounts"] = json!([{"name": "kept", "mountPath": "/kept"}]);
+    main["startupProbe"] = exec(&["test", "-e", "/alive"]);
+    main["startupProbe"]["failureThreshold"] = json!(60);
+    main["livenessProbe"] = exec(&["test", "-e", "/alive"]);
+    main["livenessProbe"]["terminationGracePeriodSeconds"] = json!(GRACE);
+    let spec = json!({"terminationGracePeriodSeconds": 600, "containers": [main],
+        "volumes": [{"name": "kept", "emptyDir": {}}]});
+    let pod = node.run(&manifest_of("deaf", spec)).await;
+    let root = format!("/proc/{}/root", node.pid(&pod, "main"));
+    let begun = Instant::now();
+    fs::remove_file(format!("{root}/alive")).expect("it was there");
+    let is_back = |pod: &Value| container(pod, "main")["restartCount"] == 1;
+    node.agent.until_pod("deaf", "killed and restarted", is_back).await;
+    let took = begun.elapsed().as_secs();
+    assert!((GRACE..GRACE + 30).contains(&took), "after {took} s");
+    node.remove(&pod).await;
 }
 
 /// A server is asked at the pod's own address, by the port's name.
