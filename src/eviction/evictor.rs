@@ -10,7 +10,7 @@ use std::{
 use futures::future::join_all;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
@@ -43,6 +43,10 @@ const GONE: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_secs(1);
 /// How often pages of files are taken back before a pod has to go.
 const TAKINGS: usize = 4;
+/// How many of them may bring nothing where a hard threshold is met: who fills memory is faster.
+const FRUITLESS: usize = 2;
+/// How long they may take altogether then. A slow kernel needs most of it.
+const TAKING: Duration = Duration::from_secs(2);
 /// Seconds that are left to a pod where a hard threshold is met.
 const SHORT: i64 = 1;
 /// How long a fresh look is waited for.
@@ -73,6 +77,8 @@ pub struct Evictor {
     /// For which signals nothing could be done, and until when that is not tried again.
     held: BTreeMap<Signal, Instant>,
     limits_at: Instant,
+    /// No pod was there that could have been evicted: it begins, and has not been told of any.
+    is_alone: bool,
 }
 
 /// What a pass came to.
@@ -109,6 +115,7 @@ impl Evictor {
             stuck: HashSet::new(),
             held: BTreeMap::new(),
             limits_at: Instant::now() + PERIOD,
+            is_alone: false,
         }
     }
 
@@ -143,11 +150,16 @@ impl Evictor {
             self.deps.pulse.works();
             let now = Instant::now();
             self.held.retain(|_, until| *until > now);
+            if self.is_alone && !self.deps.pods.active().is_empty() {
+                self.held.clear();
+            }
+            self.is_alone &= !self.held.is_empty();
             let (held, limits_at) = (self.held.clone(), self.limits_at);
             let is_due = |picture: &Option<Arc<Picture>>| {
                 picture.as_ref().is_some_and(|picture| first_but(&held, picture).is_some())
             };
             let again = held.values().min().copied().unwrap_or_else(|| limits_at.max(now + PERIOD));
+            let again = if self.is_alone { again.min(now + RETRY) } else { again };
             tokio::select! {
                 biased;
                 is_found = async { self.pictures.wait_for(is_due).await.is_ok() } => {
@@ -188,16 +200,24 @@ impl Evictor {
         }
         let gone = join_all(found.iter().map(|(pod, verdict)| self.evict(pod, verdict))).await;
         self.remember(found.iter().zip(gone).filter(|(_, is_gone)| !is_gone).map(|((pod, _), _)| pod.uid().clone()));
+        // What was seen before they went says nothing any more.
+        self.look_after(self.began.elapsed() + SETTLE).await;
         Outcome::Freed
     }
 
     /// Frees what the first threshold that is met calls for, of those for which something may be done.
     async fn relieve(&mut self) -> Outcome {
         let Some(signal) = first_but(&self.held, &self.latest()) else { return Outcome::Nothing };
-        let needs =
-            if matches!(signal, Signal::Memory | Signal::AllocatableMemory) { Needs::Memory } else { Needs::DisksNow };
+        let needs = match signal {
+            signal if is_memory(signal) => Needs::Memory,
+            Signal::Pid => Needs::Processes,
+            _ => Needs::DisksNow,
+        };
         let active = self.deps.pods.active();
-        let Some(mut candidates) = self.candidates(active, needs).await else { return Outcome::Failed(signal, RETRY) };
+        let Some(candidates) = self.unless_memory_is_short(signal, self.candidates(active, needs)).await else {
+            return Outcome::Nothing;
+        };
+        let Some(candidates) = candidates else { return Outcome::Failed(signal, RETRY) };
         if needs == Needs::DisksNow && self.evict_exceeding(&candidates).await == Outcome::Freed {
             return Outcome::Freed;
         }
@@ -205,37 +225,75 @@ impl Evictor {
         let text = format!("Attempting to reclaim {}", resource(signal));
         self.deps.events.record(Event::node_warning("EvictionThresholdMet", text));
         let mut picture = self.latest();
-        if self.reclaim(signal, picture.layout).await {
+        let Some(is_tried) = self.unless_memory_is_short(signal, self.reclaim(signal, picture.layout)).await else {
+            return Outcome::Nothing;
+        };
+        if is_tried {
             picture = self.look_after(self.began.elapsed() + SETTLE).await;
             if is_relieved(&picture) {
                 return Outcome::Freed;
             }
         }
+        let (picture, candidates) = self.take_pages(signal, picture, candidates).await;
+        if is_relieved(&picture) {
+            return Outcome::Freed;
+        }
+        self.evict_one(signal, &picture, candidates).await
+    }
+
+    /// Does that for a signal, unless memory gets short beyond a hard threshold meanwhile, which waits for nothing else.
+    /// Images that are being removed go all the same, and dead containers in another round.
+    async fn unless_memory_is_short<T>(&self, signal: Signal, work: impl Future<Output = T>) -> Option<T> {
+        let mut pictures = self.pictures.clone();
+        let is_it = |(due, _): &(Threshold, Moment)| {
+            due.is_hard() && is_memory(due.signal) && !self.held.contains_key(&due.signal)
+        };
+        let is_short = |picture: &Option<Arc<Picture>>| picture.as_ref().is_some_and(|p| p.due.iter().any(is_it));
+        tokio::select! {
+            biased;
+            done = work => Some(done),
+            Ok(_) = pictures.wait_for(is_short), if !is_memory(signal) => None,
+        }
+    }
+
+    /// Has pages of files taken back as long as that helps; says how the node and its pods stand then.
+    async fn take_pages(
+        &mut self,
+        signal: Signal,
+        mut picture: Arc<Picture>,
+        mut candidates: Vec<Candidate>,
+    ) -> (Arc<Picture>, Vec<Candidate>) {
+        let until = Instant::now() + TAKING;
+        let mut fruitless = 0;
         // Who fills memory goes on meanwhile.
         for _ in 0..TAKINGS {
-            if !self.take_back(signal, &picture, &mut candidates).await {
+            let is_hard = picture.due.iter().any(|(due, _)| due.signal == signal && due.is_hard());
+            if is_hard && (fruitless == FRUITLESS || Instant::now() >= until) {
+                break;
+            }
+            let before = shortage(&picture, signal);
+            let taken = self.take_back(signal, &picture, &mut candidates);
+            let is_tried = if is_hard { timeout_at(until, taken).await.unwrap_or(true) } else { taken.await };
+            if !is_tried {
                 break;
             }
             picture = self.look_after(self.began.elapsed()).await;
-            if is_relieved(&picture) {
-                return Outcome::Freed;
+            let after = shortage(&picture, signal);
+            if after.is_none() {
+                break;
             }
+            fruitless = if after < before { 0 } else { fruitless + 1 };
             // Whose pages were taken is not the one who fills memory.
             let active = self.deps.pods.active();
-            candidates = self.candidates(active, needs).await.unwrap_or(candidates);
+            candidates = self.candidates(active, Needs::Memory).await.unwrap_or(candidates);
         }
-        self.evict_one(signal, &picture, candidates).await
+        (picture, candidates)
     }
 
     /// Has pages of files taken back where they are what is missing: they count as used, and can be had. Says whether it
     /// was tried.
     async fn take_back(&self, signal: Signal, picture: &Picture, candidates: &mut [Candidate]) -> bool {
-        if !matches!(signal, Signal::Memory | Signal::AllocatableMemory) {
-            return false;
-        }
-        // A soft threshold whose grace has not passed calls for nothing yet.
-        let due: Vec<Threshold> = picture.due.iter().map(|(threshold, _)| threshold.clone()).collect();
-        let Some((bytes, least)) = missing(&due, &picture.seen, signal) else { return false };
+        let Some((bytes, least)) = shortage(picture, signal).filter(|_| is_memory(signal)) else { return false };
         rank(candidates, signal, picture.layout);
         let Some(worst) = candidates.iter().find(|candidate| !is_exempt(candidate)) else { return false };
         self.deps.pulse.works();
@@ -297,6 +355,7 @@ impl Evictor {
             return Outcome::Freed;
         }
         info!("Eviction manager: unable to evict any pods from the node");
+        self.is_alone = candidates.is_empty();
         Outcome::Failed(signal, PERIOD)
     }
 
@@ -321,10 +380,12 @@ impl Evictor {
         is_gone
     }
 
-    /// Stops a pod. One that was given time has none left once a hard threshold of that signal is crossed.
+    /// Stops a pod. One that was given time has none left once a hard threshold is crossed, of whatever: nobody else is
+    /// evicted meanwhile. Where nothing could be done for one, nobody has to hurry for it.
     async fn end(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
         let mut pictures = self.pictures.clone();
-        let is_hard = |(due, _): &(Threshold, Moment)| due.is_hard() && due.signal.as_str() == verdict.signal;
+        let may_help = |signal: Signal| signal.as_str() == verdict.signal || !self.held.contains_key(&signal);
+        let is_hard = |(due, _): &(Threshold, Moment)| due.is_hard() && may_help(due.signal);
         let is_urgent = |picture: &Option<Arc<Picture>>| picture.as_ref().is_some_and(|p| p.due.iter().any(is_hard));
         tokio::select! {
             biased;
@@ -380,6 +441,16 @@ fn is_relieved(picture: &Picture) -> bool {
         info!("Eviction manager: able to reduce resource pressure without evicting pods.");
     }
     is_resolved
+}
+
+/// What is missing of a signal, and what is to be left. A soft threshold whose grace has not passed calls for nothing yet.
+fn shortage(picture: &Picture, signal: Signal) -> Option<(u64, u64)> {
+    let due: Vec<Threshold> = picture.due.iter().map(|(threshold, _)| threshold.clone()).collect();
+    missing(&due, &picture.seen, signal)
+}
+
+const fn is_memory(signal: Signal) -> bool {
+    matches!(signal, Signal::Memory | Signal::AllocatableMemory)
 }
 
 /// What of the node's own helps with a signal: dead containers, images.

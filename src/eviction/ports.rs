@@ -33,6 +33,8 @@ pub trait Alarm: Send + Sync + 'static {
 pub enum Needs {
     /// Memory: known at once.
     Memory,
+    /// Processes: known at once.
+    Processes,
     /// Everything, disks included, as it was measured last.
     Disks,
     /// Everything, and disks as they are now.

@@ -44,6 +44,15 @@ struct State {
     disk_used: u64,
     /// What images take, and that nobody needs.
     images: u64,
+    /// Images and writable layers have a disk of their own, and images that nobody needs take that much of its 100 GiB.
+    image_disk_used: Option<u64>,
+    /// How many processes there may be, and how many do not belong to pods.
+    processes: Option<(u64, u64)>,
+    /// How long the removal of containers takes, and how long the kernel takes for pages of files.
+    removal: Duration,
+    taking: Duration,
+    /// Pages that are taken back are used for something else at once.
+    fills: bool,
     pods: BTreeMap<String, Running>,
     told: Vec<String>,
     conditions: Vec<BTreeSet<Condition>>,
@@ -82,10 +91,13 @@ impl Gauges for Node {
             let used = state.disk_used + state.images + disk;
             let available = (100 * GI).saturating_sub(used);
             let disk = DiskReading { device: 1, capacity: 100 * GI, available, inodes: 1000, inodes_free: 900 };
+            let apart = |used| DiskReading { device: 2, available: 100 * GI - used, ..disk };
+            let of_pods: u64 = state.pods.values().filter_map(|pod| pod.usage.processes).sum();
             Readings {
                 memory: Some(MemoryReading { total: 8 * GI, working_set: state.memory_used + memory }),
                 node_fs: Some(disk),
-                image_fs: Some(disk),
+                image_fs: Some(state.image_disk_used.map_or(disk, apart)),
+                processes: state.processes.map(|(max, others)| (max, others + of_pods)),
                 ..Readings::default()
             }
         })
@@ -135,21 +147,23 @@ impl Pods for Node {
 impl Reclaim for Node {
     async fn containers(&self) -> Result<(), String> {
         self.tell("remove containers");
+        tokio::time::sleep(self.with(|state| state.removal)).await;
         Ok(())
     }
 
     async fn images(&self) -> Result<(), String> {
-        self.with(|state| state.images = 0);
+        self.with(|state| (state.images, state.image_disk_used) = (0, state.image_disk_used.map(|_| 0)));
         self.tell("remove images");
         Ok(())
     }
 
     async fn page_cache(&self, worst: &PodUid, missing: Missing) -> bool {
+        tokio::time::sleep(self.with(|state| state.taking)).await;
         let is_there = self.with(|state| state.page_cache >= missing.bytes);
         if is_there {
             self.with(|state| {
                 state.page_cache -= missing.bytes;
-                state.memory_used -= missing.bytes;
+                state.memory_used -= if state.fills { 0 } else { missing.bytes };
             });
             self.tell(format!("take back {} of {worst} first, until {} are left", missing.bytes, missing.least));
         }
@@ -191,6 +205,11 @@ impl World {
             page_cache: 0,
             disk_used: GI,
             images: 0,
+            image_disk_used: None,
+            processes: None,
+            removal: Duration::ZERO,
+            taking: Duration::ZERO,
+            fills: false,
             pods: BTreeMap::new(),
             told: Vec::new(),
             conditions: Vec::new(),
@@ -224,15 +243,28 @@ impl World {
         self.running(name, PodUse { memory: Some(memory), ..PodUse::default() }, spec, Duration::from_millis(100));
     }
 
+    /// A pod of a file that runs and takes so much memory.
+    pub fn static_pod(&self, name: &str, memory: u64) {
+        let usage = PodUse { memory: Some(memory), ..PodUse::default() };
+        let metadata = json!({"name": name, "namespace": "n", "uid": name,
+            "annotations": {"kubernetes.io/config.source": "file"}});
+        self.put(metadata, usage, &json!({}), Duration::ZERO);
+    }
+
     /// A pod that runs, takes that, and needs so long to end.
     pub fn running(&self, name: &str, usage: PodUse, spec: &Value, ends_in: Duration) {
-        let mut object = json!({"metadata": {"name": name, "namespace": "n", "uid": name}, "spec": {
+        self.put(json!({"name": name, "namespace": "n", "uid": name}), usage, spec, ends_in);
+    }
+
+    fn put(&self, metadata: Value, usage: PodUse, spec: &Value, ends_in: Duration) {
+        let name = metadata["name"].as_str().expect("a name").to_owned();
+        let mut object = json!({"metadata": metadata, "spec": {
             "terminationGracePeriodSeconds": 30, "containers": [{"name": "c"}]}});
         for (key, value) in spec.as_object().expect("an object") {
             object["spec"][key] = value.clone();
         }
         let pod = Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"));
-        self.node.with(|state| state.pods.insert(name.to_owned(), Running { pod, usage, ends_in }));
+        self.node.with(|state| state.pods.insert(name, Running { pod, usage, ends_in }));
     }
 
     /// What does not belong to pods takes that much memory.
@@ -248,6 +280,31 @@ impl World {
     /// The disk holds that much that nobody can remove, and that much of images.
     pub fn disk_used(&self, bytes: u64, images: u64) {
         self.node.with(|state| (state.disk_used, state.images) = (bytes, images));
+    }
+
+    /// Images and writable layers have a disk of their own, of which images that nobody needs take that much.
+    pub fn images_apart(&self, used: u64) {
+        self.node.with(|state| state.image_disk_used = Some(used));
+    }
+
+    /// There may be so many processes, and so many do not belong to pods.
+    pub fn processes(&self, most: u64, others: u64) {
+        self.node.with(|state| state.processes = Some((most, others)));
+    }
+
+    /// The removal of containers takes so long.
+    pub fn slow_removal(&self, time: Duration) {
+        self.node.with(|state| state.removal = time);
+    }
+
+    /// The kernel takes so long to take pages of files back.
+    pub fn slow_taking(&self, time: Duration) {
+        self.node.with(|state| state.taking = time);
+    }
+
+    /// Whatever is taken back is used for something else at once.
+    pub fn fills(&self) {
+        self.node.with(|state| state.fills = true);
     }
 
     /// The kernel says that there may be something to see.

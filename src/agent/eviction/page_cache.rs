@@ -6,7 +6,10 @@ use std::{
     fs,
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -40,13 +43,16 @@ pub(super) struct PageCache {
     groups: Arc<dyn PodGroups>,
     /// The kernel is at it: it may take longer than it is waited for.
     is_busy: watch::Sender<bool>,
+    /// And was waited for a second time, which is enough.
+    is_given_up: AtomicBool,
     budget: Arc<Mutex<Budget>>,
 }
 
 impl PageCache {
     /// `machine` is `/`, `unified` is where the unified hierarchy is mounted.
     pub(super) fn new(machine: PathBuf, unified: PathBuf, groups: Arc<dyn PodGroups>) -> Self {
-        Self { machine, unified, groups, is_busy: watch::Sender::default(), budget: Arc::default() }
+        let (is_busy, is_given_up) = (watch::Sender::default(), AtomicBool::default());
+        Self { machine, unified, groups, is_busy, is_given_up, budget: Arc::default() }
     }
 
     /// See [`crate::eviction::ports::Reclaim::page_cache`].
@@ -56,10 +62,14 @@ impl PageCache {
         let own = own.into_iter().map(directory).collect::<Vec<_>>();
         let Some(all) = self.groups.above().into_iter().next().map(directory) else { return false };
         if self.is_busy.send_replace(true) {
+            if self.is_given_up.swap(true, Ordering::AcqRel) {
+                return false;
+            }
             // What it was asked for before may do.
             let mut is_busy = self.is_busy.subscribe();
             return timeout(LIMIT, is_busy.wait_for(|is_busy| !is_busy)).await.is_ok_and(|done| done.is_ok());
         }
+        self.is_given_up.store(false, Ordering::Release);
         let (is_busy, budget, now) = (self.is_busy.clone(), self.budget.clone(), Instant::now());
         let taking = spawn_blocking(move || {
             let may = |bytes, there| budget.lock().unwrap_or_else(PoisonError::into_inner).grants(now, bytes, there);
@@ -241,7 +251,10 @@ mod tests {
         let cache = PageCache::new(root.path().to_owned(), root.path().join("cgroup"), Arc::new(Names));
         cache.is_busy.send_replace(true);
         assert!(!cache.take_back(&"worst".into(), missing).await, "the kernel is at it and does not end");
-        let worst = "worst".into();
+        let (worst, began) = ("worst".into(), Instant::now());
+        assert!(!cache.take_back(&worst, missing).await);
+        assert_eq!(began.elapsed(), Duration::ZERO, "it was waited for, and still does not end");
+        cache.is_given_up.store(false, Ordering::Release);
         let (is_tried, ()) = tokio::join!(cache.take_back(&worst, missing), async {
             tokio::time::sleep(LIMIT / 2).await;
             cache.is_busy.send_replace(false);

@@ -224,6 +224,162 @@ async fn pods_are_held_to_their_own_limits() {
     assert!(world.conditions().is_empty());
 }
 
+fn at_work(world: &World) -> Vec<String> {
+    world.told().into_iter().filter(|told| !told.starts_with("event")).collect()
+}
+
+/// A pod with a volume that may hold a gibibyte, and the spec of one.
+fn limited(bytes: u64) -> (PodUse, serde_json::Value) {
+    let volumes = vec![("data".to_owned(), DiskUse { bytes, inodes: 1 })];
+    let spec = json!({"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "1Gi"}}]});
+    (PodUse { volumes, ..disk(bytes) }, spec)
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_goes_for_its_own_limit_may_be_all_that_was_too_much() {
+    let world = World::new(&json!({"hard": {"nodefs.available": "10Gi"}}));
+    // Nothing of the node's own helps here: after that nobody looks anyway.
+    world.images_apart(GI);
+    world.disk_used(65 * GI, 0);
+    let (usage, spec) = limited(20 * GI);
+    world.running("large", usage, &spec, Duration::ZERO);
+    world.running("web", disk(10 * GI), &json!({}), Duration::ZERO);
+    world.wait(60.0).await;
+    let told = at_work(&world);
+    assert_eq!(told, ["evict large in 1s for emptydirfs.limit", "large is gone"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_images_do_not_lie_on_is_not_freed_by_their_removal() {
+    // AC-05-18
+    let world = World::new(&json!({"hard": {"nodefs.available": "10Gi", "imagefs.available": "10Gi"}}));
+    world.images_apart(50 * GI);
+    world.disk_used(80 * GI, 0);
+    world.running("web", disk(15 * GI), &json!({}), Duration::ZERO);
+    world.wait(60.0).await;
+    assert_eq!(at_work(&world), ["evict web in 1s for nodefs.available", "web is gone"]);
+    world.images_apart(95 * GI);
+    world.wait(9.0).await;
+    assert_eq!(at_work(&world), ["remove containers", "remove images"], "for where they do lie");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_most_processes_goes_where_they_are_few() {
+    let world = World::new(&json!({"hard": {"pid.available": "100"}}));
+    let usage = |processes| PodUse { processes: Some(processes), ..PodUse::default() };
+    for (name, processes) in [("few", 50), ("many", 400)] {
+        world.running(name, usage(processes), &json!({}), Duration::ZERO);
+    }
+    world.processes(1000, 500);
+    world.wait(60.0).await;
+    assert_eq!(world.conditions(), ["PIDPressure"]);
+    assert_eq!(at_work(&world), ["evict many in 1s for pid.available", "many is gone"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn static_pods_stay() {
+    // AC-05-20
+    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    world.static_pod("etcd", 7 * GI);
+    world.wait(35.0).await;
+    let told = world.told();
+    assert_eq!(told.len(), 4, "every ten seconds: {told:?}");
+    assert!(told.iter().all(|told| told == "event EvictionThresholdMet: Attempting to reclaim memory"), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_that_are_heard_of_late_are_not_waited_for_twice() {
+    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    world.memory_used(5 * GI);
+    world.pod("static", 2 * GI, &json!({"priority": 2_000_000_000}));
+    world.wait(35.0).await;
+    assert_eq!(world.told().len(), 4);
+    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    world.memory_used(7 * GI);
+    world.wait(4.0).await;
+    assert_eq!(world.told().len(), 1, "nothing is tried every second for that");
+    world.pod("web", GI / 2, &json!({}));
+    world.wait(1.5).await;
+    assert!(world.told().contains(&"web is gone".to_owned()));
+}
+
+const SOFT_MEMORY_HARD_DISK: &str = r#"{"soft": {"memory.available": "2Gi"}, "graces": {"memory.available": "10s"},
+    "hard": {"nodefs.available": "10Gi", "imagefs.available": "10Gi"}}"#;
+
+#[tokio::test(start_paused = true)]
+async fn a_hard_shortage_does_not_wait_for_a_pod_that_has_time_for_another() {
+    let world = World::new(&serde_json::from_str(SOFT_MEMORY_HARD_DISK).expect("fields"));
+    let usage = PodUse { memory: Some(6 * GI - GI / 4), ..PodUse::default() };
+    world.running("slow", usage, &json!({}), Duration::from_secs(9));
+    world.wait(11.0).await;
+    assert_eq!(at_work(&world), ["evict slow in 5s for memory.available"]);
+    world.disk_used(95 * GI, 0);
+    world.wait(2.0).await;
+    assert_eq!(at_work(&world), ["evict slow in 1s for memory.available"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_hurries_for_a_shortage_that_nobody_could_relieve() {
+    let world = World::new(&serde_json::from_str(SOFT_MEMORY_HARD_DISK).expect("fields"));
+    world.memory_used(6 * GI + GI / 2);
+    world.pod("static", 1, &json!({"priority": 2_000_000_000}));
+    world.disk_used(95 * GI, 0);
+    world.wait(15.0).await;
+    world.told();
+    let usage = PodUse { memory: Some(GI), ..PodUse::default() };
+    world.running("slow", usage, &json!({}), Duration::from_secs(4));
+    world.wait(10.0).await;
+    let told: Vec<String> = at_work(&world).into_iter().filter(|told| told.contains("slow")).collect();
+    assert_eq!(told, ["evict slow in 5s for memory.available", "slow is gone"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_that_gets_short_does_not_wait_for_a_disk_that_is_slow() {
+    let fields = json!({"hard": {"memory.available": "2Gi", "nodefs.available": "10Gi", "imagefs.available": "10Gi"}});
+    let world = World::new(&fields);
+    world.pod("web", GI, &json!({}));
+    world.slow_removal(Duration::from_secs(120));
+    world.disk_used(95 * GI, 0);
+    world.wait(20.0).await;
+    assert_eq!(at_work(&world), ["remove containers"]);
+    world.memory_used(6 * GI);
+    world.wait(1.0).await;
+    assert_eq!(at_work(&world)[..2], ["evict web in 1s for memory.available", "web is gone"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hard_shortage_waits_for_pages_of_files_for_a_moment_only() {
+    let fields = json!({"hard": {"memory.available": "2Gi"}});
+    let world = World::new(&fields);
+    world.pod("web", 5 * GI, &json!({}));
+    world.slow_taking(Duration::from_secs(3600));
+    world.page_cache(3 * GI / 2, GI);
+    world.wait(2.5).await;
+    assert_eq!(at_work(&world), ["evict web in 1s for memory.available", "web is gone"]);
+    // A kernel that needs most of that is slow, and helps.
+    let world = World::new(&fields);
+    world.pod("web", 5 * GI, &json!({}));
+    world.slow_taking(Duration::from_millis(1900));
+    world.page_cache(3 * GI / 2, GI);
+    world.wait(60.0).await;
+    assert!(!at_work(&world).iter().any(|told| told.starts_with("evict")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_that_come_back_at_once_are_taken_a_few_times_only() {
+    let soft = json!({"soft": {"memory.available": "2Gi"}, "graces": {"memory.available": "1s"}});
+    for (fields, expected) in [(json!({"hard": {"memory.available": "2Gi"}}), 2), (soft, 4)] {
+        let world = World::new(&fields);
+        world.pod("web", 5 * GI, &json!({}));
+        world.page_cache(3 * GI / 2, 100 * GI);
+        world.fills();
+        world.wait(60.0).await;
+        let told = at_work(&world);
+        let taken = told.iter().take_while(|told| told.starts_with("take back ")).count();
+        assert_eq!((taken, told.last().map(String::as_str)), (expected, Some("web is gone")), "{told:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_seen_is_no_shortage() {
     let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
