@@ -50,16 +50,16 @@ use crate::{
         EvictionConfig, Evictor, EvictorDeps, Picture, Watcher, WatcherDeps,
         message::Verdict,
         ports::{Gauges, Missing, Needs, Pods, Pressures, Reclaim},
-        signals::{Condition, DiskReading, MemoryReading, Readings},
+        signals::{Condition, Devices, DiskReading, MemoryReading, Readings},
         usage::{ContainerUse, DiskUse, PodUse},
     },
     images,
     metrics::EvictionMetrics,
-    node::Machine,
+    node::{Machine, max_pids},
     pod::{Pod, PodUid},
     runtime::{GcMode, RuntimeManager},
     stats::{
-        Form, MemorySeen, NodeLook, PodGroups, StatsProvider,
+        Form, Hands, MemorySeen, NodeLook, PodGroups, StatsProvider,
         disk::FileSystem,
         file_system,
         summary::{ContainerStats, FsStats, PodStats},
@@ -115,9 +115,10 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
         base.tasks.spawn(hear_group(pods, bell.clone(), base.stop.child_token()));
     }
     base.tasks.spawn(hear_stalls(bell.clone(), base.stop.child_token()));
-    let look = NodeLook::new(parts.groups.clone(), base.clock.clone(), "/".into(), parts.machine.max_pids);
+    let look = NodeLook::new(parts.groups.clone(), base.clock.clone(), "/".into(), max_pids);
     let node = Arc::new(Disk::at(settings::root(loaded)));
-    let gauges = Machinery { look: Arc::new(look), node, places, thresholds: config.thresholds.clone(), line };
+    let (look, kernel) = (Arc::new(look), Hands::new(1));
+    let gauges = Machinery { look, kernel, node, places, thresholds: config.thresholds.clone(), line };
     let file = Arc::new(DiskStateFile::new(settings::root(loaded).join("eviction_state")));
     let boot_id = &parts.machine.boot_id;
     let restored = history::restored(&*file, boot_id, base.clock.now()).await;
@@ -200,12 +201,18 @@ fn tell(node: watch::Sender<Arc<NodeFacts>>) -> Pressures {
 struct Disk {
     path: PathBuf,
     is_busy: AtomicBool,
+    /// As of the last look that showed something.
+    device: Mutex<Option<u64>>,
     read: fn(&Path) -> io::Result<(u64, FileSystem)>,
 }
 
 impl Disk {
     fn at(path: PathBuf) -> Self {
-        Self { path, is_busy: AtomicBool::new(false), read: file_system }
+        Self { path, is_busy: AtomicBool::new(false), device: Mutex::default(), read: file_system }
+    }
+
+    fn device(&self) -> Option<u64> {
+        *self.device.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn look(self: &Arc<Self>) -> Option<DiskReading> {
@@ -219,6 +226,7 @@ impl Disk {
             seen
         });
         let (device, fs) = timeout(LOOK_LIMIT, looked).await.ok()?.ok()?.ok()?;
+        *self.device.lock().unwrap_or_else(PoisonError::into_inner) = Some(device);
         Some(DiskReading {
             device,
             capacity: fs.capacity,
@@ -251,10 +259,16 @@ impl ImagePlaces {
                         let path = all.first()?.fs_id.as_ref().map(|id| id.mountpoint.clone())?;
                         (!path.is_empty()).then_some(path)
                     };
-                    if self.set([first(&info.image_filesystems), first(&info.container_filesystems)]) {
-                        bell.ring();
+                    match first(&info.image_filesystems) {
+                        Some(images) => {
+                            if self.set([Some(images), first(&info.container_filesystems)]) {
+                                bell.ring();
+                            }
+                            after
+                        }
+                        // It does not know yet; where they were they still are.
+                        None => before,
                     }
-                    after
                 }
                 Ok(Err(_)) | Err(_) => before,
             };
@@ -288,6 +302,8 @@ impl ImagePlaces {
 /// Looks at this machine.
 struct Machinery {
     look: Arc<NodeLook>,
+    /// While a look at the kernel's files hangs, there is no other.
+    kernel: Hands,
     node: Arc<Disk>,
     places: Arc<ImagePlaces>,
     thresholds: Vec<Threshold>,
@@ -303,10 +319,12 @@ impl Gauges for Machinery {
         }
         let [images, layers] = self.places.known();
         let look = self.look.clone();
-        let kernel = timeout(LOOK_LIMIT, spawn_blocking(move || look.look()));
-        let (kernel, node_fs, image_fs, container_fs) =
-            tokio::join!(kernel, self.node.look(), disk(images), disk(layers));
-        let seen = kernel.ok().and_then(Result::ok).unwrap_or_default();
+        let device = |disk: Option<&Arc<Disk>>| disk.and_then(|disk| disk.device());
+        let kernel = self.kernel.work(LOOK_LIMIT, move || look.look());
+        let (seen, node_fs, image_fs, container_fs) =
+            tokio::join!(kernel, self.node.look(), disk(images.clone()), disk(layers.clone()));
+        let seen = seen.unwrap_or_default();
+        let (node, images, containers) = (self.node.device(), device(images.as_ref()), device(layers.as_ref()));
         self.line.send_replace(seen.memory.and_then(|seen| usage_line(&self.thresholds, seen)));
         let memory = |seen: MemorySeen| MemoryReading { total: seen.total, working_set: seen.working_set };
         Readings {
@@ -316,6 +334,7 @@ impl Gauges for Machinery {
             image_fs,
             container_fs,
             processes: seen.processes.and_then(|processes| Some((processes.max?, processes.now))),
+            devices: Devices { node, images, containers },
             ..Readings::default()
         }
     }
@@ -350,7 +369,7 @@ impl Pods for EnginePods {
     async fn usages(&self, needs: Needs) -> Result<HashMap<PodUid, PodUse>, String> {
         let summary = match needs {
             Needs::Memory => self.statistics.values(Form::Short).await,
-            Needs::Disks => self.statistics.values(Form::Full).await,
+            Needs::Processes | Needs::Disks => self.statistics.values(Form::Full).await,
             Needs::DisksNow => self.statistics.values_now(MEASURED).await,
         }?;
         Ok(summary.pods.iter().map(|pod| (pod.id.uid.clone(), usage(pod))).collect())
@@ -540,8 +559,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let disk = Arc::new(Disk::at(dir.path().to_owned()));
         assert!(disk.look().await.is_some_and(|seen| seen.capacity > 0));
+        let device = disk.device();
         disk.is_busy.store(true, Ordering::Release);
         assert_eq!(disk.look().await, None, "a look hangs");
+        assert!(device.is_some() && disk.device() == device, "it has not moved");
         assert_eq!(Arc::new(Disk::at("/no/such/place".into())).look().await, None);
     }
 }

@@ -61,7 +61,14 @@ impl Pressure {
             let known = self.first.iter().find(|(known, _)| known == threshold);
             known.map_or(now, |(_, since)| *since)
         };
-        self.first = met.iter().map(|threshold| ((*threshold).clone(), since(threshold))).collect();
+        // That somebody could not look for once does not say that all is well, nor that anything has to go.
+        let is_lost = |signal: &Signal| {
+            let last = self.seen.get(signal).filter(|_| !seen.contains_key(signal));
+            last.is_some_and(|last| now.saturating_sub(*last) < BLIND)
+        };
+        let kept = self.first.iter().filter(|(known, _)| is_lost(&known.signal) && thresholds.contains(known)).cloned();
+        let first = met.iter().map(|threshold| ((*threshold).clone(), since(threshold))).chain(kept).collect();
+        self.first = first;
         let until = now.saturating_add(transition);
         self.conditions.extend(met.iter().map(|threshold| (Condition::of(threshold.signal), until)));
         for threshold in &met {
@@ -74,6 +81,7 @@ impl Pressure {
             .iter()
             .map(|(threshold, since)| (threshold.clone(), since.saturating_add(threshold.grace.unwrap_or_default())))
             .filter(|(_, due)| *due <= now)
+            .filter(|(threshold, _)| seen.contains_key(&threshold.signal) || self.called.contains(threshold))
             .collect();
         self.called = called.iter().map(|(threshold, _)| threshold.clone()).collect();
         let is_news = |signal: &Signal| {
@@ -108,6 +116,8 @@ pub fn missing(thresholds: &[Threshold], seen: &Observations, signal: Signal) ->
     Some((u64::try_from(missing).ok().filter(|bytes| *bytes > 0)?, least.unsigned_abs()))
 }
 
+/// For how long what was seen of a signal that cannot be looked at is no reason to forget.
+const BLIND: Duration = Duration::from_secs(30);
 /// Least time between two looks right before a file system's threshold, of which nothing but a look tells.
 pub const NEAR: Duration = Duration::from_millis(100);
 /// Least time between two looks otherwise: also while a threshold is met, which may be for long.
@@ -116,12 +126,17 @@ pub const SOONEST: Duration = Duration::from_millis(250);
 pub const LATEST: Duration = Duration::from_secs(10);
 
 /// How long until the next look: no longer than it can take, at the fastest believable rate, until a threshold is
-/// met; and soon while one is, or while a pressure is reported, which is to end in time.
+/// met; and soon while one is, or while a pressure is reported, which is to end in time, or memory could not be seen.
 pub fn pause(thresholds: &[Threshold], seen: &Observations, turn: &Turn) -> Duration {
     if turn.is_met {
         return SOONEST;
     }
-    let latest = if turn.conditions.is_empty() { LATEST } else { Duration::from_secs(1) };
+    // Of what there always is, and kills if there is none.
+    let is_lost = |threshold: &Threshold| {
+        matches!(threshold.signal, Signal::Memory | Signal::Pid) && !seen.contains_key(&threshold.signal)
+    };
+    let is_calm = turn.conditions.is_empty() && !thresholds.iter().any(is_lost);
+    let latest = if is_calm { LATEST } else { Duration::from_secs(1) };
     let until = |threshold: &Threshold| {
         let seen = seen.get(&threshold.signal)?;
         let left = seen.available.minus(threshold.below.of(seen.capacity)).value().max(0).unsigned_abs();
@@ -204,7 +219,7 @@ mod tests {
         let looks = [(10, "1Gi"), (11, "3Gi"), (10 + 299, "3Gi"), (10 + 300, "3Gi"), (400, "3Gi")];
         let conditions: Vec<bool> =
             turns(&hard(Signal::Memory, "2Gi"), &looks).iter().map(|(condition, _)| *condition).collect();
-        assert_eq!(conditions, [true, true, true, false, false]);
+        assert_eq!(conditions, [true, true, true, false, false], "4m59s, 5m");
     }
 
     #[test]
@@ -258,6 +273,35 @@ mod tests {
         assert_eq!((turn.due.len(), turn.due[0].0.signal, turn.due[0].1), (1, Signal::Pid, MINUTE));
     }
 
+    /// What turns at these seconds come to: since when the threshold calls, where it does. Nothing is seen where nothing
+    /// is told.
+    fn calls(threshold: &Threshold, looks: &[(u64, Option<&str>)]) -> Vec<Option<u64>> {
+        let (mut pressure, all) = (Pressure::default(), [threshold.clone()]);
+        let turn = |(second, available): &(u64, Option<&str>)| {
+            let now = Moment::from_secs(*second);
+            let seen = available.map(|available| seen(threshold.signal, available, now)).unwrap_or_default();
+            pressure.turn(&all, &seen, now, TRANSITION).due.first().map(|(_, since)| since.as_secs())
+        };
+        looks.iter().map(turn).collect()
+    }
+
+    #[test]
+    fn a_look_that_fails_forgets_nothing_and_calls_for_nothing() {
+        let soft = Threshold { grace: Some(MINUTE), ..hard(Signal::Memory, "2Gi") };
+        let one = [(0, Some("1Gi")), (50, Some("1Gi")), (58, None), (62, None), (63, Some("1Gi"))];
+        assert_eq!(calls(&soft, &one), [None, None, None, None, Some(60)], "its grace goes on");
+        let long = [(0, Some("1Gi")), (29, None), (30, None), (63, Some("1Gi")), (123, Some("1Gi"))];
+        assert_eq!(calls(&soft, &long), [None, None, None, None, Some(123)], "for a while");
+        let over = [(0, Some("1Gi")), (1, None), (2, Some("3Gi")), (61, Some("1Gi"))];
+        assert_eq!(calls(&soft, &over), [None; 4], "it was over meanwhile");
+        let more = Threshold { min_reclaim: Some(Level::Quantity(amount("1Gi"))), ..hard(Signal::Memory, "2Gi") };
+        let called = [(0, Some("1Gi")), (1, None), (2, Some("2500Mi")), (40, Some("2500Mi"))];
+        assert_eq!(calls(&more, &called), [Some(0), None, Some(0), Some(0)]);
+        // Nobody was called in the dark.
+        let more = Threshold { grace: Some(Duration::from_secs(1)), ..more };
+        assert_eq!(calls(&more, &called), [None; 4]);
+    }
+
     #[test]
     fn shares_that_are_never_or_always_met() {
         let share = |share| Threshold { below: Level::Share(share), ..hard(Signal::Memory, "1") };
@@ -281,6 +325,10 @@ mod tests {
             assert_eq!(pause_at(signal, available), expected, "{} {available}", signal.as_str());
         }
         assert_eq!(pause(&[], &Observations::new(), &quiet), LATEST);
+        for (signal, expected) in [(Signal::Memory, 1), (Signal::Pid, 1), (Signal::AllocatableMemory, 10)] {
+            let pause = pause(&[hard(signal, "1Gi")], &Observations::new(), &quiet);
+            assert_eq!(pause.as_secs(), expected, "{} cannot be seen", signal.as_str());
+        }
         let reported = Turn { conditions: [Condition::Disk].into(), ..Turn::default() };
         assert_eq!(pause(&[], &Observations::new(), &reported), Duration::from_secs(1));
         let met = Turn { is_met: true, ..Turn::default() };

@@ -100,6 +100,19 @@ pub struct Readings {
     pub container_fs: Option<DiskReading>,
     /// The most processes there may be, and how many there are.
     pub processes: Option<(u64, u64)>,
+    /// Devices of these file systems as they were seen last: one that cannot be looked at for once has not moved.
+    pub devices: Devices,
+}
+
+/// Devices of file systems; absent where they were never seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Devices {
+    /// Of the root directory.
+    pub node: Option<u64>,
+    /// Of images.
+    pub images: Option<u64>,
+    /// Of writable layers, where they have a place of their own.
+    pub containers: Option<u64>,
 }
 
 /// What was seen of a signal.
@@ -131,9 +144,9 @@ pub enum Layout {
 impl Readings {
     /// Which file systems lie where; on one where that cannot be told.
     pub fn layout(&self) -> Layout {
-        let device = |disk: Option<DiskReading>| disk.map(|disk| disk.device);
-        let (node, images) = (device(self.node_fs), device(self.image_fs));
-        let containers = device(self.container_fs).or(images);
+        let device = |disk: Option<DiskReading>, last: Option<u64>| disk.map(|disk| disk.device).or(last);
+        let (node, images) = (device(self.node_fs, self.devices.node), device(self.image_fs, self.devices.images));
+        let containers = device(self.container_fs, self.devices.containers).or(images);
         match (node, images) {
             (_, Some(images)) if containers != Some(images) => Layout::Split,
             (Some(node), Some(images)) if node != images => Layout::DedicatedImages,
@@ -155,10 +168,12 @@ impl Readings {
                 see(signal, left, left.saturating_add(memory.working_set), Format::BinarySi);
             }
         }
+        // Where writable layers have no place of their own they lie with images.
+        let layers = self.container_fs.or(self.image_fs.filter(|_| self.devices.containers.is_none()));
         for (bytes, inodes, disk) in [
             (Signal::NodeFs, Signal::NodeFsInodes, self.node_fs),
             (Signal::ImageFs, Signal::ImageFsInodes, self.image_fs),
-            (Signal::ContainerFs, Signal::ContainerFsInodes, self.container_fs.or(self.image_fs)),
+            (Signal::ContainerFs, Signal::ContainerFsInodes, layers),
         ] {
             let Some(disk) = disk else { continue };
             see(bytes, disk.available, disk.capacity, Format::BinarySi);
@@ -220,7 +235,26 @@ mod tests {
             image_fs: of(images),
             container_fs: of(containers),
             processes: Some((100, 30)),
+            devices: Devices::default(),
         }
+    }
+
+    #[test]
+    fn a_file_system_that_cannot_be_looked_at_is_where_it_was() {
+        let whole = |images, containers| Devices { node: Some(1), images: Some(images), containers };
+        for (seen, last, layout) in [
+            (readings(1, None, None), whole(2, None), Layout::DedicatedImages),
+            (readings(1, None, None), whole(1, None), Layout::Single),
+            (readings(1, Some(2), None), whole(2, Some(1)), Layout::Split),
+            (readings(1, None, Some(1)), whole(2, Some(1)), Layout::Split),
+            (Readings { node_fs: None, ..readings(1, Some(2), None) }, whole(2, None), Layout::DedicatedImages),
+            (readings(1, Some(1), None), whole(2, None), Layout::Single),
+        ] {
+            let seen = Readings { devices: last, ..seen };
+            assert_eq!(seen.layout(), layout, "{seen:?}");
+        }
+        let lost = Readings { devices: whole(2, Some(1)), ..readings(1, Some(2), None) };
+        assert!(!lost.observations().contains_key(&Signal::ContainerFs), "they do not lie with images");
     }
 
     #[test]

@@ -171,7 +171,8 @@ fn os_image(root: &Path) -> String {
     name.map_or_else(|| "Linux".to_owned(), |value| value.trim().trim_matches(['"', '\'']).to_owned())
 }
 
-fn max_pids(root: &Path) -> u64 {
+/// The most processes there may be now: whoever runs the machine may change that. 0 where it is not told. Blocks.
+pub fn max_pids(root: &Path) -> u64 {
     let files = ["proc/sys/kernel/pid_max", "proc/sys/kernel/threads-max"];
     let read = |path: &&str| fs::read_to_string(root.join(path)).ok()?.trim().parse().ok();
     files.iter().filter_map(read).min().unwrap_or(0)

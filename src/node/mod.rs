@@ -50,4 +50,4 @@ pub use csi_drivers::CsiDrivers;
 pub use facts::{NodeConfig, NodeError, allocatable, architecture, capacity, declared_features, facts};
 pub use host_network::{HostNetwork, KernelNetwork};
 pub use initial::Origin;
-pub use machine::{Machine, MachineError};
+pub use machine::{Machine, MachineError, max_pids};

@@ -51,6 +51,7 @@ pub use crate::sys::cgroup::files as cgroup_files;
 pub use config::{PodDirectories, StatsConfig, StatsDeps};
 pub use disk_usages::LOGS_AGE;
 pub use encoded::{Compressed, compressed};
+pub use hands::Hands;
 pub use host::Host;
 pub use node_look::{MemorySeen, NodeLook, NodeSeen, file_system};
 pub use provider::{FILES_AGE, MEMO, MetricsPage, RUNTIME_AGE, StatsProvider};

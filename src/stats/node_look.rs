@@ -35,7 +35,7 @@ pub struct NodeLook {
     pods: Option<Arc<str>>,
     clock: Arc<dyn Clock>,
     root: PathBuf,
-    max_pids: u64,
+    max_pids: fn(&Path) -> u64,
 }
 
 /// Memory, bytes.
@@ -61,8 +61,8 @@ pub struct NodeSeen {
 }
 
 impl NodeLook {
-    /// `root` is `/`; `max_pids` is the most processes there may be, 0 where that is not known.
-    pub fn new(groups: Arc<dyn PodGroups>, clock: Arc<dyn Clock>, root: PathBuf, max_pids: u64) -> Self {
+    /// `root` is `/`; `max_pids` tells the most processes there may be now, 0 where that is not known.
+    pub fn new(groups: Arc<dyn PodGroups>, clock: Arc<dyn Clock>, root: PathBuf, max_pids: fn(&Path) -> u64) -> Self {
         let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table));
         let pods = groups.above().into_iter().next().map(Arc::from);
         let reader = mounts.map(|mounts| Mutex::new(Reader::new(mounts, groups, MAX_OPEN)));
@@ -90,7 +90,7 @@ impl NodeLook {
         NodeSeen {
             memory: root.map(|memory| used(memory, machine.total)),
             pods: pods.map(|memory| used(memory, memory.limit)),
-            processes: host::processes(&self.root, self.max_pids),
+            processes: host::processes(&self.root, (self.max_pids)(&self.root)),
         }
     }
 }
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_memory_processes_and_a_disk() {
-        let look = NodeLook::new(Arc::new(NoGroups), Arc::new(SystemClock), "/".into(), 1000);
+        let look = NodeLook::new(Arc::new(NoGroups), Arc::new(SystemClock), "/".into(), |_| 1000);
         for _ in 0..2 {
             let seen = look.look();
             assert!(seen.memory.is_some_and(|m| m.total > 0 && m.working_set <= m.usage), "{seen:?}");
@@ -160,7 +160,7 @@ mod tests {
                 pods: None,
                 clock: Arc::new(SystemClock),
                 root: root.path().to_owned(),
-                max_pids: 1000,
+                max_pids: |_| 1000,
             };
             let expected = NodeSeen {
                 memory: memory.filter(|_| !lost_memory),
