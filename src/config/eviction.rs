@@ -134,7 +134,7 @@ pub fn thresholds(config: &KubeletConfiguration) -> Result<Vec<Threshold>, Strin
         threshold.min_reclaim = reclaims.get(&threshold.signal).copied();
     }
     if config.enforce_node_allocatable.iter().any(|what| what == "pods") {
-        let hard = all.iter().filter(|threshold| threshold.signal == Signal::Memory && threshold.grace.is_none());
+        let hard = all.iter().filter(|threshold| threshold.signal == Signal::Memory && threshold.is_hard());
         let copies: Vec<Threshold> =
             hard.map(|threshold| Threshold { signal: Signal::AllocatableMemory, ..threshold.clone() }).collect();
         all.extend(copies);
@@ -256,6 +256,12 @@ mod tests {
             ]
         );
         assert_eq!(shown(&json!({"hard": {"memory.available": "1Gi"}, "enforce": ["none"]})).len(), 1);
+        // One that leaves no time is a hard one.
+        for (grace, expected) in [("0s", 2), ("1s", 1)] {
+            let soft = json!({"soft": {"memory.available": "1Gi"}, "graces": {"memory.available": grace},
+                "enforce": ["pods"]});
+            assert_eq!(shown(&soft).len(), expected, "{grace}");
+        }
     }
 
     #[test]
