@@ -14,17 +14,17 @@ use std::{
 
 use futures::StreamExt;
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{MissedTickBehavior, interval, timeout},
+    time::{Instant, MissedTickBehavior, interval, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
+    gc_ages::{Ages, AgesFile},
     gc_rank::{Demand, GcPolicy, ImageUse, Room, demand, human, removable, too_old},
-    gc_watch::RoomWatch,
+    gc_watch::{APART, RoomWatch},
     policy::aggregate,
     records::Records,
 };
@@ -34,7 +34,6 @@ use crate::{
     engine::ports::{Clock, Event, EventSink},
     metrics::{CollectReason, Images},
     proto::cri,
-    sys::atomic_file,
 };
 
 const PERIOD: Duration = Duration::from_secs(300);
@@ -43,6 +42,8 @@ const LIST_PERIOD: Duration = Duration::from_secs(30);
 const HELD: Duration = Duration::from_secs(300);
 const STATFS_DEADLINE: Duration = Duration::from_secs(10);
 const STATUS_CALLS: usize = 8;
+/// More bytes than there are, as errors name them.
+const ALL: u64 = i64::MAX.unsigned_abs();
 
 /// Tells the room on the filesystem that holds a path. Blocks.
 pub type RoomOf = Arc<dyn Fn(&Path) -> io::Result<Room> + Send + Sync>;
@@ -88,7 +89,7 @@ impl CollectorHandle {
     /// An image was handed to a pod just now: it counts as used before any container shows it.
     pub(super) fn used(&self, id: &str, now: Timestamp) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.retain(|_, at| is_held(*at, now));
+        keep_held(&mut used, now);
         used.insert(id.to_owned(), now);
     }
 
@@ -104,20 +105,11 @@ impl CollectorHandle {
     }
 }
 
-/// When an image was first seen and last used; what the state file holds.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Ages {
-    #[serde(rename = "firstDetected")]
-    first_detected: Timestamp,
-    #[serde(rename = "lastUsed", default, skip_serializing_if = "Option::is_none")]
-    last_used: Option<Timestamp>,
-}
-
 /// The owner of what is remembered of images.
 pub(super) struct Collector {
     deps: CollectorDeps,
     policy: GcPolicy,
-    state_file: PathBuf,
+    state_file: AgesFile,
     ages: BTreeMap<String, Ages>,
     /// Images mounted as volumes by a container; a container's mounts never change.
     mounted: HashMap<String, Vec<String>>,
@@ -128,6 +120,8 @@ pub(super) struct Collector {
     used: Arc<Mutex<HashMap<String, Timestamp>>>,
     list: watch::Sender<Arc<[cri::Image]>>,
     watch: RoomWatch,
+    /// Failures the node told of, and when.
+    told: BTreeMap<&'static str, (String, Instant)>,
 }
 
 /// What one look showed.
@@ -147,7 +141,7 @@ impl Collector {
             watch: RoomWatch::new(deps.room.clone(), policy),
             deps,
             policy,
-            state_file,
+            state_file: AgesFile::new(state_file),
             ages: BTreeMap::new(),
             mounted: HashMap::new(),
             detected_once: false,
@@ -155,13 +149,14 @@ impl Collector {
             asked,
             used,
             list,
+            told: BTreeMap::new(),
         };
         (collector, handle)
     }
 
     /// Runs until stopped.
     pub(super) async fn run(mut self, stop: CancellationToken) {
-        self.ages = load(self.state_file.clone()).await;
+        self.ages = self.state_file.load().await;
         let (mut collecting, mut listing) = (interval(PERIOD), interval(LIST_PERIOD));
         collecting.set_missed_tick_behavior(MissedTickBehavior::Delay);
         listing.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -177,10 +172,10 @@ impl Collector {
                 _ = listing.tick() => self.publish_list().await,
                 _ = collecting.tick(), if !self.policy.is_off() => {
                     let rests = self.watch.rests();
-                    if rests.is_zero() {
-                        self.round().await;
-                    } else {
+                    if !rests.is_zero() {
                         collecting.reset_after(rests);
+                    } else if !self.round().await && !self.watch.has_place() {
+                        collecting.reset_after(APART); // nothing else would see to it
                     }
                 }
                 () = self.watch.crossed() => if self.round().await {
@@ -202,23 +197,32 @@ impl Collector {
 
     /// One round; whether it freed what was to be freed. From the second consecutive failure on the node tells of it.
     async fn round(&mut self) -> bool {
-        let collected = self.collect().await;
-        self.watch.tried();
-        match collected {
+        match self.collect().await {
             Ok(()) => {
                 self.failures = 0;
+                self.told.clear();
                 true
             }
             Err(error) => {
+                self.watch.tried();
                 self.failures = self.failures.saturating_add(1);
                 if self.failures > 1 {
                     warn!(err = %error, failures = self.failures, "Image garbage collection failed multiple times in a row");
-                    self.deps.events.record(Event::node_warning("ImageGCFailed", error.to_string()));
+                    self.tell("ImageGCFailed", error.to_string());
                 } else {
                     warn!(err = %error, "Image garbage collection failed once; stats may not be available yet");
                 }
                 false
             }
+        }
+    }
+
+    /// The node tells of a failure; of one that is no news now and then only, however often it is tried again.
+    fn tell(&mut self, reason: &'static str, text: String) {
+        let is_old = |(told, at): &(String, Instant)| *told == text && at.elapsed() < PERIOD;
+        if !self.told.get(reason).is_some_and(is_old) {
+            self.told.insert(reason, (text.clone(), Instant::now()));
+            self.deps.events.record(Event::node_warning(reason, text));
         }
     }
 
@@ -284,7 +288,9 @@ impl Collector {
             lowThreshold = self.policy.low_percent,
             "Disk usage on image filesystem is over the high threshold, trying to free bytes down to the low threshold"
         );
-        let done = self.free(images, wanted, began).await?;
+        let done = self.free(images, wanted, began).await;
+        self.watch.tried();
+        let done = done?;
         if done.freed >= wanted {
             return Ok(done.removed);
         }
@@ -295,14 +301,14 @@ impl Collector {
             human(room.capacity),
             done.freed
         );
-        self.deps.events.record(Event::node_warning("FreeDiskSpaceFailed", text.clone()));
+        self.tell("FreeDiskSpaceFailed", text.clone());
         Err(GcError(text))
     }
 
     async fn delete_unused(&mut self) -> Freed {
         let began = self.deps.clock.now();
         let mut detected = self.detect().await?;
-        let done = self.free(&mut detected.images, u64::MAX, began).await?;
+        let done = self.free(&mut detected.images, ALL, began).await?;
         if let Err(error) = self.prune(detected.listed, done.removed, began).await {
             warn!(err = %error, "Failed to prune image records");
         }
@@ -357,7 +363,7 @@ impl Collector {
     /// Images that pods got lately, and when. Their containers may not be there yet.
     fn handed_out(&self, now: Timestamp) -> HashMap<String, Timestamp> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.retain(|_, at| is_held(*at, now));
+        keep_held(&mut used, now);
         used.clone()
     }
 
@@ -367,15 +373,12 @@ impl Collector {
             return Err(GcError("missing image stats: the runtime reports no image filesystem".to_owned()));
         };
         let path = PathBuf::from(filesystem.fs_id.unwrap_or_default().mountpoint);
-        self.watch.at(&path);
-        let (room, shown) = (self.deps.room.clone(), path.display().to_string());
-        let task = tokio::task::spawn_blocking(move || room(&path));
-        match timeout(STATFS_DEADLINE, task).await {
-            Ok(Ok(Ok(room))) => Ok(room),
-            Ok(Ok(Err(error))) => Err(GcError(format!("failed to read the image filesystem at {shown:?}: {error}"))),
-            Ok(Err(error)) => Err(GcError(error.to_string())),
+        let shown = path.display();
+        match timeout(STATFS_DEADLINE, self.watch.room(&path)).await {
+            Ok(Ok(room)) => Ok(room),
+            Ok(Err(error)) => Err(GcError(format!("failed to read the image filesystem at \"{shown}\": {error}"))),
             Err(_) => {
-                Err(GcError(format!("no answer from the image filesystem at {shown:?} within {STATFS_DEADLINE:?}")))
+                Err(GcError(format!("no answer from the image filesystem at \"{shown}\" within {STATFS_DEADLINE:?}")))
             }
         }
     }
@@ -394,6 +397,8 @@ impl Collector {
             .iter()
             .map(|image| {
                 let ages = self.ages.entry(image.id.clone()).or_insert(Ages { first_detected, last_used: None });
+                // The clock may have been set back: what has yet to come would keep an image until then.
+                *ages = Ages { first_detected: ages.first_detected.min(now), last_used: ages.last_used.min(Some(now)) };
                 let names = std::iter::once(&image.id).chain(&image.repo_tags).chain(&image.repo_digests);
                 let busy = names.into_iter().any(|name| in_use.contains(name));
                 let handed = handed_out.get(&image.id).copied();
@@ -411,7 +416,7 @@ impl Collector {
             .collect();
         let present: HashSet<&str> = listed.iter().map(|image| image.id.as_str()).collect();
         self.ages.retain(|id, _| present.contains(id.as_str()));
-        self.save().await;
+        self.state_file.save(&self.ages).await;
         Ok(Detected { images, listed })
     }
 
@@ -448,23 +453,14 @@ impl Collector {
         let volumes = self.mounted.values().flatten().cloned();
         Ok(own.flatten().chain(volumes).filter(|name| !name.is_empty()).collect())
     }
-
-    async fn save(&self) {
-        let (path, ages) = (self.state_file.clone(), self.ages.clone());
-        let task = tokio::task::spawn_blocking(move || -> io::Result<()> {
-            atomic_file::replace(&path, &serde_json::to_vec(&ages)?, 0o600)
-        });
-        match timeout(STATFS_DEADLINE, task).await {
-            Ok(Ok(Ok(()))) => {}
-            Ok(Ok(Err(error))) => warn!(err = %error, "Failed to save the ages of images"),
-            Ok(Err(error)) => warn!(err = %error, "Failed to save the ages of images"),
-            Err(_) => warn!("Saving the ages of images takes too long"),
-        }
-    }
 }
 
-fn is_held(at: Timestamp, now: Timestamp) -> bool {
-    Duration::try_from(now.duration_since(at)).is_ok_and(|age| age < HELD)
+/// Forgets who was handed out long ago; nobody was later than now, where the clock was set back.
+fn keep_held(used: &mut HashMap<String, Timestamp>, now: Timestamp) {
+    used.retain(|_, at| {
+        *at = (*at).min(now);
+        Duration::try_from(now.duration_since(*at)).is_ok_and(|age| age < HELD)
+    });
 }
 
 #[derive(Default)]
@@ -472,20 +468,4 @@ struct Removal {
     removed: usize,
     freed: u64,
     errors: Vec<String>,
-}
-
-async fn load(path: PathBuf) -> BTreeMap<String, Ages> {
-    let task = tokio::task::spawn_blocking(move || atomic_file::read(&path));
-    let data = match timeout(STATFS_DEADLINE, task).await {
-        Ok(Ok(Ok(data))) => data,
-        _ => None,
-    };
-    match data.map(|data| serde_json::from_slice(&data)) {
-        Some(Ok(ages)) => ages,
-        Some(Err(error)) => {
-            warn!(err = %error, "The ages of images are malformed; they begin anew");
-            BTreeMap::new()
-        }
-        None => BTreeMap::new(),
-    }
 }

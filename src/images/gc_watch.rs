@@ -37,10 +37,38 @@ impl RoomWatch {
     }
 
     /// Images are there.
-    pub(super) fn at(&mut self, place: &Path) {
+    fn at(&mut self, place: &Path) {
         if self.place.as_deref() != Some(place) {
             self.place = Some(place.to_owned());
         }
+    }
+
+    /// Whether it is known where images are.
+    pub(super) fn has_place(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// How much room there is for images, which are there. Waits as long as a look hangs, and begins no other. Safe to
+    /// drop.
+    pub(super) async fn room(&mut self, place: &Path) -> io::Result<Room> {
+        self.at(place);
+        // Maybe of another place, and of another time.
+        self.looked().await;
+        self.look(place.to_owned());
+        self.looked().await.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
+    }
+
+    /// Begins a look, where none is under way.
+    fn look(&mut self, place: PathBuf) {
+        let room = self.room.clone();
+        self.look.get_or_insert_with(|| spawn_blocking(move || room(&place)));
+    }
+
+    /// What the look under way shows.
+    async fn looked(&mut self) -> Option<io::Result<Room>> {
+        let seen = self.look.as_mut()?.await;
+        self.look = None;
+        Some(seen.unwrap_or_else(|error| Err(io::Error::other(error))))
     }
 
     /// A round has done what could be done.
@@ -61,15 +89,49 @@ impl RoomWatch {
         loop {
             let Some(place) = self.place.clone() else { return std::future::pending().await };
             sleep_until(self.next.max(Instant::now() + self.rests())).await;
-            let room = self.room.clone();
-            let look = self.look.get_or_insert_with(|| spawn_blocking(move || room(&place)));
-            let seen = look.await;
-            self.look = None;
-            let seen = seen.ok().and_then(Result::ok).unwrap_or(Room { capacity: 0, available: u64::MAX });
+            self.look(place);
+            let seen = self.looked().await.and_then(Result::ok).unwrap_or(Room { capacity: 0, available: u64::MAX });
             self.next = Instant::now() + unreachable_for(&self.policy, seen);
             if matches!(demand(&self.policy, seen), Demand::Free { .. }) {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    };
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_look_that_hangs_is_not_followed_by_another() {
+        let (release, hang) = mpsc::channel::<()>();
+        let (looks, hang) = (Arc::new(AtomicUsize::new(0)), Mutex::new(hang));
+        let count = looks.clone();
+        let seen = Room { capacity: 1000, available: 900 };
+        let room: RoomOf = Arc::new(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            let _ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv(); // nobody sends
+            Ok(seen)
+        });
+        let mut watch = RoomWatch::new(room, GcPolicy::default());
+        let place = Path::new("/images");
+        let moment = Duration::from_millis(10);
+        for _ in 0..3 {
+            assert!(timeout(moment, watch.room(place)).await.is_err());
+            assert!(timeout(moment, watch.crossed()).await.is_err());
+        }
+        assert!(looks.load(Ordering::Relaxed) <= 1, "one at a time");
+        drop(release);
+        let found = timeout(Duration::from_secs(60), watch.room(place)).await.expect("it hangs no more");
+        assert_eq!((found.ok(), looks.load(Ordering::Relaxed)), (Some(seen), 2), "one of now");
     }
 }

@@ -8,6 +8,7 @@
 mod backoff;
 pub mod credentials;
 mod gc;
+mod gc_ages;
 mod gc_rank;
 mod gc_watch;
 mod manager;

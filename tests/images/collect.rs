@@ -1,6 +1,6 @@
 //! Garbage collection, and the list for the node status.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use berth::{
     cri::RuntimeService,
@@ -12,7 +12,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::{
-    kit::scripted::Fault,
+    kit::{
+        clock::TokioClock,
+        scripted::{Fault, ScriptedCri},
+    },
     room::{Choice, ImagesRoom, secs, simple},
 };
 
@@ -242,4 +245,66 @@ async fn off_means_off_but_the_list_goes_on() {
     assert_eq!(listed.borrow().first().map(|image| image.size), Some(900));
     sleep(11 * MINUTE).await;
     assert_eq!(room.cri.count("remove_image"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_is_set_back_keeps_no_image() {
+    let clock = Arc::new(TokioClock::new());
+    let dir = Arc::new(tempfile::tempdir().expect("a directory"));
+    let room = ImagesRoom::at(ScriptedCri::new(clock.clone()), clock.clone(), dir, Choice::default()).await;
+    put(&room, "docker.io/library/busybox:1", 1, true);
+    let old = put(&room, "r.io/old:1", 80, false);
+    put(&room, "r.io/used:1", 80, false);
+    start(&room);
+    sleep(6 * MINUTE).await;
+    room.ensure(simple("r.io/used:1")).await.expect("present");
+    clock.set(-24 * 3_600_000);
+    // Ages begin anew: nothing is older than the clock.
+    assert_eq!(room.manager.delete_unused().await, Ok(0));
+    sleep(3 * MINUTE).await;
+    assert_eq!(room.manager.delete_unused().await, Ok(80), "what was handed out is still held");
+    assert_eq!(room.cri.targets("remove_image"), [old]);
+    sleep(3 * MINUTE).await;
+    assert_eq!(room.manager.delete_unused().await, Ok(80), "and no longer than otherwise");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_that_had_nothing_to_do_puts_off_nothing() {
+    let room = room(GcPolicy::default()).await;
+    let old = put(&room, "r.io/old:1", 80, false);
+    start(&room);
+    sleep(5 * MINUTE + SECOND).await;
+    set_available(&room, 149);
+    sleep(SECOND).await;
+    assert_eq!(room.cri.targets("remove_image"), [old], "the last round was just before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_round_that_fails_leaves_nobody_blind() {
+    let room = room(GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }).await;
+    let old = put(&room, "r.io/old:1", 80, false);
+    room.cri.fault("list_containers", "", Fault::Error(Code::Unavailable, "not yet".into()), Some(1));
+    set_available(&room, 149);
+    start(&room);
+    sleep(29 * SECOND).await;
+    assert_eq!(room.cri.count("remove_image"), 0, "not at once");
+    sleep(3 * SECOND).await;
+    assert_eq!(room.cri.targets("remove_image"), [old], "but not minutes later");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_stays_full_is_told_of_now_and_then() {
+    let room = room(GcPolicy::default()).await;
+    set_available(&room, 100);
+    start(&room);
+    sleep(4 * MINUTE + 50 * SECOND).await;
+    let count = |told: &[String], reason: &str| told.iter().filter(|text| text.contains(reason)).count();
+    let told = room.events();
+    assert_eq!((count(&told, "FreeDiskSpaceFailed"), count(&told, "ImageGCFailed")), (1, 1), "{told:?}");
+    sleep(10 * MINUTE).await;
+    let told = room.events();
+    assert_eq!((count(&told, "FreeDiskSpaceFailed"), count(&told, "ImageGCFailed")), (2, 2), "{told:?}");
+    set_available(&room, 50);
+    sleep(MINUTE).await;
+    assert_eq!(count(&room.events(), "FreeDiskSpaceFailed"), 1, "that is news");
 }

@@ -1,0 +1,102 @@
+//! When images were seen first and used last, across restarts (spec 03b §15.6).
+
+use std::{collections::BTreeMap, io, path::PathBuf, time::Duration};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    task::{JoinHandle, spawn_blocking},
+    time::timeout,
+};
+use tracing::{debug, warn};
+
+use crate::sys::atomic_file;
+
+/// How long the disk is waited for.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// When an image was first seen and last used; what the state file holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Ages {
+    #[serde(rename = "firstDetected")]
+    pub(super) first_detected: Timestamp,
+    #[serde(rename = "lastUsed", default, skip_serializing_if = "Option::is_none")]
+    pub(super) last_used: Option<Timestamp>,
+}
+
+/// The state file.
+pub(super) struct AgesFile {
+    path: PathBuf,
+    /// A write that hangs: there is no other meanwhile.
+    saving: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl AgesFile {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, saving: None }
+    }
+
+    /// What an earlier agent knew, by image; nothing where that cannot be read.
+    pub(super) async fn load(&self) -> BTreeMap<String, Ages> {
+        let path = self.path.clone();
+        let task = spawn_blocking(move || atomic_file::read(&path));
+        let data = match timeout(DEADLINE, task).await {
+            Ok(Ok(Ok(data))) => data,
+            _ => None,
+        };
+        match data.map(|data| serde_json::from_slice(&data)) {
+            Some(Ok(ages)) => ages,
+            Some(Err(error)) => {
+                warn!(err = %error, "The ages of images are malformed; they begin anew");
+                BTreeMap::new()
+            }
+            None => BTreeMap::new(),
+        }
+    }
+
+    /// Writes them, unless an earlier write hangs; the next one will do.
+    pub(super) async fn save(&mut self, ages: &BTreeMap<String, Ages>) {
+        if self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
+            return debug!("The ages of images are still being saved");
+        }
+        let (path, ages) = (self.path.clone(), ages.clone());
+        let mut task = spawn_blocking(move || atomic_file::replace(&path, &serde_json::to_vec(&ages)?, 0o600));
+        match timeout(DEADLINE, &mut task).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => warn!(err = %error, "Failed to save the ages of images"),
+            Ok(Err(error)) => warn!(err = %error, "Failed to save the ages of images"),
+            Err(_) => {
+                warn!("Saving the ages of images takes too long");
+                self.saving = Some(task);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_write_that_hangs_is_not_followed_by_another() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut file = AgesFile::new(dir.path().join("ages"));
+        let (release, hang) = mpsc::channel::<()>();
+        file.saving = Some(spawn_blocking(move || {
+            let _ = hang.recv(); // nobody sends
+            Ok(())
+        }));
+        let ages: BTreeMap<_, _> =
+            [("a".to_owned(), Ages { first_detected: Timestamp::UNIX_EPOCH, last_used: None })].into();
+        file.save(&ages).await;
+        assert!(file.load().await.is_empty());
+        drop(release);
+        while file.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
+            tokio::task::yield_now().await;
+        }
+        file.save(&ages).await;
+        assert_eq!(file.load().await, ages);
+    }
+}
