@@ -16,7 +16,7 @@ use std::{
 };
 
 use inotify::WatchDescriptor;
-use jiff::{Zoned, tz::TimeZone};
+use jiff::{civil::DateTime, tz::TimeZone};
 use rustix::fs::RenameFlags;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
@@ -28,9 +28,11 @@ use tracing::{error, warn};
 
 use super::{
     busy::{Busy, Held},
+    dirs,
     manager::{LogsConfig, LogsDeps},
     pace::{BEGUN, Next, Pace},
     pack::{pack, tidy, with_suffix},
+    rotated,
     wakes::{Armer, Wakes},
 };
 use crate::{cri::CriError, pod::ContainerId};
@@ -391,7 +393,7 @@ impl Rotator {
     async fn rotate(&self, id: &str, path: &Path) -> Result<(), RotateError> {
         let (log, now) = (path.to_owned(), self.deps.clock.now());
         let moved = spawn_blocking(move || {
-            let target = target(&log, now.to_zoned(TimeZone::system()));
+            let target = target(&log, now.to_zoned(TimeZone::system()).datetime());
             fs::rename(&log, &target).map_err(failed("rename", &log))?;
             Ok(target)
         });
@@ -411,10 +413,13 @@ impl Rotator {
     }
 }
 
-/// `<log>.<YYYYMMDD-HHMMSS>` in local time; a name that is taken moves on by a second.
-fn target(log: &Path, mut at: Zoned) -> PathBuf {
+/// `<log>.<YYYYMMDD-HHMMSS>` in local time, or later than the names there are; one that is taken moves on by a second.
+fn target(log: &Path, now: DateTime) -> PathBuf {
+    let names = dirs::beside(log, ".").unwrap_or_default();
+    let name = log.file_name().unwrap_or_default().to_string_lossy();
+    let mut at = rotated::moment(&name, &names, now);
     loop {
-        let target = with_suffix(log, &at.strftime(".%Y%m%d-%H%M%S").to_string());
+        let target = with_suffix(log, &format!(".{}", at.strftime(rotated::MOMENT)));
         if !target.exists() && !with_suffix(&target, ".gz").exists() {
             return target;
         }

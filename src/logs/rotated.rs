@@ -5,6 +5,11 @@
 
 use std::collections::HashSet;
 
+use jiff::{ToSpan, civil::DateTime};
+
+/// How a name tells when a log was rotated, in local time.
+pub const MOMENT: &str = "%Y%m%d-%H%M%S";
+
 /// What to do before the next rotation; file names.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Plan {
@@ -34,6 +39,17 @@ pub fn to_compress(names: Vec<String>, max_files: usize) -> Option<String> {
     let newest = oldest_first(names.clone()).pop()?;
     let older: Vec<String> = names.into_iter().filter(|name| !name.starts_with(newest.as_str())).collect();
     plan(older, max_files).compress.into_iter().next()
+}
+
+/// When a log is rotated now, by these names of it: later than it ever was, also where the clock was set back or summer
+/// ended. What is older by its name goes first.
+pub fn moment(log: &str, names: &[String], now: DateTime) -> DateTime {
+    let of = |name: &String| {
+        let at = name.strip_prefix(log)?.strip_prefix('.')?;
+        DateTime::strptime(MOMENT, at.strip_suffix(".gz").unwrap_or(at)).ok()
+    };
+    let newest = names.iter().filter_map(of).max();
+    newest.and_then(|newest| newest.checked_add(1.second()).ok()).map_or(now, |next| next.max(now))
 }
 
 /// Rotated files of a log, oldest first, without leftovers.
@@ -79,6 +95,25 @@ mod tests {
             (&["0.log.2", "0.log.1", "0.log.1.gz"], None),
         ] {
             assert_eq!(to_compress(names(have), 3).as_deref(), expected, "{have:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_rotated_last_has_the_latest_name() {
+        for (have, expected) in [
+            (&[][..], "20261025-020000"),
+            (&["0.log.20261025-015959.gz"], "20261025-020000"),
+            (&["0.log.20261025-020000"], "20261025-020001"),
+            // Summer has ended, or somebody has set the clock.
+            (&["0.log.20261025-023000", "0.log.20261025-025959.gz"], "20261025-030000"),
+            (&["0.log.20991231-235959"], "21000101-000000"),
+            // Nothing of ours, and what nothing comes after.
+            (&["0.log.old", "0.log.20261025-023000.tmp", "1.log.20270101-000000"], "20261025-020000"),
+            (&["0.log.99991231-235959"], "20261025-020000"),
+        ] {
+            let now = jiff::civil::date(2026, 10, 25).at(2, 0, 0, 0);
+            let at = moment("0.log", &names(have), now).strftime(MOMENT).to_string();
+            assert_eq!(at, expected, "{have:?}");
         }
     }
 
