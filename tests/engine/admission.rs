@@ -96,3 +96,26 @@ async fn a_pod_that_does_not_die_keeps_no_critical_pod_out() {
     assert!((2..=3).contains(&told("Preempting")), "{:?}", agent.events.texts());
     agent.stop(SOON).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_room_that_is_made_for_a_pod_is_not_taken_by_a_lesser_one() {
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    machine.cri.behave("large/main", [Behaviour::stubborn()]);
+    agent.files([]).await;
+    let large = asking("large", "3", 0, "1", gate("True"));
+    agent.api([&large]).await;
+    machine.cri.until("it runs", SOON, |cri| cri.running("large", "main").len() == 1).await;
+    let critical = asking("critical", "4", 2_000_000_000, "1", gate("True"));
+    agent.api([&large, &critical]).await;
+    machine.cri.until("the large one is to stop", SOON, |cri| cri.count("stop_container") == 1).await;
+    // It would fit beside the large one, and what waits would have to preempt it, too.
+    let plain = asking("plain", "1", 0, "1", gate("True"));
+    agent.api([&large, &critical, &plain]).await;
+    agent.until(plain.uid(), "refused", SOON, |s| s.reason.as_deref() == Some("OutOfcpu")).await;
+    machine
+        .cri
+        .until("what waited runs", Duration::from_secs(30), |cri| cri.running("critical", "main").len() == 1)
+        .await;
+    agent.stop(SOON).await;
+}

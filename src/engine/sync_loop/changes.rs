@@ -70,8 +70,10 @@ impl SyncLoop {
             self.hand_over(&pod, Cause::Create);
             return;
         }
-        // Those for which others have to go are not there yet: nothing of them could be killed.
-        let counts = |pod: &Arc<Pod>| !self.preempting.contains(pod.uid()) && !ending.contains(pod.uid());
+        // Of those for which others have to go nothing could be killed yet. They are nobody to be preempted; to all others
+        // they are there, or the room that is made for them would be gone.
+        let is_hidden = |other: &Pod| self.preempting.contains(other.uid()) && preemption::may_preempt(&pod, other);
+        let counts = |other: &Arc<Pod>| !is_hidden(other) && !ending.contains(other.uid());
         let active: Vec<Arc<Pod>> = self.active_pods().into_iter().filter(counts).collect();
         let node = self.context.node.borrow().clone();
         let presence = if self.runs_already(&pod) { Presence::Running } else { Presence::Absent };
