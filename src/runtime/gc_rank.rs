@@ -77,7 +77,9 @@ pub fn containers(
 ) -> Vec<&ListedContainer> {
     let mut groups: BTreeMap<(&PodUid, &str), Vec<&ListedContainer>> = BTreeMap::new();
     for c in all {
-        let old = now.duration_since(c.created_at) >= policy.min_age;
+        // One that has yet to come was made before the clock was set back.
+        let age = now.duration_since(c.created_at);
+        let old = age >= policy.min_age || age.is_negative();
         if c.state != ContainerState::Running && old {
             groups.entry((&c.pod, &c.name)).or_default().push(c);
         }
@@ -203,6 +205,8 @@ mod tests {
         assert!(removed(&all, old, &[]).is_empty(), "a2 is too young to count");
         all[0].attempt = 1;
         assert_eq!(removed(&all, GcPolicy::default(), &[]), ["a2"], "the clock was set back");
+        let yet_to_come = [dead("a1", "p", "a", 200), dead("a2", "p", "a", 201)];
+        assert_eq!(removed(&yet_to_come, old, &["p"]), ["a2", "a1"], "so it was since");
         all[0].state = ContainerState::Running;
         assert!(removed(&all, GcPolicy::default(), &[]).is_empty());
     }
