@@ -132,6 +132,7 @@ mod tests {
         let ground = Ground(Arc::new(vec![pod]));
         for (name, container, query, status, body) in [
             ("q", "main", "", 404, "pod does not exist"),
+            // AC-03b-38
             ("p", "other", "timeout=x", 404, "container other does not exist"),
             ("p", "main", "timeout=x", 404, "cannot parse value of timeout parameter"),
             ("p", "main", "timeout=x&timeout=7", 200, "{\"items\":[\"/c/main-Some(7).tar\"]}"),
