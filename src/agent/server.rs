@@ -200,7 +200,7 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
     let (pods, status) = (parts.engine.pods.clone(), parts.status.clone());
     let pages = Arc::new(AgentPages::new(pods.clone(), status.clone(), base.registry.clone(), started));
     base.tasks.spawn(pages.clone().forget_gone(base.stop.child_token()));
-    why::count_waits(&base.registry, &parts.engine);
+    why::count_waits(&base.registry, &parts.engine, status.clone(), base.clock.clone());
     let slis = SliMetrics::new(metrics::start_time_seconds().unwrap_or_default());
     let health = Arc::new(AgentHealth::new(HealthDeps {
         heartbeat: parts.engine.heartbeat.clone(),

@@ -23,15 +23,15 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// In a colour.
+    /// In a colour. Whoever wrote the text, it does nothing to the terminal.
     pub fn painted(text: impl Into<String>, colour: Option<Colour>) -> Self {
-        Self { text: text.into(), colour }
+        Self { text: tame(&text.into()), colour }
     }
 }
 
 impl<T: Into<String>> From<T> for Cell {
     fn from(text: T) -> Self {
-        Self { text: text.into(), colour: None }
+        Self::painted(text, None)
     }
 }
 
@@ -101,9 +101,21 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
-/// What foreign bytes do to a terminal they must not do here: control characters are shown, not sent.
+/// What foreign bytes do to a terminal they must not do here: control characters are shown, not sent; nor do they turn the
+/// direction of what stands beside them.
 pub fn tame(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+    let turns = |c| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().map(|c| if c.is_control() || turns(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+/// A text of several lines as one of at most so many characters.
+pub fn line(text: &str, most: usize) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let joined = words.join(" ");
+    match joined.char_indices().nth(most) {
+        Some((at, _)) => format!("{}…", joined.get(..at).unwrap_or_default().trim_end()),
+        None => joined,
+    }
 }
 
 #[cfg(test)]
@@ -126,6 +138,20 @@ mod tests {
         {
             assert_eq!(seconds(value), expected);
         }
-        assert_eq!(tame("a\u{1b}[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
+    }
+
+    #[test]
+    fn foreign_text_stays_where_it_stands() {
+        assert_eq!(tame("a\u{1b}[2Jb\n\u{202e}"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}");
+        let rows = [vec!["a\u{1b}[31m".to_owned(), "b\rc".to_owned()]];
+        assert_eq!(columns(&rows), "a\u{fffd}[31m   b\u{fffd}c\n");
+        for (text, expected) in [
+            ("one\n  two\tthree\n", "one two thr…"),
+            ("one two thr", "one two thr"),
+            ("", ""),
+            ("\u{e4}bc", "\u{e4}bc"),
+        ] {
+            assert_eq!(line(text, 11), expected);
+        }
     }
 }

@@ -24,6 +24,6 @@ mod worker;
 pub use fates::FatesView;
 pub use heartbeat::Heartbeat;
 pub use ready::SourcesReady;
-pub use standings::{Standing, Standings};
+pub use standings::{Line, Standing, Standings};
 pub use sync_loop::{Command, EngineHandle, Found, Inputs, WorkerView, kill_and_wait, start};
 pub use worker::{EngineConfig, Report, WorkerContext, reports};

@@ -3,9 +3,12 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
-use super::{lifecycle::Lifecycle, ports::Stage};
+use super::{
+    lifecycle::Lifecycle,
+    ports::{Stage, StageView},
+};
 use crate::pod::PodRef;
 
 /// Where a pod stands.
@@ -15,8 +18,43 @@ pub struct Standing {
     pub id: PodRef,
     /// Where it is in its life.
     pub life: Lifecycle,
-    /// What its worker waits for; `None` where it stands in line or is finished.
+    /// What its worker waits for; `None` where it has none.
     pub stage: Option<Stage>,
+    /// Why it has none yet, and since when.
+    pub line: Option<(Line, Instant)>,
+}
+
+/// Why nobody works on a pod that was let in, or will be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Line {
+    /// Another pod of its full name is on its way out.
+    Name,
+    /// The runtime has not shown whether it holds an earlier pod of that name.
+    Runtime,
+    /// What is left of it is being removed.
+    Removal,
+    /// Others are killed to make room for it.
+    Preemption,
+}
+
+impl Line {
+    /// As a stage.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Name => "turn behind another pod of its name",
+            Self::Runtime => "runtime to show what it holds",
+            Self::Removal => "removal of what is left of it",
+            Self::Preemption => "preemption of other pods",
+        }
+    }
+}
+
+impl Standing {
+    /// What it waits for now.
+    pub fn view(&self) -> Option<StageView> {
+        let in_line = || self.line.map(|(line, since)| StageView { name: line.name().into(), since, until: None });
+        self.stage.as_ref().map(Stage::view).or_else(in_line)
+    }
 }
 
 /// The latest standings, in no order.

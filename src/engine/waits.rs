@@ -37,6 +37,18 @@ pub enum Wait {
     BackOff,
     /// The next try after an error.
     Retry,
+    /// An init container to end.
+    Init,
+    /// A startup probe to succeed.
+    Startup,
+    /// A readiness probe to succeed.
+    Readiness,
+    /// A readiness gate to open.
+    Gate,
+    /// Another pod of its name to be gone.
+    Turn,
+    /// Others to make room for it.
+    Preemption,
     /// Something else.
     Other,
 }
@@ -69,9 +81,18 @@ const STAGES: &[(&str, Wait)] = &[
     ("network", Wait::Network),
     ("back-off", Wait::BackOff),
     ("next try", Wait::Retry),
+    ("init container ", Wait::Init),
+    ("startup of ", Wait::Startup),
+    ("readiness of ", Wait::Readiness),
+    ("readiness gate ", Wait::Gate),
+    ("turn behind ", Wait::Turn),
+    ("removal of ", Wait::Removal),
+    ("preemption ", Wait::Preemption),
 ];
+/// The stage of a worker that has nothing to do.
+pub const IDLE: &str = "idle";
 /// Stages in which nothing is waited for.
-const RESTS: &[&str] = &["idle", "finished"];
+const RESTS: &[&str] = &[IDLE, "finished"];
 
 impl Wait {
     /// What a stage is; `None` where nothing is waited for.
@@ -103,6 +124,12 @@ impl Wait {
             Self::Network => "network",
             Self::BackOff => "back_off",
             Self::Retry => "retry",
+            Self::Init => "init",
+            Self::Startup => "startup",
+            Self::Readiness => "readiness",
+            Self::Gate => "gate",
+            Self::Turn => "turn",
+            Self::Preemption => "preemption",
             Self::Other => "other",
         }
     }
@@ -111,6 +138,7 @@ impl Wait {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Line;
 
     #[test]
     fn every_stage_has_its_label() {
@@ -126,6 +154,13 @@ mod tests {
             ("remove pod directory", Some("removal")),
             ("RemoveContainer main", Some("removal")),
             ("back-off", Some("back_off")),
+            ("back-off of image busybox:1", Some("back_off")),
+            ("next try of volumes", Some("retry")),
+            ("readiness gate example.com/up", Some("gate")),
+            (Line::Name.name(), Some("turn")),
+            (Line::Runtime.name(), Some("runtime")),
+            (Line::Removal.name(), Some("removal")),
+            (Line::Preemption.name(), Some("preemption")),
             ("container runtime is down", Some("other")),
             ("", Some("other")),
         ] {

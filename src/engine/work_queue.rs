@@ -16,6 +16,8 @@ pub enum TurnEnd {
     NetworkNotReady,
     /// Something is held back until then.
     HeldBack(Duration),
+    /// It failed, and is tried again then.
+    Retries(Duration),
     /// It failed.
     Failed,
 }
@@ -27,7 +29,7 @@ impl TurnEnd {
             Self::NetworkNotReady => "network",
             Self::HeldBack(_) => "back-off",
             Self::Failed if blocked => "runtime",
-            Self::Failed => "next try",
+            Self::Failed | Self::Retries(_) => "next try",
             Self::Again | Self::Settled => "idle",
         }
     }
@@ -46,7 +48,7 @@ pub fn delay(end: &TurnEnd, sync_frequency: Duration, chance: f64) -> Duration {
         TurnEnd::Again => Duration::ZERO,
         TurnEnd::Settled => spread(sync_frequency),
         TurnEnd::NetworkNotReady => spread(NETWORK_BACKOFF),
-        TurnEnd::HeldBack(exactly) => *exactly,
+        TurnEnd::HeldBack(exactly) | TurnEnd::Retries(exactly) => *exactly,
         TurnEnd::Failed => spread(ERROR_BACKOFF.min(sync_frequency)),
     }
 }
@@ -64,11 +66,27 @@ mod tests {
             (TurnEnd::Settled, 1.0, 90_000),
             (TurnEnd::NetworkNotReady, 0.5, 1_250),
             (TurnEnd::HeldBack(Duration::from_secs(20)), 1.0, 20_000),
+            (TurnEnd::Retries(Duration::from_secs(12)), 1.0, 12_000),
             (TurnEnd::Failed, 0.0, 10_000),
             (TurnEnd::Failed, 1.0, 15_000),
         ] {
             assert_eq!(delay(&end, minute, chance).as_millis(), expected, "{end:?} {chance}");
         }
         assert_eq!(delay(&TurnEnd::Failed, Duration::from_secs(2), 0.0), Duration::from_secs(2));
+    }
+
+    #[test]
+    fn a_try_after_an_error_is_no_back_off() {
+        let soon = Duration::from_secs(1);
+        for (end, blocked, expected) in [
+            (TurnEnd::HeldBack(soon), false, "back-off"),
+            (TurnEnd::Retries(soon), false, "next try"),
+            (TurnEnd::Failed, false, "next try"),
+            (TurnEnd::Failed, true, "runtime"),
+            (TurnEnd::NetworkNotReady, true, "network"),
+            (TurnEnd::Settled, false, "idle"),
+        ] {
+            assert_eq!(end.waits_for(blocked), expected, "{end:?}");
+        }
     }
 }

@@ -31,7 +31,7 @@ use crate::{
     config::{GoDuration, text::quote},
     cri::{CriError, ImageService},
     engine::ports::{
-        Clock, EnsureImage, Event, EventSink, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret,
+        Clock, EnsureImage, Event, EventSink, ImageError, ImageProvider, ImageUser, OpenStage, PullPolicy, PullSecret,
         ResolvedImage,
     },
     metrics::Images as Metrics,
@@ -66,6 +66,8 @@ struct Asked<'a> {
     reference: Reference,
     /// Looked up at most once, and only when needed.
     credentials: OnceCell<Result<Arc<[Credential]>, DockerConfigError>>,
+    /// What is done for it.
+    at: OpenStage,
 }
 
 /// What the metric of requests tells.
@@ -160,14 +162,23 @@ impl Manager {
 
     async fn resolve(&self, request: &EnsureImage, told: &mut Told) -> Result<ResolvedImage, ImageError> {
         let asked = self.parse(request)?;
-        let image = if policy::looks(request.policy) { self.look(&asked).await? } else { None };
+        let resolved = self.ask(&asked, told).await;
+        if resolved.is_err() {
+            asked.at.stuck_for(format!("image {}", request.image));
+        }
+        resolved
+    }
+
+    async fn ask(&self, asked: &Asked<'_>, told: &mut Told) -> Result<ResolvedImage, ImageError> {
+        let request = asked.request;
+        let image = if policy::looks(request.policy) { self.look(asked).await? } else { None };
         told.presence = match (&image, policy::looks(request.policy)) {
             (Some(_), _) => Presence::Present,
             (None, true) => Presence::Absent,
             (None, false) => Presence::Unknown,
         };
         let verification = match &image {
-            Some(image) if policy::verifies(request.policy, told.presence) => self.verify(&asked, image).await?,
+            Some(image) if policy::verifies(request.policy, told.presence) => self.verify(asked, image).await?,
             _ => Verification::Off,
         };
         let step = policy::decide(request.policy, told.presence, verification);
@@ -183,7 +194,7 @@ impl Manager {
                 self.warning(request, "ErrImageNeverPull", message.clone());
                 Err(ImageError { reason: "ErrImageNeverPull", message, retry_at: None })
             }
-            _ => self.pull(&asked).await,
+            _ => self.pull(asked).await,
         }
     }
 
@@ -201,11 +212,12 @@ impl Manager {
             runtime_handler: if self.config.handler_in_calls { request.handler.clone() } else { String::new() },
             ..Default::default()
         };
-        Ok(Asked { request, spec, reference, credentials: OnceCell::new() })
+        let first = if policy::looks(request.policy) { "ImageStatus" } else { "credentials for" };
+        let at = request.stage.open(format!("{first} {image}"));
+        Ok(Asked { request, spec, reference, credentials: OnceCell::new(), at })
     }
 
     async fn look(&self, asked: &Asked<'_>) -> Result<Option<cri::Image>, ImageError> {
-        asked.request.stage.set(format!("ImageStatus {}", asked.request.image));
         self.images.image_status(asked.spec.clone()).await.map_err(|error| {
             let message = format!("Failed to inspect image {}: {error}", quote(&asked.request.image));
             self.warning(asked.request, "InspectFailed", message.clone());
@@ -226,7 +238,7 @@ impl Manager {
     /// Looked up at most once per request, shared by verification and pull.
     async fn find_credentials(&self, asked: &Asked<'_>) -> Result<Arc<[Credential]>, ImageError> {
         let find = || {
-            asked.request.stage.set(format!("credentials for {}", asked.request.image));
+            asked.at.set(format!("credentials for {}", asked.request.image));
             self.credentials.find(&asked.request.pod, &asked.reference.repository, &asked.request.secrets)
         };
         let found = asked.credentials.get_or_init(find).await.clone();
@@ -288,7 +300,7 @@ impl Manager {
         self.normal(request, "Pulling", format!("Pulling image {}", quote(&request.image)));
         (self.on_pull)(request.pod.uid(), PullMoment::Began);
         let _ended = Ended(self, request.pod.uid());
-        request.stage.set(format!("image {}", request.image));
+        asked.at.set(format!("image {}", request.image));
         let began = Instant::now();
         let pull = PullRequest {
             image: request.image.clone(),

@@ -1,4 +1,6 @@
 //! What probes of an instance came to lately, for people who ask why. Runs of the same outcome are one entry.
+//!
+//! Why an instance was killed is asked once it is gone: of the latest that were in trouble it is kept for that.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,13 +16,15 @@ use crate::pod::ContainerId;
 const RUNS: usize = 4;
 /// Longest text that is kept, characters.
 const TEXT: usize = 256;
+/// Instances of the past that are remembered, of all pods together.
+const GONE: usize = 128;
 
 /// Attempts in a row that came to the same.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Run {
     /// `success`, `warning`, `failure` or `error`.
     pub outcome: &'static str,
-    /// What was said with it, the first time.
+    /// What was said with it, the last time.
     pub text: String,
     /// How many attempts.
     pub times: u64,
@@ -39,18 +43,27 @@ pub struct History {
     pub runs: Vec<Run>,
 }
 
+const SUCCESS: &str = "success";
+
 type Runs = Vec<(Kind, VecDeque<Run>)>;
 
-/// Histories of all instances that are probed.
 #[derive(Default)]
-pub struct Histories(Mutex<HashMap<ContainerId, Runs>>);
+struct State {
+    current: HashMap<ContainerId, Runs>,
+    /// Those that are probed no more, the latest last.
+    gone: VecDeque<(ContainerId, Runs)>,
+}
+
+/// Histories of all instances that are probed, and of some that were.
+#[derive(Default)]
+pub struct Histories(Mutex<State>);
 
 impl Histories {
     /// An attempt has ended.
     pub fn add(&self, container: &ContainerId, kind: Kind, outcome: &Outcome, at: Timestamp) {
         let (outcome, text) = words(outcome);
         let mut all = self.lock();
-        let probes = all.entry(container.clone()).or_default();
+        let probes = all.current.entry(container.clone()).or_default();
         let found = probes.iter().position(|(known, _)| *known == kind);
         let index = found.unwrap_or_else(|| {
             // Most have one run for ever, of one probe or two: what is not needed is not taken.
@@ -61,6 +74,9 @@ impl Histories {
         let Some((_, runs)) = probes.get_mut(index) else { return };
         if let Some(run) = runs.back_mut().filter(|run| run.outcome == outcome) {
             (run.times, run.last) = (run.times.saturating_add(1), at);
+            if !text.chars().take(TEXT).eq(run.text.chars()) {
+                run.text = text.chars().take(TEXT).collect();
+            }
             return;
         }
         if runs.len() == RUNS {
@@ -70,34 +86,52 @@ impl Histories {
         runs.push_back(Run { outcome, text, times: 1, first: at, last: at });
     }
 
-    /// A probe is no more.
+    /// A probe is no more. One that only ever succeeded says nothing about the end of its instance.
     pub fn forget(&self, container: &ContainerId, kind: Kind) {
         let mut all = self.lock();
-        if let Some(probes) = all.get_mut(container) {
-            probes.retain(|(known, _)| *known != kind);
-            if probes.is_empty() {
-                all.remove(container);
+        let Some(probes) = all.current.get_mut(container) else { return };
+        let Some(at) = probes.iter().position(|(known, _)| *known == kind) else { return };
+        let ended = probes.remove(at);
+        if probes.is_empty() {
+            all.current.remove(container);
+        }
+        if ended.1.iter().all(|run| run.outcome == SUCCESS) {
+            return;
+        }
+        match all.gone.iter_mut().find(|(known, _)| known == container) {
+            Some((_, probes)) => {
+                probes.retain(|(known, _)| *known != kind);
+                probes.push(ended);
+            }
+            None => {
+                if all.gone.len() == GONE {
+                    all.gone.pop_front();
+                }
+                all.gone.push_back((container.clone(), vec![ended]));
             }
         }
     }
 
-    /// What the probes of an instance came to.
+    /// What the probes of an instance came to, also where it is gone.
     pub fn of(&self, container: &ContainerId) -> Vec<History> {
         let all = self.lock();
-        let probes = all.get(container).map(Vec::as_slice).unwrap_or_default();
+        let current = all.current.get(container).map(Vec::as_slice).unwrap_or_default();
+        let gone = all.gone.iter().find(|(known, _)| known == container).map(|(_, probes)| probes.as_slice());
+        let is_over = |kind: &Kind| !current.iter().any(|(known, _)| known == kind);
+        let gone = gone.unwrap_or_default().iter().filter(|(kind, _)| is_over(kind));
         let told =
             |(kind, runs): &(Kind, VecDeque<Run>)| History { kind: kind.label(), runs: runs.iter().cloned().collect() };
-        probes.iter().map(told).collect()
+        current.iter().chain(gone).map(told).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<ContainerId, Runs>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn words(outcome: &Outcome) -> (&'static str, &str) {
     match outcome {
-        Outcome::Success => ("success", ""),
+        Outcome::Success => (SUCCESS, ""),
         Outcome::Warning(text) => ("warning", text),
         Outcome::Failure(text) => ("failure", text),
         Outcome::Error { text, .. } => ("error", text),
@@ -121,7 +155,7 @@ mod tests {
         all.add(&id, Kind::Readiness, &Outcome::Success, at(3));
         all.add(&id, Kind::Liveness, &Outcome::Success, at(3));
         let told = all.of(&id);
-        let run = Run { outcome: "failure", text: "a".to_owned(), times: 2, first: at(1), last: at(2) };
+        let run = Run { outcome: "failure", text: "b".to_owned(), times: 2, first: at(1), last: at(2) };
         assert_eq!((told.len(), &told[0].runs[0]), (2, &run));
         assert_eq!(told[0].runs[1].outcome, "success");
         for second in 0..100 {
@@ -130,9 +164,31 @@ mod tests {
         }
         let runs = &all.of(&id)[0].runs;
         assert!(runs.len() == RUNS && runs.iter().all(|run| run.text.len() <= TEXT));
-        all.forget(&id, Kind::Readiness);
-        assert_eq!(all.of(&id).len(), 1);
-        all.forget(&id, Kind::Liveness);
-        assert!(all.lock().is_empty());
+    }
+
+    #[test]
+    fn why_an_instance_was_killed_is_known_when_it_is_gone() {
+        let all = Histories::default();
+        let failure = Outcome::Failure("HTTP probe failed with statuscode: 500".to_owned());
+        let (id, well) = (ContainerId::from("c"), ContainerId::from("w"));
+        all.add(&id, Kind::Liveness, &Outcome::Success, at(1));
+        all.add(&id, Kind::Liveness, &failure, at(2));
+        all.add(&id, Kind::Readiness, &Outcome::Success, at(1));
+        all.add(&well, Kind::Liveness, &Outcome::Success, at(1));
+        for kind in [Kind::Liveness, Kind::Readiness] {
+            all.forget(&id, kind);
+            all.forget(&well, kind);
+        }
+        let told = all.of(&id);
+        assert_eq!((told.len(), told[0].kind, told[0].runs[1].times), (1, "Liveness", 1));
+        assert!(all.of(&well).is_empty(), "it was never in trouble");
+        assert!(all.lock().current.is_empty());
+        for number in 0..1000 {
+            let id = ContainerId::from(format!("{number}").as_str());
+            all.add(&id, Kind::Startup, &failure, at(number));
+            all.forget(&id, Kind::Startup);
+        }
+        assert_eq!(all.lock().gone.len(), GONE);
+        assert!(all.of(&id).is_empty() && all.of(&ContainerId::from("999")).len() == 1);
     }
 }

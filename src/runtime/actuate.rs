@@ -47,7 +47,7 @@ impl Pass<'_> {
     /// Carries out the resize of this pass and reports it.
     pub(super) async fn resize(&mut self) {
         let began = Instant::now();
-        self.req.stage.set("in-place resize");
+        let _resizes = self.req.stage.open("in-place resize");
         let done = self.resize_in_order().await;
         let success = if done.is_ok() { "true" } else { "false" };
         let elapsed = began.elapsed().as_secs_f64() * 1000.0;

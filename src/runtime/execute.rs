@@ -260,7 +260,7 @@ impl Pass<'_> {
     /// Removes what nobody needs; a failure is left to garbage collection.
     async fn remove(&mut self, instance: &ObservedContainer, logs: Logs) {
         self.outcome.acted = true;
-        self.req.stage.set(format!("RemoveContainer {}", instance.name));
+        let _removes = self.req.stage.open(format!("RemoveContainer {}", instance.name));
         if let Err(err) = self.rt.remove_container(&self.req.pod, instance, logs).await {
             error!(pod = %self.req.pod.object_name(), podUID = %self.req.pod.uid(), containerName = %instance.name,
                 containerID = %instance.id, err, "Failed to remove container");
@@ -303,7 +303,7 @@ impl Pass<'_> {
         let attempt = self.actions.attempt;
         let config = self.sandbox_config().await.map_err(SandboxError::Failed)?;
         let handler = self.handler().await.map_err(SandboxError::Failed)?;
-        self.req.stage.set("RunPodSandbox");
+        let at = self.req.stage.open("RunPodSandbox");
         self.outcome.acted = true;
         let began = Instant::now();
         let (cri, under) = (self.rt.deps.cri.clone(), handler.clone());
@@ -319,6 +319,7 @@ impl Pass<'_> {
             Ok(id) => Ok(id.into()),
             Err(CreateError::Stopped) => Err(SandboxError::Stopped),
             Err(CreateError::Cri(err) | CreateError::Reserved(err, _)) => {
+                at.stuck();
                 metrics.run_sandbox_errors.with_label_values(&[handler.as_str()]).inc();
                 Err(SandboxError::Failed(err.to_string()))
             }
@@ -330,7 +331,7 @@ impl Pass<'_> {
         if self.req.pod.is_host_network() {
             return Ok(());
         }
-        self.req.stage.set("PodSandboxStatus");
+        let at = self.req.stage.open("PodSandboxStatus");
         let answer = self.rt.deps.cri.pod_sandbox_status(id.as_str()).await;
         let status = answer.and_then(|reply| reply.status.ok_or(CriError::Invalid("sandbox status is nil".to_owned())));
         match status {
@@ -339,6 +340,7 @@ impl Pass<'_> {
                 Ok(())
             }
             Err(err) => {
+                at.stuck();
                 let text = format!("Unable to get pod sandbox status: {err}");
                 self.event(Event::warning(self.req.pod.id(), "FailedPodSandBoxStatus", text));
                 self.outcome.error = Some(err.to_string());

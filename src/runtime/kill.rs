@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     cri::CriResult,
-    engine::ports::{ActionKind, ActionOutcome, Event, Grace, KillPod, Stage, StartFailure, SyncOutcome},
+    engine::ports::{ActionKind, ActionOutcome, Event, Grace, KillPod, OpenStage, Stage, StartFailure, SyncOutcome},
     pod::{ContainerId, Pod, PodRef, observed::ObservedContainer, observed::ObservedPod},
 };
 
@@ -112,11 +112,13 @@ impl Turns {
 /// A grace period under way.
 struct LiveGrace {
     deadline: Instant,
+    /// Where its end is told.
+    at: OpenStage,
     given: Option<watch::Receiver<Option<Grace>>>,
 }
 
 impl LiveGrace {
-    fn new(facts: &StopFacts, cause: Cause, given: Override) -> Self {
+    fn new(facts: &StopFacts, cause: Cause, given: Override, at: OpenStage) -> Self {
         let own = || Grace::of(facts.period(cause)).0;
         let (period, given) = match given {
             Override::None => (own(), None),
@@ -126,7 +128,12 @@ impl LiveGrace {
                 (now.map_or_else(own, |grace| grace.0), Some(given))
             }
         };
-        Self { deadline: Instant::now() + period, given }
+        Self { deadline: Instant::now() + period, at, given }
+    }
+
+    /// Enters a stage that the end of the grace period ends, too.
+    fn enter(&self, stage: String) {
+        self.at.set_until(stage, Some(self.deadline));
     }
 
     fn left(&self) -> Duration {
@@ -149,6 +156,7 @@ impl LiveGrace {
             let deadline = Instant::now() + grace.0;
             if deadline < self.deadline {
                 self.deadline = deadline;
+                self.at.until(deadline);
                 return;
             }
         }
@@ -205,7 +213,7 @@ impl RuntimeManager {
         });
         let mut outcomes = future::join_all(kills).await;
         if !observed.sandboxes.is_empty() {
-            request.stage.set("StopPodSandbox");
+            let _stops = request.stage.open("StopPodSandbox");
             outcomes.push(self.stop_sandboxes(&observed.id, observed.sandboxes.iter().map(|s| s.id.as_str())).await);
         }
         outcomes
@@ -224,23 +232,31 @@ impl RuntimeManager {
             Some(facts) => facts,
             None => self.facts_from_annotations(&id).await,
         };
-        let mut grace = LiveGrace::new(&facts, cause, grace);
+        let first = match (&facts.pre_stop, &turns) {
+            (Some(_), _) => format!("preStop hook of {name}"),
+            (None, Some(_)) => format!("turn of {name} to stop"),
+            (None, None) => format!("StopContainer {name}"),
+        };
+        let mut grace = LiveGrace::new(&facts, cause, grace, stage.open(first));
         let message = message.unwrap_or_else(|| format!("Stopping container {name}"));
         self.deps.events.record(at(Event::normal(&pod, "Killing", message), &facts));
         info!(pod = %pod.object_name(), podUID = %pod.uid, containerName = %name, containerID = %id,
             gracePeriod = whole_seconds(grace.left()).as_secs(), "Killing container with a grace period");
         if let Some(handler) = facts.pre_stop.as_ref().filter(|_| !grace.left().is_zero()) {
-            stage.set(format!("preStop hook of {name}"));
+            grace.enter(format!("preStop hook of {name}"));
             let field_path = facts.field_path.as_deref();
             let hook = Hook { handler, pod: &pod, container: &name, id: &id, ips, ports: &facts.ports, field_path };
             self.pre_stop(hook, &facts, &mut grace).await;
         }
         if let Some(turns) = turns.as_ref().filter(|_| !grace.left().is_zero()) {
-            stage.set(format!("turn of {name} to stop"));
+            grace.enter(format!("turn of {name} to stop"));
             grace.within(turns.of(&name)).await;
         }
-        stage.set(format!("StopContainer {name}"));
+        grace.enter(format!("StopContainer {name}"));
         let stopped = self.stop_container(&id, &mut grace).await;
+        if stopped.is_err() {
+            grace.at.stuck();
+        }
         if let Some(turns) = turns {
             turns.is_gone(&name);
         }
@@ -329,7 +345,8 @@ mod tests {
         let facts = StopFacts { termination: Some(i64::MAX), ..StopFacts::default() };
         let live = Override::Live(watch::channel(Some(Grace::from_secs(i64::MAX))).1);
         for given in [Override::None, live] {
-            let told = LiveGrace::new(&facts, Cause::Unspecified, given).for_runtime();
+            let at = Stage::new().open("StopContainer main");
+            let told = LiveGrace::new(&facts, Cause::Unspecified, given, at).for_runtime();
             assert!(told > most / 10 && told < most, "{told:?}");
         }
     }

@@ -324,7 +324,7 @@ impl Pass<'_> {
                 Some(&found.ok_or_else(|| format!("unable to find target container {name}"))?.id)
             }
         };
-        self.req.stage.set(format!("configuration of {}", subject.container.name));
+        let at = self.req.stage.open(format!("configuration of {}", subject.container.name));
         let request = ContainerRequest {
             pod: &self.req.pod,
             kind: subject.kind,
@@ -337,7 +337,11 @@ impl Pass<'_> {
             volumes: &self.req.volumes,
             handler: &handler,
         };
-        self.rt.deps.prepare.container(request).await.map_err(|e| e.to_string())
+        let configured = self.rt.deps.prepare.container(request).await;
+        configured.map_err(|error| {
+            at.stuck();
+            error.to_string()
+        })
     }
 
     async fn create_once(
@@ -356,9 +360,13 @@ impl Pass<'_> {
         metrics.image_volumes_requested.inc_by(images);
         let cri = self.rt.deps.cri.clone();
         let call = async move { cri.create_container(sandbox.as_str(), config, (*sandbox_config).clone()).await };
-        self.req.stage.set(format!("CreateContainer {}", container.name));
+        let at = self.req.stage.open(format!("CreateContainer {}", container.name));
         self.outcome.acted = true;
-        match self.rt.creates.create(key, call, &self.req.stopping).await {
+        let created = self.rt.creates.create(key, call, &self.req.stopping).await;
+        if matches!(created, Err(CreateError::Cri(_) | CreateError::Reserved(..))) {
+            at.stuck();
+        }
+        match created {
             Ok(id) => {
                 metrics.image_volumes_mounted.inc_by(images);
                 Ok(id.into())
@@ -394,9 +402,10 @@ impl Pass<'_> {
 
     async fn start_created(&mut self, subject: Subject<'_>, made: &Made) -> Attempt<()> {
         let name = &subject.container.name;
-        self.req.stage.set(format!("StartContainer {name}"));
+        let at = self.req.stage.open(format!("StartContainer {name}"));
         self.outcome.acted = true;
         let Err(err) = self.rt.deps.cri.start_container(made.id.as_str()).await else { return Ok(()) };
+        at.stuck();
         let failure = Failure::new("RunContainerError", bare(&err).replace(made.id.as_str(), name));
         self.tell_failed(subject, &failure);
         // Tried twice and still not started: the next turn makes a new one.
@@ -420,12 +429,13 @@ impl Pass<'_> {
             ports: container.ports.as_deref().unwrap_or_default(),
             field_path: Some(&path),
         };
-        self.req.stage.set(format!("postStart hook of {}", container.name));
+        let at = self.req.stage.open(format!("postStart hook of {}", container.name));
         let ran = tokio::select! {
             biased;
             ran = self.rt.run_hook(&hook) => ran,
             () = self.req.stopping.cancelled() => return Err(None),
         };
+        drop(at);
         let Err(message) = ran else { return Ok(()) };
         error!(pod = %pod.object_name(), podUID = %pod.uid(), containerName = container.name, containerID = %id,
             err = message, "Failed to execute PostStartHook");

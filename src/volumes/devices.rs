@@ -332,6 +332,13 @@ impl Awaited {
         is_hindered.then(|| selinux::waiting(self.usage.unique.as_str()))
     }
 
+    /// Why the pod does not have it, as far as somebody tried.
+    pub fn failure(&self, pod: &PodUid) -> Option<String> {
+        let shown = self.shown.borrow();
+        let own = shown.pods.get(pod).filter(|own| own.presence != Presence::Present || own.published.is_none())?;
+        own.failure.as_deref().map(str::to_owned)
+    }
+
     /// Whether nobody will, as the node takes no more such volumes.
     pub async fn is_over_limit(&self) -> bool {
         self.is_unattached() && self.plugin.is_over_limit(&self.usage).await

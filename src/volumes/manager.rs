@@ -233,7 +233,11 @@ impl VolumeManager for Manager {
             return Err(VolumeError::Failed(refused(missing, &awaited, &hindrance).to_string()));
         }
         if !missing.is_empty() {
-            let text = refused(missing, &awaited, "context deadline exceeded").to_string();
+            let mut causes: Vec<String> = awaited.iter().filter_map(|one| one.failure(pod.uid())).collect();
+            causes.dedup();
+            // Where nobody has tried, somebody else has something to do first.
+            let cause = if causes.is_empty() { "context deadline exceeded".to_owned() } else { causes.join("; ") };
+            let text = refused(missing, &awaited, &cause).to_string();
             return Err(beyond(&awaited, &text).await.unwrap_or(VolumeError::TimedOut(text)));
         }
         let mounted = Arc::make_mut(&mut all);

@@ -5,6 +5,7 @@
 mod kit;
 
 mod callers;
+mod clients;
 mod command_line;
 mod disk;
 mod ends;

@@ -91,7 +91,8 @@ async fn a_pod_from_the_command_line() {
     let Some(open) = Open::new("a_pod_from_the_command_line").await else { return };
     let mut main = shell("main", &format!("echo hello; {UNTIL_STOPPED}"));
     main["readinessProbe"] = json!({"exec": {"command": ["test", "-e", "/ready"]}, "periodSeconds": 1});
-    let crashing = json!({"terminationGracePeriodSeconds": 1, "containers": [main, shell("bad", "exit 3")]});
+    let crashing =
+        json!({"terminationGracePeriodSeconds": 1, "containers": [main, shell("bad", "echo one; echo two; exit 3")]});
     open.node.home.put_pod(&manifest_of("asked", crashing));
     let agent = &open.node.agent;
     let crashes = |pod: &Value| {
@@ -134,6 +135,21 @@ async fn a_pod_from_the_command_line() {
 
     assert_eq!(open.told(&["logs", "asked"]).await, "hello\n");
     assert_eq!(open.told(&["logs", "asked", "-c", "main", "--tail", "0"]).await, "");
+    for (args, expected) in [
+        (&["--tail=-1"][..], "hello\n"),
+        (&["--since", "1h30m"], "hello\n"),
+        (&["--since-time", "2100-01-01T00:00:00Z"], ""),
+        (&["--limit-bytes", "4"], "hell"),
+    ] {
+        assert_eq!(open.told(&[&["logs", "asked", "-c", "main"], args].concat()).await, expected, "{args:?}");
+    }
+    // Between two instances the log of the last one is that of the present one.
+    agent
+        .until("the instance before is read", async || {
+            let told = open.call(&["logs", "asked", "-c", "bad", "--previous", "--tail", "1"], None).await;
+            told.code == Some(0) && told.out == "two\n"
+        })
+        .await;
     let none = open.call(&["logs", "asked", "-c", "none"], None).await;
     assert!(none.code == Some(1) && none.err.contains("has no container \"none\", but main, bad"), "{}", none.err);
 
@@ -157,6 +173,35 @@ async fn commands_in_containers() {
     let told = open.call(&["exec", "-it", "entered", "--", "sh", "-c", "test -t 0 && echo tty; cat"], Some("x")).await;
     assert_eq!((told.code, told.out.as_str()), (Some(0), "x"), "{}", told.err);
     assert!(told.err.contains("no terminal"), "{}", told.err);
+    // Who has read enough leaves, and that is no failure; a terminal is as it was before.
+    let berth = |args: &[&str]| {
+        let command = open.command(args);
+        let words = std::iter::once(command.as_std().get_program()).chain(command.as_std().get_args());
+        let quoted: Vec<String> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
+        quoted.join(" ")
+    };
+    let sh = async |script: String| {
+        let output = Command::new("bash").args(["-c", &script]).stdin(Stdio::null()).output();
+        let output = tokio::time::timeout(PATIENCE, output).await.expect("it ends").expect("a shell");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Told { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+    };
+    let endless = berth(&["exec", "entered", "--", "yes"]);
+    let told = sh(format!("set -o pipefail; {endless} | head -n 1")).await;
+    assert_eq!((told.code, told.out.as_str(), told.err.as_str()), (Some(0), "y\n", ""));
+    let inside = berth(&["exec", "-it", "entered", "--", "sh", "-c", "test -t 0 && test -t 1 && echo both; exit 4"]);
+    let session = open.port.path("session.sh");
+    let script = format!(
+        "before=$(stty -g)\n{inside}\ncode=$?\ntest \"$before\" = \"$(stty -g)\" && echo restored\nexit $code\n"
+    );
+    std::fs::write(&session, script).expect("written");
+    let told = sh(format!("script -qec 'sh {}' /dev/null", session.display())).await;
+    assert!(
+        told.code == Some(4) && told.out.contains("both") && told.out.contains("restored"),
+        "{} {}",
+        told.out,
+        told.err
+    );
     let told = open.call(&["exec", "entered", "--", "/no/such/program"], None).await;
     assert!(told.code != Some(0) && !told.err.is_empty(), "{:?} {}", told.code, told.err);
     open.node.remove(&pod).await;

@@ -8,11 +8,11 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use super::waiting::waits;
 use crate::{
     engine::{
-        Standing,
+        Line, Standing,
         ports::{PassedStage, StageError, StageView},
-        waits::Wait,
     },
     pod::{Pod, PodRef, api},
     probes::History,
@@ -37,7 +37,8 @@ pub struct Why {
     pub reason: String,
     /// `status.message`.
     pub message: String,
-    /// Where it is in its life: `sync`, `terminating`, `terminated`, …; `refused` where nobody works on it.
+    /// Where it is in its life: `sync`, `terminating`, `terminated`, …; `preempting` where others are killed for it first,
+    /// `refused` where nobody works on it.
     pub life: String,
     /// What it waits for.
     pub waits: Option<Waits>,
@@ -121,6 +122,8 @@ pub struct Exit {
 pub struct Probe {
     /// Whom it asks.
     pub container: String,
+    /// Whether that is the instance before the one of today.
+    pub previous: bool,
     /// `Liveness`, `Readiness` or `Startup`.
     pub kind: String,
     /// Attempts in a row that came to the same, the latest last.
@@ -133,7 +136,7 @@ pub struct Probe {
 pub struct ProbeRun {
     /// `success`, `warning`, `failure` or `error`.
     pub outcome: String,
-    /// What was said the first time.
+    /// What was said the last time.
     pub text: String,
     /// How many.
     pub times: u64,
@@ -181,14 +184,33 @@ pub struct Known<'a> {
     pub status: Option<&'a api::PodStatus>,
     /// Where it stands, where somebody works on it.
     pub standing: Option<&'a Standing>,
-    /// Its worker's stage.
+    /// What its worker waits for, or the pod before it has one.
     pub stage: Option<StageView>,
     /// Why its turns failed.
     pub errors: Vec<StageError>,
     /// How long its stages took.
     pub passed: Vec<PassedStage>,
-    /// What its probes came to, by container.
-    pub probes: Vec<(String, History)>,
+    /// What its probes came to, by container and instance.
+    pub probes: Vec<Probed>,
+}
+
+/// What a probe of a container came to.
+pub struct Probed {
+    /// Of which container.
+    pub container: String,
+    /// Of which of its instances.
+    pub instance: Instance,
+    /// What it came to.
+    pub history: History,
+}
+
+/// An instance of a container.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Instance {
+    /// That of today.
+    Current,
+    /// The one before.
+    Previous,
 }
 
 /// The present, by both clocks.
@@ -202,7 +224,7 @@ pub struct Now {
 
 impl Now {
     /// A moment as people tell it.
-    fn wall(&self, at: Instant) -> Option<Timestamp> {
+    pub(super) fn wall(&self, at: Instant) -> Option<Timestamp> {
         let signed = |duration: Duration| SignedDuration::try_from(duration).ok();
         match at.checked_duration_since(self.steady) {
             Some(ahead) => self.wall.checked_add(signed(ahead)?).ok(),
@@ -215,7 +237,11 @@ impl Now {
 pub fn document(id: &PodRef, known: &Known<'_>, now: Now) -> Why {
     let status = known.status;
     let text = |of: fn(&api::PodStatus) -> &Option<String>| status.and_then(|s| of(s).clone()).unwrap_or_default();
-    let life = known.standing.map_or("refused", |standing| standing.life.label());
+    let life = match known.standing {
+        None => "refused",
+        Some(Standing { line: Some((Line::Preemption, _)), .. }) => "preempting",
+        Some(standing) => standing.life.label(),
+    };
     Why {
         namespace: id.namespace.to_string(),
         name: id.name.to_string(),
@@ -225,28 +251,13 @@ pub fn document(id: &PodRef, known: &Known<'_>, now: Now) -> Why {
         reason: text(|s| &s.reason),
         message: text(|s| &s.message),
         life: life.to_owned(),
-        waits: waits(known, now),
+        waits: waits(known.stage.as_ref(), known.pod, status, now),
         errors: known.errors.iter().map(|error| failed(error, now)).collect(),
         containers: status.map(containers).unwrap_or_default(),
-        probes: known.probes.iter().map(|(container, history)| probe(container, history)).collect(),
+        probes: known.probes.iter().map(probe).collect(),
         unmet: status.map(unmet).unwrap_or_default(),
         stages: known.passed.iter().map(passed).collect(),
     }
-}
-
-fn waits(known: &Known<'_>, now: Now) -> Option<Waits> {
-    let Some(stage) = &known.stage else {
-        let in_line = known.standing.is_some_and(|standing| !standing.life.is_finished());
-        let waits = Waits { stage: "turn behind another pod of its name".to_owned(), ..Waits::default() };
-        return in_line.then(|| Waits { reason: Wait::Other.label().to_owned(), ..waits });
-    };
-    Some(Waits {
-        reason: Wait::of(&stage.name)?.label().to_owned(),
-        stage: stage.name.to_string(),
-        since: now.wall(stage.since),
-        seconds: seconds(now.steady.saturating_duration_since(stage.since)),
-        until: stage.until.filter(|until| *until > now.steady).and_then(|until| now.wall(until)),
-    })
 }
 
 fn failed(error: &StageError, now: Now) -> Failed {
@@ -284,7 +295,8 @@ fn containers(status: &api::PodStatus) -> Vec<Container> {
     lists.into_iter().flatten().flatten().map(of).collect()
 }
 
-fn probe(container: &str, history: &History) -> Probe {
+fn probe(probed: &Probed) -> Probe {
+    let Probed { container, instance, history } = probed;
     let runs = history.runs.iter().map(|run| ProbeRun {
         outcome: run.outcome.to_owned(),
         text: run.text.clone(),
@@ -292,7 +304,12 @@ fn probe(container: &str, history: &History) -> Probe {
         first: Some(run.first),
         last: Some(run.last),
     });
-    Probe { container: container.to_owned(), kind: history.kind.to_owned(), runs: runs.collect() }
+    Probe {
+        container: container.clone(),
+        previous: *instance == Instance::Previous,
+        kind: history.kind.to_owned(),
+        runs: runs.collect(),
+    }
 }
 
 /// A pod that has ended fulfils none, and need not.
@@ -320,94 +337,9 @@ fn passed(stage: &PassedStage) -> Passed {
 }
 
 /// To the millisecond.
-fn seconds(duration: Duration) -> f64 {
+pub(super) fn seconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::{engine::lifecycle::Lifecycle, probes::Run};
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(1_800_000_000 + second).expect("a time")
-    }
-
-    fn id() -> PodRef {
-        PodRef { uid: "u".into(), name: "web".into(), namespace: "n".into() }
-    }
-
-    #[test]
-    fn what_is_known_is_told() {
-        let steady = Instant::now() + Duration::from_secs(1000);
-        let ago = |seconds: u64| steady - Duration::from_secs(seconds);
-        let standing = Standing { id: id(), life: Lifecycle::Syncing, stage: None };
-        let status: api::PodStatus = serde_json::from_value(json!({
-            "phase": "Pending",
-            "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady", "message": "m"},
-                           {"type": "PodScheduled", "status": "True"}],
-            "containerStatuses": [{
-                "name": "main", "image": "i", "imageID": "", "ready": false, "restartCount": 3,
-                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}},
-                "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
-            }],
-        }))
-        .expect("a status");
-        let run = Run { outcome: "failure", text: "404".into(), times: 7, first: at(-60), last: at(-1) };
-        let known = Known {
-            pod: None,
-            status: Some(&status),
-            standing: Some(&standing),
-            stage: Some(StageView {
-                name: "back-off".into(),
-                since: ago(30),
-                until: Some(steady + Duration::from_secs(10)),
-            }),
-            errors: vec![StageError { text: "no".into(), times: 2, first: ago(20), last: ago(10) }],
-            passed: vec![PassedStage {
-                name: "volumes".into(),
-                times: 2,
-                first: Duration::from_micros(1_234_567),
-                last: Duration::ZERO,
-                longest: Duration::from_secs(2),
-            }],
-            probes: vec![("main".into(), History { kind: "Readiness", runs: vec![run] })],
-        };
-        let why = document(&id(), &known, Now { wall: at(0), steady });
-        let told = serde_json::to_value(&why).expect("JSON");
-        assert_eq!(
-            told,
-            json!({
-                "namespace": "n", "name": "web", "uid": "u", "source": "", "phase": "Pending", "reason": "", "message": "",
-                "life": "sync",
-                "waits": {"stage": "back-off", "reason": "back_off", "since": "2027-01-15T07:59:30Z", "seconds": 30.0,
-                          "until": "2027-01-15T08:00:10Z"},
-                "errors": [{"text": "no", "times": 2, "first": "2027-01-15T07:59:40Z", "last": "2027-01-15T07:59:50Z"}],
-                "containers": [{"name": "main", "state": "waiting", "reason": "CrashLoopBackOff",
-                    "message": "back-off 40s", "ready": false, "restarts": 3,
-                    "lastExit": {"code": 137, "reason": "OOMKilled", "at": null}}],
-                "probes": [{"container": "main", "kind": "Readiness", "runs": [{"outcome": "failure", "text": "404",
-                    "times": 7, "first": "2027-01-15T07:59:00Z", "last": "2027-01-15T07:59:59Z"}]}],
-                "unmet": [{"type": "Ready", "reason": "ContainersNotReady", "message": "m"}],
-                "stages": [{"stage": "volumes", "times": 2, "firstSeconds": 1.235, "lastSeconds": 0.0,
-                    "longestSeconds": 2.0}],
-            })
-        );
-        assert_eq!(serde_json::from_value::<Why>(told).expect("read back"), why);
-    }
-
-    #[test]
-    fn who_waits_for_nothing_says_so() {
-        let now = Now { wall: at(0), steady: Instant::now() };
-        let idle = StageView { name: "idle".into(), since: now.steady, until: None };
-        let standing = Standing { id: id(), life: Lifecycle::Syncing, stage: None };
-        let idles = Known { standing: Some(&standing), stage: Some(idle), ..Known::default() };
-        assert_eq!(document(&id(), &idles, now).waits, None);
-        let in_line = document(&id(), &Known { standing: Some(&standing), ..Known::default() }, now);
-        assert_eq!(in_line.waits.map(|waits| waits.stage).as_deref(), Some("turn behind another pod of its name"));
-        let refused = document(&id(), &Known::default(), now);
-        assert_eq!((refused.life.as_str(), refused.waits), ("refused", None));
-    }
-}
+mod tests;

@@ -2,22 +2,24 @@
 //! `berth_pod_waiting_seconds`). Reads snapshots only, so that it answers when nothing else does.
 
 mod document;
+mod waiting;
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::{sync::watch, time::Instant};
 
 pub use document::{Condition, Container, Exit, Failed, Passed, Probe, ProbeRun, Waits, Why};
-use document::{Known, Now, document};
+use document::{Instance, Known, Now, Probed, document};
+use waiting::waits;
 
 use crate::{
     engine::{EngineHandle, Standing, Standings, ports::Clock, waits::Wait},
     metrics::{PodWaits, Registry},
-    pod::{ContainerId, Pod, PodRef, api},
+    pod::{ContainerId, Pod, PodRef, PodUid, api},
     probes,
     server::ports::Explains,
-    status::StatusManager,
+    status::{StatusManager, lookup::last_exit},
 };
 
 /// The snapshots that are read.
@@ -45,7 +47,7 @@ impl Explains for PodStories {
             pod: pod.as_deref(),
             status: status.as_deref(),
             standing,
-            stage: stage.map(|stage| stage.view()),
+            stage: standing.and_then(Standing::view),
             errors: stage.map(|stage| stage.errors()).unwrap_or_default(),
             passed: stage.map(|stage| stage.passed()).unwrap_or_default(),
             probes: status.as_deref().map(|status| self.histories(status)).unwrap_or_default(),
@@ -58,24 +60,41 @@ impl Explains for PodStories {
 }
 
 impl PodStories {
-    fn histories(&self, status: &api::PodStatus) -> Vec<(String, probes::History)> {
+    fn histories(&self, status: &api::PodStatus) -> Vec<Probed> {
         let lists = [&status.init_container_statuses, &status.container_statuses];
-        let of = |container: &api::ContainerStatus| {
-            let id = container.container_id.as_deref()?;
-            let id = ContainerId::from(id.split_once("://").map_or(id, |(_, id)| id));
-            let told = self.probes.history(&id).into_iter();
-            Some(told.map(|history| (container.name.clone(), history)).collect::<Vec<_>>())
-        };
-        lists.into_iter().flatten().flatten().filter_map(of).flatten().collect()
+        let all = lists.into_iter().flatten().flatten().flat_map(|container| {
+            let before = last_exit(container).and_then(|exit| exit.container_id.as_deref());
+            let of = |id: Option<&str>, instance| {
+                let id = id.map(|id| id.split_once("://").map_or(id, |(_, id)| id)).unwrap_or_default();
+                let told = self.probes.history(&ContainerId::from(id)).into_iter();
+                told.map(move |history| Probed { container: container.name.clone(), instance, history })
+            };
+            let current = container.container_id.as_deref();
+            // One that has ended and has no successor may be told of twice.
+            let before = before.filter(|before| current != Some(before));
+            of(current, Instance::Current).chain(of(before, Instance::Previous))
+        });
+        all.collect()
     }
 }
 
-/// Scrapes tell for how long some pod has been waiting for what.
-pub(super) fn count_waits(registry: &Registry, engine: &EngineHandle) {
-    let standings = engine.standings.clone();
+/// Scrapes tell for how long some pod has been waiting for what: of each what its document says.
+pub(super) fn count_waits(
+    registry: &Registry,
+    engine: &EngineHandle,
+    status: Arc<StatusManager>,
+    clock: Arc<dyn Clock>,
+) {
+    let (pods, standings) = (engine.pods.clone(), engine.standings.clone());
     PodWaits::register(registry, move || {
-        let standings = standings.borrow().clone();
-        let stages = standings.iter().filter_map(|standing| standing.stage.as_ref()).map(|stage| stage.view());
-        stages.filter_map(|stage| Some((Wait::of(&stage.name)?.label(), stage.since.elapsed()))).collect()
+        let (pods, standings) = (pods.borrow().clone(), standings.borrow().clone());
+        let now = Now { wall: clock.now(), steady: Instant::now() };
+        let pods: HashMap<&PodUid, &Arc<Pod>> = pods.iter().map(|pod| (pod.uid(), pod)).collect();
+        let of = |standing: &Standing| {
+            let pod = pods.get(&standing.id.uid).map(|pod| &***pod);
+            let waits = waits(standing.view().as_ref(), pod, status.status(&standing.id.uid).as_deref(), now)?;
+            Some((Wait::of(&waits.stage)?.label(), Duration::try_from_secs_f64(waits.seconds).unwrap_or_default()))
+        };
+        standings.iter().filter_map(of).collect()
     });
 }

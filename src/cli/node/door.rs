@@ -42,6 +42,25 @@ const DOCUMENT: usize = 256 << 20;
 /// As much of an error's text is shown.
 const REFUSAL: usize = 4 << 10;
 
+/// What is told where nothing was said about a certificate, and there is none.
+const NO_NODE: &str = "is --cert-dir the agent's? Where that was given a certificate of its own, or serves one of its cluster, use --cacert";
+const NO_ADMINISTRATOR: &str =
+    "is --cert-dir the agent's? A node of a cluster has no local administrator: use --cert and --key there";
+const STRANGER: &str = "who answers does not show the certificate of the node: is that another agent's port, or --cert-dir another agent's?";
+
+/// An answer that is no success.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub(super) struct Refused {
+    status: StatusCode,
+    text: String,
+}
+
+/// Whether the node says that there is no such thing.
+pub(super) fn is_not_found(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == StatusCode::NOT_FOUND)
+}
+
 /// Where the node is, and who asks.
 #[derive(Args, Clone, Debug, Default)]
 pub(in crate::cli) struct Arguments {
@@ -78,11 +97,12 @@ impl Door {
         let directory = arguments.cert_dir.clone().or_else(from_environment);
         let directory = directory.unwrap_or_else(|| PathBuf::from(CERTIFICATES));
         let of = |given: &Option<PathBuf>, name| given.clone().unwrap_or_else(|| directory.join(name));
-        let believed = certificates(&of(&arguments.cacert, "kubelet.crt"))?;
-        let client = certificates(&of(&arguments.cert, "berth-admin.crt"))
-            .context("a node of a cluster has no local administrator: use --cert and --key there")?;
+        let hint = |given: &Option<PathBuf>, hint| if given.is_some() { "" } else { hint };
+        let believed = certificates(&of(&arguments.cacert, "kubelet.crt"), hint(&arguments.cacert, NO_NODE))?;
+        let client = certificates(&of(&arguments.cert, "berth-admin.crt"), hint(&arguments.cert, NO_ADMINISTRATOR))?;
         let key_file = of(&arguments.key, "berth-admin.key");
-        let key = PrivateKeyDer::from_pem_file(&key_file).with_context(|| key_file.display().to_string())?;
+        let key = PrivateKeyDer::from_pem_file(&key_file)
+            .with_context(|| cannot_read(&key_file, hint(&arguments.key, NO_ADMINISTRATOR)))?;
         let provider = Arc::new(ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()?
@@ -101,7 +121,11 @@ impl Door {
             anyhow::Ok(http1::handshake(TokioIo::new(stream)).await?)
         };
         let connected = timeout(CONNECT, connecting).await.unwrap_or_else(|_| bail!("no answer within {CONNECT:?}"));
-        let (sender, connection) = connected.with_context(|| format!("cannot reach the node at {}", self.address))?;
+        let (sender, connection) = connected.map_err(|error| {
+            let stranger = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()).any(is_stranger);
+            let error = error.context(format!("cannot reach the node at {}", self.address));
+            if stranger { error.context(STRANGER) } else { error }
+        })?;
         // What it ends with whoever waits for the answer hears, too.
         tokio::spawn(connection.with_upgrades());
         Ok(sender)
@@ -115,7 +139,9 @@ impl Door {
             request = request.header(name, *value);
         }
         let answer = timeout(ANSWER, sender.send_request(request.body(Empty::new())?)).await;
-        let answer = answer.map_err(|_| anyhow::anyhow!("the node does not answer within {ANSWER:?}"))??;
+        let answer = answer.map_err(|_| anyhow::anyhow!("the node does not answer within {ANSWER:?}"))?;
+        let answer =
+            answer.context("the node ended the connection, as it may where it does not believe a certificate")?;
         let status = answer.status();
         if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(answer);
@@ -123,11 +149,12 @@ impl Door {
         let body = timeout(ANSWER, Limited::new(answer.into_body(), REFUSAL).collect()).await;
         let text = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
         let text = super::super::table::tame(String::from_utf8_lossy(&text).trim());
-        match status {
-            StatusCode::UNAUTHORIZED => bail!("the node does not believe this certificate ({text})"),
-            _ if text.is_empty() => bail!("the node says {status}"),
-            _ => bail!("{text}"),
-        }
+        let text = match status {
+            StatusCode::UNAUTHORIZED => format!("the node does not believe this certificate ({text})"),
+            _ if text.is_empty() => format!("the node says {status}"),
+            _ => text,
+        };
+        Err(Refused { status, text }.into())
     }
 
     /// A document's bytes.
@@ -163,9 +190,29 @@ fn address(server: &str) -> Result<(String, String)> {
     Ok((host.to_owned(), format!("{shown}:{port}")))
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+/// Whether a handshake ended at the other side's certificate.
+fn is_stranger(error: &std::io::Error) -> bool {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
+}
+
+/// What is told of a file that cannot be read; the hint, where it is not there.
+fn cannot_read(path: &Path, hint: &str) -> String {
+    let shown = path.display();
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !hint.is_empty() => {
+            format!("cannot read {shown} ({hint})")
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            format!("cannot read {shown} (root may)")
+        }
+        _ => format!("cannot read {shown}"),
+    }
+}
+
+fn certificates(path: &Path, hint: &str) -> Result<Vec<CertificateDer<'static>>> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let read = read.with_context(|| format!("cannot read {}", path.display()))?;
+    let read = read.with_context(|| cannot_read(path, hint))?;
     if read.is_empty() {
         bail!("{}: there is no certificate in it", path.display());
     }
@@ -234,6 +281,24 @@ impl ServerCertVerifier for Believed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hints_fit_what_is_wrong() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let told = |arguments: &Arguments| {
+            format!("{:#}", Door::open(arguments).map(drop).expect_err("there is no certificate"))
+        };
+        let nothing = Arguments { cert_dir: Some(directory.path().to_owned()), ..Arguments::default() };
+        assert!(told(&nothing).contains("kubelet.crt (is --cert-dir the agent's? Where that was given"), "no node's");
+        let node = rcgen::generate_simple_self_signed(["n".to_owned()]).expect("a certificate");
+        std::fs::write(directory.path().join("kubelet.crt"), node.cert.pem()).expect("written");
+        let text = told(&nothing);
+        assert!(text.contains("berth-admin.crt (is --cert-dir the agent's? A node of a cluster"), "{text}");
+        let mine = directory.path().join("mine.crt");
+        let given = Arguments { cert: Some(mine.clone()), key: Some(mine), ..nothing };
+        let text = told(&given);
+        assert!(text.contains("cannot read") && !text.contains("local administrator"), "{text}");
+    }
 
     #[test]
     fn servers_have_names_and_ports() {

@@ -47,7 +47,7 @@ pub(in crate::cli) async fn run(wanted: Exec) -> Result<ExitCode> {
     }
     let streams = Streams { input: wanted.stdin, terminal };
     let (namespace, name) = (names::namespace(&pod), names::name(&pod));
-    let path = format!("/exec/{namespace}/{name}/{container}?{}", query(&wanted.command, streams));
+    let path = format!("/exec/{}?{}", names::path(&[namespace, name, &container]), query(&wanted.command, streams));
     let raw = if terminal && wanted.stdin { Some(Raw::enter()?) } else { None };
     let code = session::run(&door, &path, streams).await;
     drop(raw);

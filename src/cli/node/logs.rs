@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::Args;
 use http_body_util::BodyExt;
+use jiff::Timestamp;
 
 use super::{
     Reader,
@@ -12,6 +13,7 @@ use super::{
     names::{self, PodArguments},
     print,
 };
+use crate::config::GoDuration;
 
 /// Which log, and how much of it.
 #[derive(Args, Debug)]
@@ -31,12 +33,18 @@ pub(in crate::cli) struct Logs {
     /// With the time of each line
     #[arg(long)]
     timestamps: bool,
-    /// Only so many lines from the end
-    #[arg(long, value_name = "LINES")]
-    tail: Option<u32>,
-    /// Only what is not older than so many seconds
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
-    since: Option<u32>,
+    /// Only so many lines from the end; -1 for all of them
+    #[arg(long, value_name = "LINES", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    tail: Option<i64>,
+    /// Only what is not older than that: 10s, 5m, 1h30m, or seconds
+    #[arg(long, value_name = "DURATION", value_parser = seconds)]
+    since: Option<i64>,
+    /// Only what was written since then (RFC 3339)
+    #[arg(long, value_name = "TIME", conflicts_with = "since")]
+    since_time: Option<Timestamp>,
+    /// Only so many bytes
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(i64).range(1..))]
+    limit_bytes: Option<i64>,
     #[command(flatten)]
     door: door::Arguments,
 }
@@ -47,7 +55,7 @@ pub(in crate::cli) async fn print_log(wanted: Logs) -> Result<ExitCode> {
     let pod = wanted.pod.find(&door).await?;
     let container = names::container(&pod, wanted.container.as_deref())?;
     let (namespace, name) = (names::namespace(&pod), names::name(&pod));
-    let path = format!("/containerLogs/{namespace}/{name}/{container}?{}", query(&wanted));
+    let path = format!("/containerLogs/{}?{}", names::path(&[namespace, name, &container]), query(&wanted));
     let mut body = door.ask(&path, &[]).await?.into_body();
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { bail!("the log breaks off here: the node ended the connection") };
@@ -67,10 +75,65 @@ fn query(wanted: &Logs) -> String {
             query.append_pair(name, "true");
         }
     }
-    for (name, number) in [("tailLines", wanted.tail), ("sinceSeconds", wanted.since)] {
+    let tail = wanted.tail.filter(|lines| *lines >= 0);
+    for (name, number) in [("tailLines", tail), ("sinceSeconds", wanted.since), ("limitBytes", wanted.limit_bytes)] {
         if let Some(number) = number {
             query.append_pair(name, &number.to_string());
         }
     }
+    if let Some(time) = wanted.since_time {
+        query.append_pair("sinceTime", &time.to_string());
+    }
     query.finish()
+}
+
+/// A duration as Go writes it, or seconds, in seconds: what began is whole. Pure.
+fn seconds(text: &str) -> Result<i64, String> {
+    let duration = match text.parse::<u32>() {
+        Ok(seconds) => GoDuration::from_secs(seconds.into()),
+        Err(_) => text.parse::<GoDuration>().map_err(|error| error.to_string())?,
+    };
+    let whole = duration.std().as_millis().div_ceil(1000);
+    i64::try_from(whole).ok().filter(|seconds| *seconds > 0).ok_or_else(|| "it has to be more than nothing".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        logs: Logs,
+    }
+
+    #[test]
+    fn what_is_asked_for_is_told() {
+        for (words, expected) in [
+            ("", Some("")),
+            ("-f -p --timestamps", Some("follow=true&previous=true&timestamps=true")),
+            ("--since 5m", Some("sinceSeconds=300")),
+            ("--since 1h30m", Some("sinceSeconds=5400")),
+            ("--since 10s", Some("sinceSeconds=10")),
+            ("--since 30", Some("sinceSeconds=30")),
+            ("--since 1500ms", Some("sinceSeconds=2")),
+            ("--since 0", None),
+            ("--since=-5m", None),
+            ("--since 5x", None),
+            ("--tail=-1", Some("")),
+            ("--tail -1", Some("")),
+            ("--tail 0", Some("tailLines=0")),
+            ("--tail=-2", None),
+            ("--limit-bytes 10", Some("limitBytes=10")),
+            ("--limit-bytes 0", None),
+            ("--since-time 2026-01-01T01:00:00+01:00", Some("sinceTime=2026-01-01T00%3A00%3A00Z")),
+            ("--since-time today", None),
+            ("--since-time 2026-01-01T00:00:00Z --since 5m", None),
+        ] {
+            let line = Line::try_parse_from(["logs", "web"].into_iter().chain(words.split_whitespace()));
+            assert_eq!(line.ok().map(|line| query(&line.logs)).as_deref(), expected, "{words}");
+        }
+    }
 }

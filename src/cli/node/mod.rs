@@ -65,13 +65,16 @@ pub(super) fn run(command: impl Future<Output = Result<ExitCode>>) -> ExitCode {
     code
 }
 
-/// A reader that has seen enough is no failure.
 fn print(text: impl AsRef<[u8]>) -> Result<Reader> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
+    show(io::stdout().lock(), text.as_ref())
+}
+
+/// A reader that has seen enough is no failure.
+fn show(mut out: impl Write, text: &[u8]) -> Result<Reader> {
+    match out.write_all(text).and_then(|()| out.flush()) {
         Ok(()) => Ok(Reader::Listens),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Left),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(anyhow::Error::from(error).context("cannot print")),
     }
 }
 

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use k8s_openapi::{List, api::core::v1::Pod};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::door::Door;
 
@@ -10,6 +11,11 @@ use super::door::Door;
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// Names that are listed where several are meant.
 const LISTED: usize = 10;
+
+/// What stands for itself in a path.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// Where static pods are where nothing is said.
+const DEFAULT_NAMESPACE: &str = "default";
 
 /// Which pod.
 #[derive(Args, Clone, Debug, Default)]
@@ -28,6 +34,24 @@ pub(super) struct Named {
     pub(super) name: String,
 }
 
+impl Named {
+    /// As part of a path.
+    pub(super) fn path(&self) -> String {
+        path(&[&self.namespace, &self.name])
+    }
+}
+
+/// Names as a path, whatever is in them.
+pub(super) fn path(names: &[&str]) -> String {
+    names.iter().map(|name| utf8_percent_encode(name, PLAIN).to_string()).collect::<Vec<_>>().join("/")
+}
+
+/// The same name with the node's behind it, as static pods have it; nothing where no pod tells the node's.
+pub(super) fn with_node(named: &Named, pods: &[Pod]) -> Option<Named> {
+    let node = pods.iter().find_map(|pod| pod.spec.as_ref()?.node_name.as_deref()).filter(|node| !node.is_empty())?;
+    Some(Named { name: format!("{}-{}", named.name, node.to_lowercase()), ..named.clone() })
+}
+
 /// All pods.
 pub(super) async fn pods(door: &Door) -> Result<Vec<Pod>> {
     Ok(door.document::<List<Pod>>("/pods").await?.items)
@@ -44,12 +68,29 @@ impl PodArguments {
             .with_context(|| format!("pod {}/{} is not on this node", named.namespace, named.name))
     }
 
+    /// The namespace, where one is said, and the name.
+    fn wanted(&self) -> Result<(Option<&str>, &str)> {
+        match (self.pod.split_once('/'), self.namespace.as_deref()) {
+            (Some((one, _)), Some(other)) if one != other => {
+                bail!("{} is in namespace {one:?}, and --namespace says {other:?}", self.pod)
+            }
+            (Some((namespace, name)), _) => Ok((Some(namespace), name)),
+            (None, namespace) => Ok((namespace, self.pod.as_str())),
+        }
+    }
+
+    /// Whom it may name where no pod that somebody wants is called so; nothing where several are, or what is said
+    /// contradicts itself.
+    pub(super) fn unlisted(&self, pods: &[Pod]) -> Option<Named> {
+        let (namespace, wanted) = self.wanted().ok()?;
+        let is_listed = pods.iter().any(|pod| name(pod) == wanted || is_short_for(wanted, pod));
+        let namespace = namespace.unwrap_or(DEFAULT_NAMESPACE).to_owned();
+        (!is_listed).then(|| Named { namespace, name: wanted.to_owned() })
+    }
+
     /// Whom it names; of a pod that nobody wants any more only the full name tells.
     pub(super) fn named(&self, pods: &[Pod]) -> Result<Named> {
-        let (wanted_namespace, wanted) = match self.pod.split_once('/') {
-            Some((namespace, name)) => (Some(namespace), name),
-            None => (self.namespace.as_deref(), self.pod.as_str()),
-        };
+        let (wanted_namespace, wanted) = self.wanted()?;
         let is_there = |pod: &&Pod| wanted_namespace.is_none_or(|wanted| namespace(pod) == wanted);
         let with = |is_it: &dyn Fn(&Pod) -> bool| {
             let found = pods.iter().filter(is_there).filter(|pod| is_it(pod));
@@ -57,11 +98,7 @@ impl PodArguments {
         };
         let mut found: Vec<Named> = with(&|pod| name(pod) == wanted);
         if found.is_empty() {
-            found = with(&|pod| {
-                let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
-                let suffix = name(pod).strip_prefix(wanted).and_then(|rest| rest.strip_prefix('-'));
-                suffix.is_some_and(|suffix| !node.is_empty() && suffix == node.to_lowercase())
-            });
+            found = with(&|pod| is_short_for(wanted, pod));
         }
         found.dedup();
         match (found.as_slice(), wanted_namespace) {
@@ -75,6 +112,13 @@ impl PodArguments {
             }
         }
     }
+}
+
+/// Whether that is the pod's name without its node's.
+fn is_short_for(wanted: &str, pod: &Pod) -> bool {
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
+    let suffix = name(pod).strip_prefix(wanted).and_then(|rest| rest.strip_prefix('-'));
+    suffix.is_some_and(|suffix| !node.is_empty() && suffix == node.to_lowercase())
 }
 
 /// The container that is meant: the one that is named, the default one, the first.
@@ -136,11 +180,32 @@ mod tests {
             ("gone", Some("x"), Ok("x/gone")),
             ("x/gone", None, Ok("x/gone")),
             ("gone", None, Err("no pod on this node is called \"gone\"")),
+            ("y/db", Some("y"), Ok("y/db")),
+            ("y/db", Some("x"), Err("y/db is in namespace \"y\", and --namespace says \"x\"")),
         ] {
             let arguments = PodArguments { pod: wanted.to_owned(), namespace: namespace.map(str::to_owned) };
             let found = arguments.named(&pods).map(|named| format!("{}/{}", named.namespace, named.name));
             assert_eq!(found.map_err(|error| error.to_string()), expected.map(str::to_owned).map_err(str::to_owned));
         }
+    }
+
+    #[test]
+    fn who_is_on_no_list_may_be_ending() {
+        let pods = [pod("x", "db"), pod("y", "db")];
+        for (wanted, namespace, expected) in [
+            ("web", None, Some("default/web default/web-node")),
+            ("web", Some("x"), Some("x/web x/web-node")),
+            ("db", None, None),
+            ("y/web", Some("x"), None),
+        ] {
+            let arguments = PodArguments { pod: wanted.to_owned(), namespace: namespace.map(str::to_owned) };
+            let told = arguments.unlisted(&pods).map(|named| {
+                let other = with_node(&named, &pods).map(|other| other.path()).unwrap_or_default();
+                format!("{} {other}", named.path())
+            });
+            assert_eq!(told.as_deref(), expected, "{wanted}");
+        }
+        assert_eq!(path(&["n", "a/../b?c#d%", "web-1.x_~"]), "n/a%2F..%2Fb%3Fc%23d%25/web-1.x_~");
     }
 
     #[test]

@@ -18,9 +18,12 @@ use super::{
 /// Which pods.
 #[derive(Args, Debug)]
 pub(in crate::cli) struct Pods {
-    /// Only those of this namespace
+    /// Only those of this namespace [default: all]
     #[arg(short, long)]
     namespace: Option<String>,
+    /// Those of all namespaces, as is done anyway
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
     /// How to show them
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 
 use super::names::{name, namespace};
-use crate::cli::table::{Cell, Colour, age, painted, tame};
+use crate::cli::table::{Cell, Colour, age, painted};
 
 /// Every pod in a line.
 pub(super) fn table(pods: &[Pod], wide: bool, now: Timestamp, in_colour: bool) -> String {
@@ -20,8 +20,13 @@ pub(super) fn table(pods: &[Pod], wide: bool, now: Timestamp, in_colour: bool) -
 fn row(pod: &Pod, wide: bool, now: Timestamp) -> Vec<Cell> {
     let nothing = PodStatus::default();
     let status = pod.status.as_ref().unwrap_or(&nothing);
-    let total = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
-    let ready = status.container_statuses.iter().flatten().filter(|container| container.ready).count();
+    let init = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    let sidecars: Vec<&str> =
+        init.filter(|c| c.restart_policy.as_deref() == Some("Always")).map(|c| c.name.as_str()).collect();
+    let total = pod.spec.as_ref().map_or(0, |spec| spec.containers.len()) + sidecars.len();
+    let is_up = |c: &&ContainerStatus| sidecars.contains(&c.name.as_str()) && c.started == Some(true) && c.ready;
+    let ready = status.container_statuses.iter().flatten().filter(|container| container.ready).count()
+        + status.init_container_statuses.iter().flatten().filter(is_up).count();
     let (told, colour) = told(pod, status, ready == total);
     let begun = pod.metadata.creation_timestamp.as_ref().or(status.start_time.as_ref());
     let mut row: Vec<Cell> = vec![
@@ -67,9 +72,14 @@ fn told(pod: &Pod, status: &PodStatus, is_ready: bool) -> (String, Colour) {
     } else {
         let all = status.container_statuses.as_deref().unwrap_or_default();
         let is_over = phase == "Succeeded" && status.reason.is_none();
-        if let Some(reason) = all.iter().rev().filter_map(reason).next().filter(|_| status.reason.is_none()) {
+        if let Some(reason) = all.iter().find_map(reason).filter(|_| status.reason.is_none()) {
             let some_run = all.iter().any(|c| c.ready && c.state.as_ref().is_some_and(|s| s.running.is_some()));
-            word = if reason == "Completed" && some_run { "Running".to_owned() } else { reason };
+            let is_ready = status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
+            word = match reason.as_str() {
+                "Completed" if some_run && is_ready => "Running".to_owned(),
+                "Completed" if some_run => "NotReady".to_owned(),
+                _ => reason,
+            };
         } else if is_over {
             word = "Completed".to_owned();
         }
@@ -80,11 +90,11 @@ fn told(pod: &Pod, status: &PodStatus, is_ready: bool) -> (String, Colour) {
     let colour = match word.as_str() {
         "Running" if is_ready => Colour::Green,
         "Completed" | "Succeeded" => Colour::Dim,
-        "Running" | "Pending" | "ContainerCreating" | "PodInitializing" | "Terminating" => Colour::Yellow,
+        "Running" | "NotReady" | "Pending" | "ContainerCreating" | "PodInitializing" | "Terminating" => Colour::Yellow,
         word if word.starts_with("Init:") && word.contains('/') => Colour::Yellow,
         _ => Colour::Red,
     };
-    (tame(&word), colour)
+    (word, colour)
 }
 
 fn exit_code(status: &ContainerStatus) -> Option<i32> {
@@ -161,6 +171,33 @@ n           odd       0/2     \u{fffd}[2J               0             60m
 n           none      0/2     Unknown            0             60m
 ";
         assert_eq!(text, expected);
+        let sidecar = |started: bool| {
+            let mut told = of("i", true, &running);
+            told["started"] = json!(started);
+            let all = [of("a", true, &running), of("b", true, &running)];
+            let mut pod =
+                pod("side", json!({"phase": "Running", "initContainerStatuses": [told], "containerStatuses": all}));
+            let init = json!([{"name": "i", "restartPolicy": "Always"}]);
+            pod.spec.as_mut().expect("a spec").init_containers = serde_json::from_value(init).expect("containers");
+            pod
+        };
+        let waits = |name: &str, reason: &str| of(name, false, &json!({"waiting": {"reason": reason}}));
+        let halves = |ready: &str| {
+            json!({"phase": "Running", "conditions": [{"type": "Ready", "status": ready}],
+                   "containerStatuses": [of("a", false, &completed), of("b", true, &running)]})
+        };
+        let both = [waits("a", "ErrImagePull"), waits("b", "CrashLoopBackOff")];
+        for (pod, ready, word) in [
+            (sidecar(true), "3/3", "Running"),
+            (sidecar(false), "2/3", "Running"),
+            (pod("both", json!({"phase": "Running", "containerStatuses": both})), "0/2", "ErrImagePull"),
+            (pod("half", halves("True")), "1/2", "Running"),
+            (pod("half", halves("False")), "1/2", "NotReady"),
+        ] {
+            let text = table(&[pod], false, now, false);
+            let words: Vec<&str> = text.lines().nth(1).expect("a line").split_whitespace().collect();
+            assert_eq!(words.get(2..4), Some([ready, word].as_slice()), "{text}");
+        }
         let wide = table(&pods[..1], true, now, true);
         assert!(
             wide.contains("\u{1b}[32mRunning\u{1b}[0m   0          60m   10.0.0.1   Burstable   file\n"),

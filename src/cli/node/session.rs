@@ -2,7 +2,7 @@
 
 use std::{
     future::pending,
-    io::{self, Read, Write},
+    io::{self, Read},
     thread,
     time::Duration,
 };
@@ -24,7 +24,7 @@ use tokio_tungstenite::{
     tungstenite::{Message, handshake::derive_accept_key, protocol::Role},
 };
 
-use super::{door::Door, terminal};
+use super::{Reader, door::Door, show, terminal};
 
 /// The version that can end standard input, and the one before it.
 const ENDS_INPUT: &str = "v5.channel.k8s.io";
@@ -189,16 +189,13 @@ fn hear(message: Message) -> Result<Option<u8>> {
     };
     let Some((&channel, said)) = bytes.split_first() else { return Ok(None) };
     match channel {
-        OUTPUT => show(io::stdout().lock(), said)?,
-        COMPLAINTS => show(io::stderr().lock(), said)?,
+        // Who has seen enough of either needs no more of the command.
+        OUTPUT if show(io::stdout().lock(), said)? == Reader::Left => return Ok(Some(0)),
+        COMPLAINTS if show(io::stderr().lock(), said)? == Reader::Left => return Ok(Some(0)),
         END if !said.is_empty() => return ended(said).map(Some),
         _ => {}
     }
     Ok(None)
-}
-
-fn show(mut out: impl Write, said: &[u8]) -> Result<()> {
-    out.write_all(said).and_then(|()| out.flush()).context("cannot print")
 }
 
 /// The exit code; why there is none is an error. Pure.

@@ -2,9 +2,10 @@
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::{
     Output,
@@ -30,14 +31,14 @@ pub(in crate::cli) struct Top {
 }
 
 /// As much of the summary as is shown.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Summary {
     node: Node,
     pods: Vec<Pod>,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Node {
     node_name: String,
@@ -45,7 +46,7 @@ struct Node {
     memory: Memory,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Pod {
     pod_ref: Named,
@@ -54,14 +55,14 @@ struct Pod {
     containers: Vec<Container>,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Named {
     name: String,
     namespace: String,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Container {
     name: String,
@@ -69,13 +70,13 @@ struct Container {
     memory: Memory,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Processor {
     usage_nano_cores: Option<u64>,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Memory {
     working_set_bytes: Option<u64>,
@@ -84,15 +85,26 @@ struct Memory {
 /// Lists it.
 pub(in crate::cli) async fn list(wanted: Top) -> Result<ExitCode> {
     let door = Door::open(&wanted.door)?;
-    let mut summary: Summary = door.document("/stats/summary").await?;
-    summary.pods.retain(|pod| wanted.namespace.as_ref().is_none_or(|wanted| pod.pod_ref.namespace == *wanted));
-    summary.pods.sort_by_key(|pod| std::cmp::Reverse((pod.cpu.usage_nano_cores, pod.memory.working_set_bytes)));
+    let mut document: Value = door.document("/stats/summary").await?;
+    only(&mut document, wanted.namespace.as_deref());
     let text = match wanted.output {
-        Output::Json => format!("{}\n", serde_json::to_string_pretty(&summary)?),
-        Output::Table | Output::Wide => table(&summary, wanted.containers),
+        Output::Json => format!("{}\n", serde_json::to_string_pretty(&document)?),
+        Output::Table | Output::Wide => {
+            let mut summary: Summary =
+                serde_json::from_value(document).context("what the node answers cannot be read")?;
+            summary.pods.sort_by_key(|pod| std::cmp::Reverse((pod.cpu.usage_nano_cores, pod.memory.working_set_bytes)));
+            table(&summary, wanted.containers)
+        }
     };
     print(text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Leaves pods of other namespaces out.
+fn only(summary: &mut Value, namespace: Option<&str>) {
+    if let (Some(wanted), Some(pods)) = (namespace, summary.get_mut("pods").and_then(Value::as_array_mut)) {
+        pods.retain(|pod| pod.pointer("/podRef/namespace") == Some(&json!(wanted)));
+    }
 }
 
 fn table(summary: &Summary, containers: bool) -> String {
@@ -138,9 +150,17 @@ fn bytes(memory: &Memory) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
+
+    #[test]
+    fn programs_get_all_there_is_of_a_namespace() {
+        let of = |namespace: &str| json!({"podRef": {"namespace": namespace}, "network": {"rxBytes": 7}});
+        let mut summary = json!({"node": {"fs": {"usedBytes": 1}}, "pods": [of("a"), of("b")]});
+        only(&mut summary, None);
+        assert_eq!(summary["pods"].as_array().map(Vec::len), Some(2));
+        only(&mut summary, Some("b"));
+        assert_eq!(summary, json!({"node": {"fs": {"usedBytes": 1}}, "pods": [of("b")]}));
+    }
 
     #[test]
     fn what_is_used_is_told_in_few_digits() {

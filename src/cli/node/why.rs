@@ -2,22 +2,25 @@
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{
     Output,
-    door::{self, Door},
+    door::{self, Door, is_not_found},
     in_colour,
     names::{self, PodArguments},
     print,
 };
 use crate::{
     agent::why::{Container, Probe, Waits, Why},
-    cli::table::{Cell, Colour, age, paint, painted, seconds, tame},
+    cli::table::{Cell, Colour, age, line, paint, painted, seconds, tame},
 };
+
+/// Characters of a text that somebody wrote at length; `-o json` has all of it.
+const LINE: usize = 200;
 
 /// Which pod, and how it is told.
 #[derive(Args, Debug)]
@@ -34,15 +37,36 @@ pub(in crate::cli) struct Wanted {
 /// Tells it.
 pub(in crate::cli) async fn tell(wanted: Wanted) -> Result<ExitCode> {
     let door = Door::open(&wanted.door)?;
-    let named = wanted.pod.named(&names::pods(&door).await?)?;
-    let path = format!("/debug/why/{}/{}", named.namespace, named.name);
+    let document = found(&door, &wanted.pod).await?;
     let text = if wanted.output == Output::Json {
-        format!("{}\n", serde_json::to_string_pretty(&door.document::<Value>(&path).await?)?)
+        format!("{}\n", serde_json::to_string_pretty(&document)?)
     } else {
-        screen(&door.document(&path).await?, Timestamp::now(), in_colour())
+        let why = serde_json::from_value(document).context("what the node answers cannot be read")?;
+        screen(&why, Timestamp::now(), in_colour())
     };
     print(text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The document of the pod that is meant. One that nobody wants any more is on no list while it ends, and may still be
+/// called as it was before.
+async fn found(door: &Door, pod: &PodArguments) -> Result<Value> {
+    let pods = names::pods(door).await?;
+    let (first, others, unknown) = match pod.named(&pods) {
+        Ok(named) => (named.clone(), names::with_node(&named, &pods), None),
+        Err(unknown) => {
+            let Some(named) = pod.unlisted(&pods) else { return Err(unknown) };
+            (named.clone(), names::with_node(&named, &pods), Some(unknown))
+        }
+    };
+    let mut refused = unknown;
+    for named in std::iter::once(first).chain(others) {
+        match door.document::<Value>(&format!("/debug/why/{}", named.path())).await {
+            Err(error) if is_not_found(&error) => _ = refused.get_or_insert(error),
+            answer => return answer,
+        }
+    }
+    Err(refused.unwrap_or_else(|| anyhow::anyhow!("no such pod")))
 }
 
 /// The document on one screen. Pure.
@@ -69,7 +93,7 @@ fn screen(why: &Why, now: Timestamp, in_colour: bool) -> String {
     let reason: Vec<&str> =
         [&why.reason, &why.message].into_iter().map(String::as_str).filter(|t| !t.is_empty()).collect();
     if !reason.is_empty() {
-        out.push_str(&format!("Because    {}\n", tame(&reason.join(": "))));
+        out.push_str(&format!("Because    {}\n", tame(&line(&reason.join(": "), LINE))));
     }
     out.push_str(&format!(
         "Waits for  {}\n",
@@ -77,7 +101,7 @@ fn screen(why: &Why, now: Timestamp, in_colour: bool) -> String {
     ));
     for error in why.errors.iter().rev() {
         let last = error.last.map_or_else(String::new, |last| format!(", {} ago", age(last, now)));
-        let told = format!("Error      {} ({}x{last})\n", tame(&error.text), error.times);
+        let told = format!("Error      {} ({}x{last})\n", tame(&line(&error.text, usize::MAX)), error.times);
         out.push_str(&paint(told.trim_end(), colour(Colour::Red)));
         out.push('\n');
     }
@@ -129,8 +153,8 @@ fn containers(all: &[Container], now: Timestamp, in_colour: bool) -> String {
             Cell::painted(container.state.clone(), Some(colour)),
             if container.ready { "yes" } else { "no" }.into(),
             container.restarts.to_string().into(),
-            tame(&exit).into(),
-            tame(&reason.join(": ")).into(),
+            exit.into(),
+            line(&reason.join(": "), LINE).into(),
         ]);
     }
     painted(&rows, in_colour)
@@ -142,7 +166,7 @@ fn unmet(why: &Why) -> String {
     }
     let mut rows = vec![heads(&["NOT TRUE", "REASON", "MESSAGE"])];
     let of = |condition: &crate::agent::why::Condition| {
-        [&condition.kind, &condition.reason, &condition.message].map(|text| Cell::from(tame(text))).to_vec()
+        [&condition.kind, &condition.reason, &condition.message].map(|text| Cell::from(line(text, LINE))).to_vec()
     };
     rows.extend(why.unmet.iter().map(of));
     painted(&rows, false)
@@ -161,14 +185,15 @@ fn probes(all: &[Probe], now: Timestamp, in_colour: bool) -> String {
                 "failure" => Colour::Red,
                 _ => Colour::Yellow,
             };
-            let name = |text: &String| if at == 0 { text.clone() } else { String::new() };
+            let name = |text: String| if at == 0 { text } else { String::new() };
+            let before = if probe.previous { " (previous)" } else { "" };
             rows.push(vec![
-                name(&probe.kind).into(),
-                name(&probe.container).into(),
+                name(probe.kind.clone()).into(),
+                name(format!("{}{before}", probe.container)).into(),
                 Cell::painted(run.outcome.clone(), Some(colour)),
                 run.times.to_string().into(),
                 run.last.map_or_else(String::new, |last| format!("{} ago", age(last, now))).into(),
-                tame(&run.text).into(),
+                line(&run.text, LINE).into(),
             ]);
         }
     }
@@ -182,7 +207,7 @@ fn stages(why: &Why) -> String {
     let mut rows = vec![heads(&["STAGE", "FIRST TOOK", "LAST", "LONGEST", "TIMES"])];
     let of = |stage: &crate::agent::why::Passed| -> Vec<Cell> {
         vec![
-            tame(&stage.stage).into(),
+            stage.stage.clone().into(),
             seconds(stage.first_seconds).into(),
             seconds(stage.last_seconds).into(),
             seconds(stage.longest_seconds).into(),
@@ -206,11 +231,13 @@ mod tests {
             "waits": {"stage": "back-off", "reason": "back_off", "since": "2026-01-01T00:00:00Z", "seconds": 30.0,
                       "until": "2026-01-01T00:00:40Z"},
             "errors": [{"text": "no\nimage", "times": 2, "last": "2026-01-01T00:00:20Z"}],
-            "containers": [{"name": "main", "state": "waiting", "reason": "CrashLoopBackOff", "message": "back-off 40s",
+            "containers": [{"name": "main", "state": "waiting", "reason": "CrashLoopBackOff", "message": "panic: x\n  at \u{1b}[2Jmain.rs\n",
                 "restarts": 3, "lastExit": {"code": 137, "reason": "OOMKilled", "at": "2026-01-01T00:00:00Z"}}],
             "probes": [{"container": "main", "kind": "Readiness", "runs": [
                 {"outcome": "success", "times": 9, "last": "2026-01-01T00:00:01Z"},
-                {"outcome": "failure", "text": "404", "times": 7, "last": "2026-01-01T00:00:29Z"}]}],
+                {"outcome": "failure", "text": "404", "times": 7, "last": "2026-01-01T00:00:29Z"}]},
+                {"container": "main", "kind": "Liveness", "previous": true, "runs": [
+                {"outcome": "failure", "text": "500", "times": 3, "last": "2026-01-01T00:00:00Z"}]}],
             "unmet": [{"type": "Ready", "reason": "ContainersNotReady", "message": "m"}],
             "stages": [{"stage": "volumes", "times": 2, "firstSeconds": 1.235, "longestSeconds": 2.0}],
         }))
@@ -219,17 +246,18 @@ mod tests {
         let expected = "\
 n/web   Pending   sync   u from file
 Waits for  back-off, for 30s, until 00:00:40Z (in 10s)
-Error      no\u{fffd}image (2x, 10s ago)
+Error      no image (2x, 10s ago)
 
 CONTAINER   STATE     READY   RESTARTS   LAST EXIT                REASON
-main        waiting   no      3          137 OOMKilled, 30s ago   CrashLoopBackOff: back-off 40s
+main        waiting   no      3          137 OOMKilled, 30s ago   CrashLoopBackOff: panic: x at \u{fffd}[2Jmain.rs
 
 NOT TRUE   REASON               MESSAGE
 Ready      ContainersNotReady   m
 
-PROBE       CONTAINER   OUTCOME   TIMES   LAST      TEXT
-Readiness   main        failure   7       1s ago    404
-                        success   9       29s ago
+PROBE       CONTAINER         OUTCOME   TIMES   LAST      TEXT
+Readiness   main              failure   7       1s ago    404
+                              success   9       29s ago
+Liveness    main (previous)   failure   3       30s ago   500
 
 STAGE     FIRST TOOK   LAST   LONGEST   TIMES
 volumes   1.2s         0      2.0s      2

@@ -37,7 +37,7 @@ pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, 
 pub use runtime::{
     ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodFates, PodRuntime, StartFailure, SyncOutcome, SyncPod,
 };
-pub use stage::{PassedStage, Stage, StageError, StageView};
+pub use stage::{OpenStage, PassedStage, Stage, StageError, StageView};
 pub use state_file::StateFile;
 pub use storage::{Attached, StorageError, StorageObjects};
 pub use user_namespaces::{IdRange, UserNamespaces};

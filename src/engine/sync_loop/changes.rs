@@ -72,7 +72,7 @@ impl SyncLoop {
         }
         // Of those for which others have to go nothing could be killed yet. They are nobody to be preempted; to all others
         // they are there, or the room that is made for them would be gone.
-        let is_hidden = |other: &Pod| self.preempting.contains(other.uid()) && preemption::may_preempt(&pod, other);
+        let is_hidden = |other: &Pod| self.preempting.contains_key(other.uid()) && preemption::may_preempt(&pod, other);
         let counts = |other: &Arc<Pod>| !is_hidden(other) && !ending.contains(other.uid());
         let active: Vec<Arc<Pod>> = self.active_pods().into_iter().filter(counts).collect();
         let node = self.context.node.borrow().clone();
@@ -84,7 +84,8 @@ impl SyncLoop {
                 self.hand_over(&pod, Cause::Create);
             }
             Ok(admitted) => {
-                self.preempting.insert(pod.uid().clone());
+                self.preempting.insert(pod.uid().clone(), Instant::now());
+                self.changed = true;
                 self.preempt(Some(pod), admitted, ending.to_vec());
             }
             Err(refusal) => self.reject(&pod, &refusal),
@@ -174,7 +175,7 @@ impl SyncLoop {
         }
         // A pod that was refused stays refused until it is deleted; only its end goes on. One for
         // which others are killed is admitted, as it is then, when they are gone.
-        let waits = self.preempting.contains(pod.uid());
+        let waits = self.preempting.contains_key(pod.uid());
         if !(waits || self.rejected.contains(pod.uid())) || pod.is_deleting() {
             self.hand_over(&pod, Cause::Update);
         }

@@ -12,7 +12,7 @@ use crate::{
     engine::{
         grace::kill_wait,
         lifecycle::{Lifecycle, StatusOverride, StopCause, StopOrder},
-        ports::StageView,
+        ports::{Stage, StageView},
         standings::Standing,
         worker::Cause,
     },
@@ -85,12 +85,12 @@ impl SyncLoop {
                 self.stop(&uid, order);
                 let life = self.records.get(&uid).and_then(|record| match &record.state {
                     State::Working(handle) => Some(handle.life.clone()),
-                    State::Waiting | State::Finished => None,
+                    State::Waiting(..) | State::Finished => None,
                 });
                 let _ = reply.send(life); // who asked may be gone
             }
             Command::Preempted { pod, ending } => {
-                self.preempting.remove(pod.uid());
+                self.changed |= self.preempting.remove(pod.uid()).is_some();
                 let begun = self.records.contains_key(pod.uid()); // its deletion
                 if let Some(pod) = self.pods.pod(pod.uid()).filter(|_| !begun).cloned() {
                     self.add_beside(pod, &ending).await;
@@ -109,8 +109,10 @@ impl SyncLoop {
 
     fn describe(&self) -> Vec<WorkerView> {
         let view = |record: &Record| {
-            let Standing { id, life, stage } = record.standing();
-            WorkerView { id, life, stage: stage.map(|stage| stage.view()) }
+            let standing = record.standing();
+            let stage = standing.stage.as_ref().map(Stage::view);
+            let Standing { id, life, .. } = standing;
+            WorkerView { id, life, stage }
         };
         self.records.values().map(view).collect()
     }

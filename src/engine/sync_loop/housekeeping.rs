@@ -19,6 +19,7 @@ use crate::{
         allocation::Trigger,
         lifecycle::{Lifecycle, Wish},
         ports::MirrorFate,
+        standings::Line,
         worker::Cause,
     },
     pod::{Pod, PodFullName, PodRef, PodUid, observed::ObservedPod},
@@ -75,7 +76,7 @@ impl SyncLoop {
         let known = |pod: &&Arc<Pod>| !self.records.contains_key(pod.uid());
         let wanted = |pod: &&Arc<Pod>| !self.rejected.contains(pod.uid()) && !pod.is_api_terminal();
         let forgotten: Vec<Arc<Pod>> = self.pods.pods().filter(known).filter(wanted).cloned().collect();
-        for pod in forgotten.into_iter().filter(|pod| !self.preempting.contains(pod.uid())).collect::<Vec<_>>() {
+        for pod in forgotten.into_iter().filter(|pod| !self.preempting.contains_key(pod.uid())).collect::<Vec<_>>() {
             self.hand_over(&pod, Cause::Create);
         }
     }
@@ -89,7 +90,7 @@ impl SyncLoop {
 
     /// Static pods that wait for the first list of the runtime.
     fn start_waiting(&mut self) {
-        let waits = |record: &Record| matches!(record.state, State::Waiting) && !record.leftovers_seen;
+        let waits = |record: &Record| matches!(record.state, State::Waiting(..)) && !record.leftovers_seen;
         let held = self.records.iter().filter(|(_, record)| waits(record)).map(|(uid, _)| uid.clone());
         for uid in held.collect::<Vec<_>>() {
             self.try_start(&uid, Cause::Create);
@@ -120,7 +121,7 @@ impl SyncLoop {
             wish: Wish::default(),
             // Known at once, so that a pod of this UID that comes now starts after it.
             life: Lifecycle::Syncing.heed(&Wish::default(), None),
-            state: State::Waiting,
+            state: State::Waiting(Line::Removal, Instant::now()),
             restart_requested: false,
             leftovers_seen: true,
         };

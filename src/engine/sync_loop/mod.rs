@@ -39,7 +39,7 @@ use super::{
     lifecycle::Lifecycle,
     pod_manager::PodManager,
     ready::SourcesReady,
-    standings::{Standing, Standings},
+    standings::{Line, Standing, Standings},
     static_order::StaticOrder,
     wall_clock::WallClock,
     worker::{Report, WorkerContext},
@@ -83,7 +83,8 @@ pub struct SyncLoop {
     ready: SourcesReady,
     allocator: Allocator,
     retry_at: Instant,
-    preempting: HashSet<PodUid>,
+    /// For whom others are killed, and since when.
+    preempting: HashMap<PodUid, Instant>,
     rejected: HashSet<PodUid>,
     sweeping: HashSet<PodUid>,
     sweep_due: bool,
@@ -117,7 +118,7 @@ pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
         ready: inputs.ready,
         allocator: inputs.allocator,
         retry_at: Instant::now(),
-        preempting: HashSet::new(),
+        preempting: HashMap::new(),
         rejected: HashSet::new(),
         sweeping: HashSet::new(),
         sweep_due: true,
@@ -178,6 +179,13 @@ impl SyncLoop {
         let mut pods: HashMap<PodUid, Option<Lifecycle>> = desired.collect();
         pods.extend(self.records.iter().map(|(uid, record)| (uid.clone(), Some(record.life.clone()))));
         self.fates.send_replace(Arc::new(Fates { sources_ready: self.ready.all(), pods }));
-        self.standings.send_replace(Arc::new(self.records.values().map(Record::standing).collect()));
+        let preempting = self.preempting.iter().filter(|(uid, _)| !self.records.contains_key(*uid));
+        let preempting = preempting.filter_map(|(uid, since)| {
+            let id = self.pods.pod(uid)?.id().clone();
+            let line = Some((Line::Preemption, *since));
+            Some(Standing { id, life: Lifecycle::Syncing, stage: None, line })
+        });
+        let standings = self.records.values().map(Record::standing).chain(preempting).collect();
+        self.standings.send_replace(Arc::new(standings));
     }
 }

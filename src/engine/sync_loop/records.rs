@@ -10,15 +10,15 @@ use super::SyncLoop;
 use crate::{
     engine::{
         lifecycle::{self, Lifecycle, StopCause, StopOrder, Wish},
-        standings::Standing,
+        standings::{Line, Standing},
         worker::{self, Cause, Desired, Report, WorkerHandle},
     },
     pod::{Pod, PodFullName, PodRef, PodUid},
 };
 
 pub(super) enum State {
-    /// Stands in line behind another pod of its full name, or behind a removal.
-    Waiting,
+    /// Stands in line, since when and behind what.
+    Waiting(Line, Instant),
     /// Has a worker.
     Working(WorkerHandle),
     /// Its worker is done.
@@ -44,11 +44,12 @@ impl Record {
 
     /// Where it stands.
     pub(super) fn standing(&self) -> Standing {
-        let stage = match &self.state {
-            State::Working(handle) => Some(handle.stage.clone()),
-            State::Waiting | State::Finished => None,
+        let (stage, line) = match &self.state {
+            State::Working(handle) => (Some(handle.stage.clone()), None),
+            State::Waiting(line, since) => (None, Some((*line, *since))),
+            State::Finished => (None, None),
         };
-        Standing { id: self.id.clone(), life: self.life.clone(), stage }
+        Standing { id: self.id.clone(), life: self.life.clone(), stage, line }
     }
 }
 
@@ -80,7 +81,7 @@ impl SyncLoop {
             life: Lifecycle::first(pod.is_api_terminal(), alive),
             pod: Some(allocated),
             wish: Wish::default(),
-            state: State::Waiting,
+            state: State::Waiting(Line::Removal, Instant::now()),
             restart_requested: false,
             leftovers_seen: false,
         };
@@ -91,13 +92,23 @@ impl SyncLoop {
     /// Starts a record's worker unless it has to wait for its full name or for a removal.
     pub(super) fn try_start(&mut self, uid: &PodUid, cause: Cause) {
         let Some(record) = self.records.get(uid) else { return };
-        if !matches!(record.state, State::Waiting) || self.sweeping.contains(uid) {
+        if !matches!(record.state, State::Waiting(..)) {
+            return;
+        }
+        if self.sweeping.contains(uid) {
+            self.stands_behind(uid, Line::Removal);
             return;
         }
         let is_static = record.pod.as_ref().is_some_and(|pod| pod.is_static());
         let (id, name) = (record.id.clone(), record.id.full_name());
-        if is_static && !(self.let_leftovers_first(uid, &name) && self.order.enter(&name, uid)) {
+        if is_static && !self.let_leftovers_first(uid, &name) {
+            debug!(pod = %id.object_name(), podUID = %uid, "Static pod waits for what the runtime holds");
+            self.stands_behind(uid, Line::Runtime);
+            return;
+        }
+        if is_static && !self.order.enter(&name, uid) {
             debug!(pod = %id.object_name(), podUID = %uid, "Static pod waits for another of its name");
+            self.stands_behind(uid, Line::Name);
             return;
         }
         let Some(record) = self.records.get_mut(uid) else { return };
@@ -105,6 +116,17 @@ impl SyncLoop {
         let handle = worker::spawn(self.context.clone(), record.id.clone(), record.life.clone(), desired);
         record.state = State::Working(handle);
         self.changed = true;
+    }
+
+    /// Notes what a pod in line waits for; since when, where that is something else than before.
+    fn stands_behind(&mut self, uid: &PodUid, line: Line) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if let State::Waiting(known, since) = &mut record.state
+            && *known != line
+        {
+            (*known, *since) = (line, Instant::now());
+            self.changed = true;
+        }
     }
 
     /// A static pod that was changed while the agent was away still runs under its old UID: that
@@ -154,7 +176,7 @@ impl SyncLoop {
         record.wish.stop = Some(folded);
         match record.state {
             State::Working(_) => send(record, Cause::Kill),
-            State::Waiting => {
+            State::Waiting(..) => {
                 // Never started: nothing runs, no runtime call is needed.
                 record.state = State::Finished;
                 record.life = Lifecycle::Finished { cause: StopCause::Deleted };

@@ -97,9 +97,10 @@ pub struct WorkerHandle {
 
 /// Starts a worker; it runs until the pod is finished or the agent shuts down.
 pub fn spawn(context: Arc<WorkerContext>, id: PodRef, first: Lifecycle, desired: Desired) -> WorkerHandle {
+    let count = |pod: &Pod| pod.containers().len() + pod.init_containers().len();
+    let stage = Stage::of_containers(desired.pod.as_deref().map_or(0, count));
     let (desired, mailbox) = watch::channel(desired);
     let (life_sender, life) = watch::channel(first.clone());
-    let stage = Stage::new();
     let view = context.observer.view(&id);
     let mut worker = Worker {
         memory: sync::Memory::new(id, stage.clone(), view),

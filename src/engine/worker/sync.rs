@@ -69,6 +69,27 @@ pub(super) struct Hold {
     pub soonest: Instant,
     /// What the pod looked like.
     pub seen: Arc<ObservedPod>,
+    /// After what.
+    pub after: After,
+}
+
+/// What acting is held back after.
+#[derive(Clone, Copy)]
+pub(super) enum After {
+    /// Something that has a back-off of its own.
+    BackOff,
+    /// An error that has none.
+    Error,
+}
+
+impl Hold {
+    /// How a turn ends that this holds back for so long.
+    fn end(&self, left: Duration) -> TurnEnd {
+        match self.after {
+            After::BackOff => TurnEnd::HeldBack(left),
+            After::Error => TurnEnd::Retries(left),
+        }
+    }
 }
 
 impl Memory {
@@ -226,8 +247,8 @@ impl Turn<'_> {
         if let Some(end) = self.runtime_in_the_way(&pod) {
             return Ok(Outcome::Stays(end));
         }
-        if let Some(left) = self.held_back(&observed) {
-            return Ok(Outcome::Stays(TurnEnd::HeldBack(left)));
+        if let Some(end) = self.held_back(&observed) {
+            return Ok(Outcome::Stays(end));
         }
         self.context.objects.register(&pod);
         let look = Look { observed, status: built, restart_all };
@@ -244,6 +265,7 @@ impl Turn<'_> {
         };
         let Some(ground) = ground else { return Ok(Outcome::Stays(TurnEnd::Again)) };
         let request = self.prepare(&pod, look, ground, stopping).await;
+        self.memory.stage.frame("containers");
         let done = self.context.runtime.sync_pod(request).await;
         if done.over {
             // Its phase need not say so: a container that never ran would be left waiting for ever.
@@ -324,7 +346,8 @@ impl Turn<'_> {
         self.memory.blocked_on_runtime = false;
         if let Some(error) = &state.runtime_error {
             self.memory.blocked_on_runtime = true;
-            self.memory.stage.set(error.clone());
+            self.memory.stage.set("runtime");
+            self.memory.stage.failed(&format!("the runtime is not ready: {error}"));
             debug!(pod = %pod.object_name(), err = %error, "Skipping pod synchronization");
             return Some(TurnEnd::Failed);
         }
@@ -332,6 +355,7 @@ impl Turn<'_> {
             self.memory.blocked_on_runtime = true;
             self.memory.stage.set("network");
             let text = format!("network is not ready: {error}");
+            self.memory.stage.failed(&text);
             self.context.events.record(Event::warning(pod.id(), "NetworkNotReady", text));
             return Some(TurnEnd::NetworkNotReady);
         }
@@ -361,7 +385,7 @@ impl Turn<'_> {
             return TurnEnd::Again;
         }
         match &self.memory.hold {
-            Some(hold) => TurnEnd::HeldBack(hold.until.saturating_duration_since(Instant::now())),
+            Some(hold) => hold.end(hold.until.saturating_duration_since(Instant::now())),
             None => TurnEnd::Settled,
         }
     }
@@ -372,7 +396,7 @@ impl Turn<'_> {
         let now = Instant::now();
         if let Some(until) = retry_at {
             self.memory.failed_in_a_row = 0;
-            return Some(Hold { until, soonest: now, seen });
+            return Some(Hold { until, soonest: now, seen, after: After::BackOff });
         }
         if !failed {
             self.memory.failed_in_a_row = 0;
@@ -381,17 +405,17 @@ impl Turn<'_> {
         let again = work_queue::delay(&TurnEnd::Failed, self.context.config.sync_frequency, rand::rng().random());
         let soonest = Duration::from_millis(200) * 2_u32.pow(self.memory.failed_in_a_row.min(6));
         self.memory.failed_in_a_row = self.memory.failed_in_a_row.saturating_add(1);
-        Some(Hold { until: now + again, soonest: now + soonest.min(again), seen })
+        Some(Hold { until: now + again, soonest: now + soonest.min(again), seen, after: After::Error })
     }
 
-    /// How long acting is still held back; `None` where it may go on. A new word, and a pod that
+    /// For how long acting is still held back; `None` where it may go on. A new word, and a pod that
     /// changed, go on before their time.
-    fn held_back(&self, observed: &ObservedPod) -> Option<Duration> {
+    fn held_back(&self, observed: &ObservedPod) -> Option<TurnEnd> {
         let hold = self.memory.hold.as_ref().filter(|_| !self.fresh_word)?;
         let changed = !same_content(&hold.seen, observed);
         let due = if changed { hold.soonest } else { hold.until };
         let left = due.saturating_duration_since(Instant::now());
-        (!left.is_zero()).then_some(left)
+        (!left.is_zero()).then(|| hold.end(left))
     }
 
     /// Logs a failure once; the same text again only once a minute.

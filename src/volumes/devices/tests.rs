@@ -153,6 +153,17 @@ async fn what_is_not_attached_in_time_is_told_without_an_event() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_cannot_be_mounted_in_time_is_told_with_its_cause() {
+    let bench = bench(staged());
+    bench.storage.put("v", &json!({}));
+    for _ in 0..20 {
+        bench.plugin.next("stage", Answer::Fails(OpError::transient("mount.nfs: Connection refused")));
+    }
+    let told = bench.manager.mount(&pod(json!([claim("v")]))).await.expect_err("it cannot be staged").to_string();
+    assert!(told.starts_with("unmounted volumes=[v]") && told.ends_with(" : mount.nfs: Connection refused"), "{told}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pod_whose_volume_the_node_cannot_take_is_rejected() {
     let bench = bench(Traits { attachable: true, stages: true, ..Traits::default() });
     bench.storage.put("v", &json!({}));

@@ -78,6 +78,8 @@ pub struct ShownPod {
     pub root_mode: u32,
     /// Others have it with another label of SELinux.
     pub is_hindered: bool,
+    /// Why the last attempt to mount it failed.
+    pub failure: Option<Arc<str>>,
 }
 
 /// A volume, as others see it.

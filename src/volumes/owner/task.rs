@@ -47,6 +47,8 @@ pub(super) struct Held {
     turn: u64,
     /// Bytes it was expanded to, or should not be expanded to again.
     pub(super) grown_to: u64,
+    /// Why it is not there, as was told last.
+    failure: Option<Arc<str>>,
 }
 
 /// Why an operation failed, as it is told.
@@ -118,7 +120,7 @@ impl Owner {
         self.state.label = left.rebuilt.label;
         let spec = Arc::new(left.rebuilt.spec);
         self.last_spec = Some(spec.clone());
-        let held = Held { spec, target: left.path, published: None, root_mode: 0, turn: 0, grown_to: 0 };
+        let held = Held { spec, target: left.path, published: None, root_mode: 0, turn: 0, grown_to: 0, failure: None };
         self.held.insert(left.pod, held);
     }
 
@@ -143,6 +145,7 @@ impl Owner {
                 published: held.published.clone(),
                 root_mode: held.root_mode,
                 is_hindered: self.state.is_hindered(pod),
+                failure: held.failure.clone(),
             };
             Some((pod.clone(), shown))
         };
@@ -228,6 +231,7 @@ impl Owner {
                 root_mode: 0,
                 turn: desire.turn,
                 grown_to: 0,
+                failure: None,
             });
             held.spec = desire.usage.spec.clone();
             // What was found by its mark alone may not have told where the pod has it.
@@ -283,6 +287,11 @@ impl Owner {
         let name = self.state.name_of(op);
         board.deps.metrics.ended(self.operated(), name.into(), done.is_ok(), began.elapsed());
         let now = Instant::now().into_std();
+        if let Op::Mount(pod) = op
+            && let Some(held) = self.held.get_mut(pod)
+        {
+            held.failure = done.as_ref().err().map(|failure| failure.text.as_str().into());
+        }
         let Err(failure) = done else {
             self.backoffs.succeeded(name, op.pod());
             if matches!(op, Op::Unmount(_) | Op::UnmountDevice) {
