@@ -143,7 +143,6 @@ async fn a_pod_from_the_command_line() {
     ] {
         assert_eq!(open.told(&[&["logs", "asked", "-c", "main"], args].concat()).await, expected, "{args:?}");
     }
-    // Between two instances the log of the last one is that of the present one.
     agent
         .until("the instance before is read", async || {
             let told = open.call(&["logs", "asked", "-c", "bad", "--previous", "--tail", "1"], None).await;

@@ -60,6 +60,8 @@ async fn a_pod_for_which_others_go_starts_when_they_are_gone_and_not_by_an_updat
     let critical = |label: &str, status| asking("critical", "3", 2_000_001_000, label, status);
     agent.api([&small, &critical("1", gate("False"))]).await;
     machine.cri.until("the other is stopped", SOON, |cri| cri.count("stop_container") == 1).await;
+    assert_eq!(agent.waits_for(critical("1", gate("False")).uid()).as_deref(), Some("preemption of other pods"));
+    assert_eq!(agent.waits_for(small.uid()).as_deref(), Some("StopContainer main"));
     agent.api([&small, &critical("2", gate("False"))]).await;
     agent.api([&small, &critical("2", gate("True"))]).await;
     let both = |cri: &ScriptedCri| cri.targets("run_podsandbox").len() == 2;

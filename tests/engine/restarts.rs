@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::kit::{
     agent::{Machine, Setup},
     pods::{pod, simple},
-    scripted::Behaviour,
+    scripted::{Behaviour, Fault},
 };
 
 const SOON: Duration = Duration::from_secs(2);
@@ -93,6 +93,22 @@ async fn a_static_pod_goes_on_where_its_mirror_says_it_was() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!changes.has_changed().expect("alive"), "{:#?}", agent.status.status(web.uid()));
     agent.stop(SOON).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn behind_a_runtime_that_says_nothing_a_static_pod_says_so() {
+    let machine = Machine::new();
+    machine.cri.fault("list_podsandbox", "", Fault::Hang, None);
+    let agent = machine.start().await;
+    let web = simple("web");
+    agent.only_static([&web]).await;
+    let told = async {
+        while agent.waits_for(web.uid()).as_deref() != Some("runtime to show what it holds") {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), told).await.expect("it is told");
+    agent.kill();
 }
 
 #[tokio::test(start_paused = true)]
@@ -181,5 +197,6 @@ async fn a_pod_that_comes_back_waits_for_the_removal_of_its_own_leftovers_only()
     agent.files([&web, &stuck]).await;
     agent.until_ready(web.uid(), SOON).await;
     assert!(machine.cri.running("stuck", "main").is_empty(), "its own directory is being removed");
+    assert_eq!(agent.waits_for(stuck.uid()).as_deref(), Some("removal of what is left of it"));
     agent.kill();
 }

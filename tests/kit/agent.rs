@@ -372,6 +372,13 @@ impl Agent {
         answer.await.expect("it answers")
     }
 
+    /// What a pod waits for, as `why` would tell it now.
+    pub fn waits_for(&self, uid: &PodUid) -> Option<String> {
+        let standings = self.engine.standings.borrow().clone();
+        let standing = standings.iter().find(|standing| standing.id.uid == *uid)?;
+        Some(standing.view()?.name.into_owned())
+    }
+
     /// Waits (in tokio's time) until the status of a pod passes; panics after `limit`.
     pub async fn until(
         &self,

@@ -70,7 +70,7 @@ struct State {
     entered: Instant,
     /// Whether that is nothing whose time is told: a rest, or a frame around others.
     untimed: bool,
-    /// What is done side by side, each by its own task.
+    /// What is done side by side, each by its own task; the oldest first.
     open: Vec<Open>,
     next_open: u32,
     /// What was last rested for, and since when: a turn between two rests for the same ends none.
@@ -234,8 +234,7 @@ impl Stage {
     /// The current stage.
     pub fn view(&self) -> StageView {
         let state = self.lock();
-        let oldest = state.open.iter().min_by_key(|open| open.entered);
-        oldest.map_or(&state.now, |open| &open.view).clone()
+        state.open.first().map_or(&state.now, |oldest| &oldest.view).clone()
     }
 
     /// How long stages took, in the order in which they were first entered.
@@ -270,9 +269,9 @@ impl OpenStage {
         }
         state.lap_of_open(at, now, Came::ToAnEnd);
         let view = state.view_of(name, until, now);
-        if let Some(open) = state.open.get_mut(at) {
-            (open.view, open.entered) = (view, now);
-        }
+        // Those that have gone on least stand first.
+        state.open.remove(at);
+        state.open.push(Open { id: self.id, view, entered: now });
     }
 
     /// It ends by itself at that moment.

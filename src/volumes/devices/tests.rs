@@ -17,7 +17,7 @@ use crate::{
     },
     metrics::{Registry, VolumeMetrics},
     volumes::{
-        Credentials, Manager, VolumesConfig, VolumesDeps,
+        Credentials, Manager, OpError, VolumesConfig, VolumesDeps,
         testing::{Answer, FakePlugin, FakeStorage},
     },
 };
