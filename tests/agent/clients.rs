@@ -58,7 +58,7 @@ struct Told {
 async fn call(port: u16, certificates: &Path, args: &[&str]) -> Told {
     let (name, rest) = args.split_first().expect("a command");
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
-    command.args([name, "--server", &format!("127.0.0.1:{port}")]).arg("--cert-dir").arg(certificates).args(rest);
+    command.args([*name, "--server", &format!("127.0.0.1:{port}")]).arg("--cert-dir").arg(certificates).args(rest);
     command.env_remove("BERTH_SERVER").env_remove("BERTH_CERT_DIR").stdin(Stdio::null()).kill_on_drop(true);
     let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it ends").expect("it starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
