@@ -18,7 +18,7 @@ use crate::{
     cri::CriConfig,
     engine::ports::{ProbeManager, ProbeResults, ProbedStatus, StateFile, SystemClock},
     metrics::{Registry, exposition::Format},
-    pod::ContainerId,
+    pod::{ContainerId, api},
     probes::{Manager, marks::OFF_THE_SECOND, open, testing::status},
 };
 
