@@ -376,7 +376,11 @@ fn identity(pod: &Pod, container: Option<&str>) -> HashMap<String, String> {
 impl Prepare for PlainRequests {
     async fn sandbox(&self, request: SandboxRequest<'_>) -> Result<cri::PodSandboxConfig, PrepareError> {
         let pod = request.pod;
+        let network = if pod.is_host_network() { cri::NamespaceMode::Node } else { cri::NamespaceMode::Pod };
+        let options = cri::NamespaceOption { network: network as i32, ..Default::default() };
+        let context = cri::LinuxSandboxSecurityContext { namespace_options: Some(options), ..Default::default() };
         Ok(cri::PodSandboxConfig {
+            linux: Some(cri::LinuxPodSandboxConfig { security_context: Some(context), ..Default::default() }),
             metadata: Some(cri::PodSandboxMetadata {
                 name: pod.name().to_owned(),
                 uid: pod.uid().to_string(),
