@@ -90,7 +90,9 @@ impl Memory {
     /// Takes what was told, and looks.
     pub fn look(&mut self, now: Instant) {
         let is_told = self.take_told();
-        self.again = (is_told && self.is_early).then(|| now + SOON);
+        // Whoever looks for another reason takes no second look away.
+        let again = if is_told && self.is_early { Some(now + SOON) } else { self.again };
+        self.again = again.filter(|at| *at > now);
         if self.update() == LastLook::Killed {
             self.last = Some(now);
         }
@@ -116,18 +118,23 @@ impl Memory {
         self.update()
     }
 
+    /// Whether the group has gone.
+    pub fn is_gone(&self) -> bool {
+        self.count().is_none()
+    }
+
     /// Takes for its own what was killed below the group above and in none of its other containers (`others`, so far) since
-    /// the start; whether that is more than was seen.
+    /// the start; whether that is more than was seen. To so many `rivals`, which ended at the same time and have no group
+    /// any more either, one kill each is left, where there is more than one.
     ///
     /// Where the group above is not the pod's alone (who called us named none), it may take a neighbour's kill for its own.
-    pub fn claim(&mut self, others: u64) -> bool {
+    pub fn claim(&mut self, others: u64, rivals: u64) -> bool {
         let below = self.count_above().saturating_sub(self.at_start.above);
         let own = below.saturating_sub(others.saturating_sub(self.at_start.others));
-        let is_more = own > self.kills();
-        if is_more {
-            self.seen = self.first + own;
-        }
-        is_more
+        let unseen = own.saturating_sub(self.kills());
+        let share = unseen.saturating_sub(rivals).max(unseen.min(1));
+        self.seen += share;
+        share > 0
     }
 
     /// When it was last seen to kill.
@@ -221,16 +228,36 @@ mod tests {
     }
 
     #[test]
+    fn who_tells_before_it_kills_is_looked_at_again_whoever_looks_meanwhile() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("memory.oom_control"), "oom_kill 0\n").expect("written");
+        let told = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        let mut memory = Memory::watch(&[folder.path().to_owned()], 0).expect("a counter");
+        memory.told = Some(told);
+        let now = Instant::now();
+        memory.look(now);
+        memory.look(now + SOON / 2);
+        assert_eq!(memory.again(), Some(now + SOON));
+        memory.look(now + SOON);
+        assert_eq!(memory.again(), None);
+    }
+
+    #[test]
     fn a_kill_in_a_group_that_has_gone_is_told_by_the_one_above() {
-        // What the group itself was seen to kill, what was killed below the one above and in others, and what follows.
-        for (name, own, above, others, expected) in [
-            ("killed, and never looked at", 0, 3, 1, (true, 1)),
-            ("another container was killed", 0, 3, 2, (false, 0)),
-            ("both", 0, 5, 3, (true, 1)),
-            ("nobody", 0, 2, 1, (false, 0)),
-            ("all that it killed was seen", 1, 3, 1, (false, 1)),
-            ("it killed again", 1, 4, 1, (true, 2)),
-            ("the group above has gone, too", 1, 0, 1, (false, 1)),
+        // What the group itself was seen to kill, what was killed below the one above and in others, others that may have
+        // been killed as well, and what follows.
+        for (name, own, above, others, rivals, expected) in [
+            ("killed, and never looked at", 0, 3, 1, 0, (true, 1)),
+            ("another container was killed", 0, 3, 2, 0, (false, 0)),
+            ("both", 0, 5, 3, 0, (true, 1)),
+            ("nobody", 0, 2, 1, 0, (false, 0)),
+            ("all that it killed was seen", 1, 3, 1, 0, (false, 1)),
+            ("it killed again", 1, 4, 1, 0, (true, 2)),
+            ("the group above has gone, too", 1, 0, 1, 0, (false, 1)),
+            ("one each", 0, 4, 1, 1, (true, 1)),
+            ("one each, and one more", 0, 5, 1, 1, (true, 2)),
+            ("one of the two", 0, 3, 1, 1, (true, 1)),
+            ("none of the two", 0, 2, 1, 1, (false, 0)),
         ] {
             let pod = tempfile::tempdir().expect("a folder");
             let (group, all) = (pod.path().join("own"), pod.path().join("memory.events"));
@@ -242,8 +269,9 @@ mod tests {
             memory.look(Instant::now());
             fs::write(&all, format!("oom_kill {above}\n")).expect("written");
             fs::remove_dir_all(&group).expect("removed");
+            assert!(memory.is_gone(), "{name}");
             assert_eq!(memory.last_look(), LastLook::Gone, "{name}");
-            assert_eq!((memory.claim(others), memory.kills()), expected, "{name}");
+            assert_eq!((memory.claim(others, rivals), memory.kills()), expected, "{name}");
         }
     }
 }

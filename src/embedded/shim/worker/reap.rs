@@ -13,7 +13,7 @@ use super::{
     container::{Container, DRAIN, State},
     groups, journal,
     memory::{LastLook, Memory},
-    verdict::Ending,
+    verdict::{self, Ending},
 };
 use crate::sys::step;
 
@@ -58,25 +58,43 @@ impl Worker<'_> {
     /// already, and is known then.
     pub(super) fn reap(&mut self, now: Instant) {
         self.advance_starts(now);
+        let mut ends = Vec::new();
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             let pid = u32::try_from(pid.as_raw_nonzero().get()).unwrap_or_default();
-            if let Some(ended) = Ended::of(status) {
-                self.ended(pid, ended, now);
-            }
+            ends.extend(Ended::of(status).map(|ended| (pid, ended)));
+        }
+        // In whatever order they are heard of, they may have ended in another.
+        for (at, (pid, ended)) in ends.iter().enumerate() {
+            let later = ends.iter().skip(at + 1);
+            let rivals = later.filter(|(pid, ended)| self.may_be_late_kill(*pid, *ended)).count();
+            self.ended(*pid, *ended, u64::try_from(rivals).unwrap_or(u64::MAX), now);
         }
     }
 
-    /// A child ended.
-    pub(super) fn ended(&mut self, pid: u32, ended: Ended, now: Instant) {
+    fn first_of(&self, pid: u32) -> Option<u32> {
+        let is_first = |container: &Container| container.is_running() && container.started.pid == pid;
+        self.containers.iter().find_map(|(key, container)| is_first(container).then_some(*key))
+    }
+
+    /// Whether a child that ended may be a container's first process that was killed for want of memory, and whose group
+    /// has gone.
+    fn may_be_late_kill(&self, pid: u32, ended: Ended) -> bool {
+        let container = self.first_of(pid).and_then(|key| self.containers.get(&key));
+        container.is_some_and(|container| {
+            may_be_oom(container, ended) && container.memory.as_ref().is_some_and(Memory::is_gone)
+        })
+    }
+
+    /// A child ended. `rivals`: of those that ended with it and are not told of yet, how many may have been killed for want
+    /// of memory unseen.
+    pub(super) fn ended(&mut self, pid: u32, ended: Ended, rivals: u64, now: Instant) {
         if self.pod.init == Some(pid) {
             self.pod.init = None;
             self.events.push(Target::Init, ended.exit());
             return;
         }
-        let is_first = |container: &Container| container.is_running() && container.started.pid == pid;
-        let key = self.containers.iter().find_map(|(key, container)| is_first(container).then_some(*key));
-        if let Some(key) = key {
-            self.container_ended(key, ended, now);
+        if let Some(key) = self.first_of(pid) {
+            self.container_ended(key, ended, rivals, now);
             return;
         }
         for container in self.containers.values_mut() {
@@ -93,9 +111,9 @@ impl Worker<'_> {
     }
 
     /// The first process of a container ended.
-    fn container_ended(&mut self, key: u32, ended: Ended, now: Instant) {
+    fn container_ended(&mut self, key: u32, ended: Ended, rivals: u64, now: Instant) {
         step::reached("shim.reaped");
-        let is_late_kill = self.is_late_kill(key, now);
+        let is_late_kill = self.is_late_kill(key, ended, rivals, now);
         let Some(container) = self.containers.get_mut(&key) else { return };
         let exit = last_words(container, ended, is_late_kill, now);
         let record = ExitRecord::of(container.started, exit);
@@ -107,14 +125,16 @@ impl Worker<'_> {
     }
 
     /// Whether something was killed for want of memory in a container that has ended, and nobody has seen it yet.
-    fn is_late_kill(&mut self, key: u32, now: Instant) -> bool {
+    fn is_late_kill(&mut self, key: u32, ended: Ended, rivals: u64, now: Instant) -> bool {
         match self.memory_of(key).map(Memory::last_look) {
             None | Some(LastLook::Same) => false,
             Some(LastLook::Killed) => true,
-            Some(LastLook::Gone) => {
+            // Who ended otherwise leaves it to those that were killed.
+            Some(LastLook::Gone) if self.containers.get(&key).is_some_and(|c| may_be_oom(c, ended)) => {
                 let others = self.kills(Some(key), now);
-                self.memory_of(key).is_some_and(|memory| memory.claim(others))
+                self.memory_of(key).is_some_and(|memory| memory.claim(others, rivals))
             }
+            Some(LastLook::Gone) => false,
         }
     }
 
@@ -155,6 +175,11 @@ impl Worker<'_> {
             self.poststop(&id, Some(&hooks));
         }
     }
+}
+
+/// Whether such an end of a container may be one for want of memory.
+fn may_be_oom(container: &Container, ended: Ended) -> bool {
+    verdict::may_be_oom(ended.code, container.is_killed)
 }
 
 /// What is to be known of a container whose first process has ended; kills what it left behind.

@@ -183,9 +183,14 @@ impl Worker<'_> {
 
     /// Answers a start that has come to nothing.
     fn fail_start(&mut self, key: u32, reason: Failure) {
-        let Some(start) = self.starts.remove(&key) else { return };
-        if let What::Launch(launch) = &start.what {
+        let Some(mut start) = self.starts.remove(&key) else { return };
+        if let What::Launch(launch) = &mut start.what {
             groups::kill(&launch.groups); // nothing of it stays
+            // No other container takes them for its own.
+            self.kills_before += launch.memory.as_mut().map_or(0, |memory| {
+                memory.last_look();
+                memory.kills()
+            });
             self.poststop(&launch.id, launch.hooks.as_deref());
         }
         self.reply(start.origin, &Reply::Failed(reason), Vec::new());
@@ -225,7 +230,7 @@ impl Worker<'_> {
         }
         if let Some(at) = self.unclaimed.iter().position(|(pid, _)| *pid == started.pid) {
             let (pid, ended) = self.unclaimed.swap_remove(at);
-            self.ended(pid, ended, now);
+            self.ended(pid, ended, 0, now);
         }
     }
 }

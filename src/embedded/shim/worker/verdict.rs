@@ -23,12 +23,17 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Whether it ended for want of memory: the strict rule of spec 09a §12. The shell around a killed program exits
-    /// with *status* 137, so the code counts and not the signal.
+    /// Whether it ended for want of memory: the strict rule of spec 09a §12.
     pub fn is_oom(self, now: Instant) -> bool {
         let is_fresh = self.last_kill.is_some_and(|at| now.saturating_duration_since(at) <= OOM_COUNTS);
-        self.code == 137 && !self.is_ours && (is_fresh || self.is_late_kill)
+        may_be_oom(self.code, self.is_ours) && (is_fresh || self.is_late_kill)
     }
+}
+
+/// Whether who ended with that code may have ended for want of memory. The shell around a killed program exits with
+/// *status* 137, so the code counts and not the signal.
+pub fn may_be_oom(code: i32, is_ours: bool) -> bool {
+    code == 137 && !is_ours
 }
 
 /// When a shim goes by itself: nothing has run since `idle`, no daemon was there since `alone`.
