@@ -4,7 +4,7 @@
 //! read of still lives, so that whoever has the number after it is left alone. Whom its parent has left behind is not
 //! found: that is the container's own from then on.
 
-use std::{fs, os::fd::OwnedFd};
+use std::{collections::BTreeSet, fs, os::fd::OwnedFd};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -14,28 +14,44 @@ use rustix::{
 /// Processes that are looked at, and children and threads of each: more are somebody's trick, and the group of the
 /// container holds them anyway.
 const MOST: usize = 256;
-/// Rounds of killing: processes may fork meanwhile.
-const ROUNDS: u32 = 4;
+/// Lists of children that are read in a round: the shim has but one thread.
+const MOST_LISTS: usize = 4096;
+/// Rounds of stopping: processes may fork meanwhile.
+const ROUNDS: u32 = 8;
 
-/// Kills whatever a process has started that still lives, but not the process itself: who is alive stays a parent, so
-/// that its children can be found. It must not have been reaped.
+/// Kills whatever a process has started that still lives, but not the process itself, which is stopped. It must not have
+/// been reaped, and is to be killed afterwards.
+///
+/// All are stopped before any is killed: who sees the end of a child could start the next, and who loses its parent is
+/// not found any more.
 pub fn kill(pid: u32) {
+    let Some(root) = open(pid) else { return };
+    let _gone = pidfd_send_signal(&root, Signal::STOP);
+    let (mut found, mut stopped) = (Vec::new(), BTreeSet::new());
     for _ in 0..ROUNDS {
-        let found = descendants(pid);
-        if found.iter().filter(|process| pidfd_send_signal(process, Signal::KILL).is_ok()).count() == 0 {
-            return;
+        found = descendants(pid);
+        let news: Vec<_> = found.iter().filter(|(pid, _)| stopped.insert(*pid)).collect();
+        if news.is_empty() {
+            break;
         }
+        for (_, process) in news {
+            let _gone = pidfd_send_signal(process, Signal::STOP);
+        }
+    }
+    for (_, process) in &found {
+        let _gone = pidfd_send_signal(process, Signal::KILL);
     }
 }
 
 /// The processes below one that have not ended.
-fn descendants(pid: u32) -> Vec<OwnedFd> {
+fn descendants(pid: u32) -> Vec<(u32, OwnedFd)> {
     let mut found: Vec<(u32, OwnedFd)> = open(pid).map(|process| (pid, process)).into_iter().collect();
-    let mut at = 0;
+    let (mut at, mut lists) = (0, MOST_LISTS);
     while let Some((parent, process)) = found.get(at) {
-        let opened: Vec<_> = children(*parent).into_iter().filter_map(|child| Some((child, open(child)?))).collect();
+        let begun = children(*parent, &mut lists);
+        let opened: Vec<_> = begun.into_iter().filter_map(|child| Some((child, open(child)?))).collect();
         // Only who is still a child now is the one whose handle was opened, and of this very parent.
-        let still = children(*parent);
+        let still = if opened.is_empty() { Vec::new() } else { children(*parent, &mut lists) };
         if !has_ended(process) {
             let room = MOST.saturating_sub(found.len());
             found.extend(
@@ -44,7 +60,8 @@ fn descendants(pid: u32) -> Vec<OwnedFd> {
         }
         at += 1;
     }
-    found.into_iter().skip(1).map(|(_, process)| process).collect()
+    found.drain(..found.len().min(1));
+    found
 }
 
 fn open(pid: u32) -> Option<OwnedFd> {
@@ -57,12 +74,14 @@ fn has_ended(process: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&at_once)) != Ok(0)
 }
 
-/// The first children of the first threads of a process.
-fn children(pid: u32) -> Vec<u32> {
+/// The first children of the first threads of a process; each list is taken from those that may be read.
+fn children(pid: u32, lists: &mut usize) -> Vec<u32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let lists = threads.take(MOST).filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let threads: Vec<_> = threads.take(MOST.min(*lists)).collect();
+    *lists -= threads.len();
+    let read = threads.into_iter().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
     let numbers = |list: String| list.split_ascii_whitespace().filter_map(|n| n.parse().ok()).collect::<Vec<u32>>();
-    lists.flat_map(numbers).take(MOST).collect()
+    read.flat_map(numbers).take(MOST).collect()
 }
 
 #[cfg(test)]
@@ -86,7 +105,7 @@ mod tests {
             found = descendants(root.id()); // setsid has become the second shell
         }
         kill(root.id());
-        for process in &found {
+        for (_, process) in &found {
             let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
             assert_eq!(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&patience)), Ok(1), "it ends");
         }
@@ -95,5 +114,28 @@ mod tests {
         root.wait().and_then(|_| other.wait()).expect("ours");
         assert_eq!(found.len(), 4);
         assert!(descendants(root.id()).is_empty(), "of who has gone");
+    }
+
+    #[test]
+    fn who_starts_the_next_when_a_child_ends_starts_none() {
+        let script = "while :; do setsid sleep 600; done";
+        let mut root = Command::new("sh").args(["-c", script]).spawn().expect("the root runs");
+        let until = Instant::now() + Duration::from_secs(20);
+        while descendants(root.id()).is_empty() && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let children_file = format!("/proc/{0}/task/{0}/children", root.id());
+        kill(root.id());
+        let left = || {
+            let list = fs::read_to_string(&children_file).expect("the root is there");
+            list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok().and_then(open)).collect::<Vec<_>>()
+        };
+        for process in left() {
+            let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
+            assert_eq!(poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience)), Ok(1), "it ends");
+        }
+        assert_eq!(left().len(), 1, "it is the only one there was, and its parent sees nothing of its end");
+        root.kill().expect("ours");
+        root.wait().expect("ours");
     }
 }
