@@ -133,13 +133,20 @@ impl Pods for EnginePods {
             words: given.words,
         };
         let killed = kill_and_wait(&self.commands, pod, StopCause::NodeShutdown, Some(given.grace), Some(status)).await;
-        if killed.is_err() {
-            let text = "Container runtime did not kill the pod within specified grace period.";
-            self.events.record(Event::warning(pod.id(), "ExceededGracePeriod", text));
+        if killed.is_err() && !self.commands.is_closed() {
+            self.late(pod);
         }
         killed?;
         self.fates.finished(pod.uid()).await;
         Ok(())
+    }
+
+    fn late(&self, pod: &Pod) {
+        // One whose containers have gone waits for its volumes.
+        if self.fates.is_active(pod.uid()) {
+            let text = "Container runtime did not kill the pod within specified grace period.";
+            self.events.record(Event::warning(pod.id(), "ExceededGracePeriod", text));
+        }
     }
 
     async fn told(&self, pods: &[PodUid]) {

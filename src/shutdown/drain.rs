@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex as Shared, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex as Shared, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -118,8 +121,13 @@ impl Drain {
         let ends = Instant::now() + self.plan.total() + SPARE;
         let waited = self.know().await;
         let mut groups = self.plan.groups(&self.deps.pods.active());
-        if let Some((first, _)) = groups.first_mut() {
-            first.period = first.period.saturating_sub(waited);
+        let used: Duration = groups.iter().map(|(class, _)| class.period).sum();
+        // Classes without pods have time nobody else needs; then it is taken from who goes first.
+        let mut over = waited.saturating_sub(self.plan.total().saturating_sub(used));
+        for (class, _) in &mut groups {
+            let cut = over.min(class.period);
+            class.period -= cut;
+            over -= cut;
         }
         for (at, (class, pods)) in groups.iter().enumerate() {
             let rest: Duration = groups.iter().skip(at).map(|(class, _)| class.period).sum();
@@ -170,16 +178,18 @@ impl Drain {
         let (begun, period) = (Instant::now(), class.period);
         let uids: Vec<_> = pods.iter().map(|pod| pod.uid().clone()).collect();
         info!(pods = pods.len(), ?period, "Shutdown manager ends the pods of a class");
-        let ends = &self.deps.pods;
-        let ending = pods.iter().map(|pod| async move {
+        let (ends, done) = (&self.deps.pods, pods.iter().map(|_| AtomicBool::new(false)).collect::<Vec<_>>());
+        let ending = pods.iter().zip(&done).map(|(pod, done)| async move {
             let given = class.given(pod, pods.len());
             info!(pod = %pod.object_name(), podUID = %pod.uid(), gracePeriod = given.grace, "Shutdown manager killing pod with gracePeriod");
             if let Err(error) = ends.end(pod, given).await {
                 error!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Shutdown manager failed killing pod");
             }
+            done.store(true, Relaxed);
         });
         if timeout(period + LATE.min(spare / 2), join_all(ending)).await.is_err() {
             info!(?period, "Shutdown manager pod killing time out");
+            pods.iter().zip(&done).filter(|(_, done)| !done.load(Relaxed)).for_each(|(pod, _)| ends.late(pod));
         }
         let left = (period + spare).saturating_sub(begun.elapsed()).min(TOLD);
         if timeout(left, self.deps.pods.told(&uids)).await.is_err() {
@@ -214,6 +224,7 @@ mod tests {
             "0 written true false",
             "0 end a 20",
             "0 end b 20",
+            "20200 late b",
             "20300 told 2",
             "20300 end c 10",
             "23400 told 1",
@@ -240,7 +251,7 @@ mod tests {
             (3500, &["3500 known", "3500 end a 17", "20575 end c 10"]),
             (5001, &[]),
         ] {
-            let (world, drain) = world_told_after(pods(), 0, known_after).await;
+            let (world, drain) = world_told_after(pods(), 0, known_after, "10s").await;
             let begun = Instant::now();
             drain.begin(Cause::Machine).await;
             let log = world.log();
@@ -251,10 +262,36 @@ mod tests {
             assert!(begun.elapsed() <= Duration::from_secs(31), "{known_after}: {:?}", begun.elapsed());
         }
         // A source that has been away for long has nothing to tell in time.
-        let (world, drain) = world_told_after(pods(), 0, 60_000).await;
+        let (world, drain) = world_told_after(pods(), 0, 60_000, "10s").await;
         tokio::time::sleep(Duration::from_secs(15)).await;
         drain.begin(Cause::Machine).await;
         assert_eq!(world.log().last().map(String::as_str), Some("15000 written true true"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_waited_for_is_taken_from_time_that_nobody_needs() {
+        let critical = || pod("c", 2_000_000_000, 60);
+        for (name, pods, period, expected) in [
+            ("a class without pods", vec![critical()], "10s", &["3500 end c 10"][..]),
+            ("a class without time", vec![critical(), pod("a", 0, 60)], "30s", &["3500 end a 0", "3575 end c 27"]),
+        ] {
+            let (world, drain) = world_told_after(pods, 0, 3500, period).await;
+            let begun = Instant::now();
+            drain.begin(Cause::Machine).await;
+            let mut ends = world.log();
+            ends.retain(|line| line.contains(" end "));
+            assert_eq!(ends, expected, "{name}");
+            assert!(begun.elapsed() <= Duration::from_secs(31), "{name}: {:?}", begun.elapsed());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_not_ended_in_its_time_is_told_of() {
+        let (world, drain) = world(vec![pod("late", 0, 60), pod("a", 0, 5), pod("c", 2_000_000_000, 3)], 0).await;
+        drain.begin(Cause::Machine).await;
+        let mut late = world.log();
+        late.retain(|line| line.ends_with(" late late"));
+        assert_eq!(late, ["20200 late late"]);
     }
 
     #[tokio::test(start_paused = true)]

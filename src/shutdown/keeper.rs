@@ -28,6 +28,9 @@ const CHECK: Duration = Duration::from_secs(1);
 /// How often, and after which first pause, it is looked whether logind waits longer now.
 const LOOKS: u32 = 5;
 const FIRST_LOOK: Duration = Duration::from_millis(100);
+/// First and longest pause before logind is asked again to wait longer.
+const ROOM_AGAIN: Duration = Duration::from_secs(60);
+const ROOM_AT_LEAST: Duration = Duration::from_secs(3600);
 /// What stands first in the file by which logind is told to wait longer.
 const MARK: &str = "# Kubelet logind override";
 const MODE: u32 = 0o644;
@@ -127,14 +130,26 @@ impl Keeper {
     }
 
     async fn hear(&self, lock: &mut Option<OwnedFd>) -> Result<std::convert::Infallible, KeepError> {
-        let mut session = self.logind.connect().await?;
+        let (session, mut signals) = self.logind.connect().await?;
         // What was missed while there was no bus is made up for.
         match session.is_preparing().await? {
             true => self.goes_down(lock).await,
             false => self.hold(&*session, lock).await?,
         }
+        // Whoever hears nothing until there is room would miss a machine that goes down meanwhile.
+        let room = self.keep_room(&*session);
+        tokio::pin!(room);
+        let mut has_room = false;
         loop {
-            match session.next().await? {
+            let heard = tokio::select! {
+                biased;
+                heard = signals.next() => heard?,
+                () = &mut room, if !has_room => {
+                    has_room = true;
+                    continue;
+                }
+            };
+            match heard {
                 Heard::Begins(true) => {
                     // Anybody on the bus may send us a signal: it is not believed where logind itself denies it. One
                     // that does not answer may be about to go.
@@ -144,8 +159,7 @@ impl Keeper {
                 }
                 Heard::Begins(false) => {
                     if !session.is_preparing().await? {
-                        self.stays().await;
-                        *lock = Some(session.inhibit().await?);
+                        self.hold(&*session, lock).await?;
                     }
                 }
                 // A soft reboot ends processes as any other: what it leaves running is no business of ours.
@@ -160,17 +174,27 @@ impl Keeper {
         *lock = None;
     }
 
-    /// A lock long enough for all pods.
+    /// A lock; how long it holds is seen to afterwards: a short delay is better than none.
     async fn hold(&self, session: &dyn LoginSession, lock: &mut Option<OwnedFd>) -> Result<(), KeepError> {
         self.stays().await;
-        let room = self.make_room(session).await;
         *lock = Some(session.inhibit().await?);
         info!(period = ?self.drain.total(), "Holding a lock that delays the machine's shutdown");
-        // A short delay is better than none.
-        if let Err(error) = room {
-            warn!(err = %error, "Pods may get less time than configured when the machine goes down");
-        }
         Ok(())
+    }
+
+    /// Sees to it that logind waits as long as pods may take; what fails is tried again, since the machine's end may be
+    /// far. logind looks at how long it waits when the end begins.
+    async fn keep_room(&self, session: &dyn LoginSession) {
+        let (mut pause, mut told) = (ROOM_AGAIN, String::new());
+        while let Err(error) = self.make_room(session).await {
+            let text = error.to_string();
+            if text != told {
+                warn!(err = %text, "Pods may get less time than configured when the machine goes down, trying again");
+                told = text;
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(ROOM_AT_LEAST);
+        }
     }
 
     /// The machine stays; who else lets pods go says when that is over.
@@ -214,7 +238,10 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::shutdown::testing::{World, pod, world};
+    use crate::shutdown::{
+        ports::LoginSignals,
+        testing::{World, pod, world},
+    };
 
     /// How a call is not answered.
     #[derive(Clone, Copy, Debug)]
@@ -228,6 +255,7 @@ mod tests {
         is_there: bool,
         is_preparing: bool,
         delay: Duration,
+        delay_once_reloaded: Duration,
         /// By the name of the call.
         faults: HashMap<&'static str, Fault>,
         session: Option<mpsc::UnboundedSender<Heard>>,
@@ -240,9 +268,16 @@ mod tests {
 
     impl Login {
         fn new() -> Self {
-            let (faults, delay) = (HashMap::new(), Duration::from_secs(600));
-            let fake = Fake { is_there: true, is_preparing: false, delay, faults, session: None, locks: Vec::new() };
-            Self(Arc::new(Shared::new(fake)))
+            let delay = Duration::from_secs(600);
+            Self(Arc::new(Shared::new(Fake {
+                is_there: true,
+                is_preparing: false,
+                delay,
+                delay_once_reloaded: delay,
+                faults: HashMap::new(),
+                session: None,
+                locks: Vec::new(),
+            })))
         }
 
         fn fake(&self) -> MutexGuard<'_, Fake> {
@@ -283,15 +318,17 @@ mod tests {
         }
     }
 
-    struct Connection(Login, mpsc::UnboundedReceiver<Heard>);
+    struct Connection(Login);
+
+    struct Told(mpsc::UnboundedReceiver<Heard>);
 
     #[async_trait]
     impl LoginManager for Login {
-        async fn connect(&self) -> Result<Box<dyn LoginSession>, LogindError> {
+        async fn connect(&self) -> Result<(Box<dyn LoginSession>, Box<dyn LoginSignals>), LogindError> {
             self.call("Connect").await?;
             let (session, heard) = mpsc::unbounded_channel();
             self.fake().session = Some(session);
-            Ok(Box::new(Connection(self.clone(), heard)))
+            Ok((Box::new(Connection(self.clone())), Box::new(Told(heard))))
         }
     }
 
@@ -316,11 +353,17 @@ mod tests {
         }
 
         async fn reload(&self) -> Result<(), LogindError> {
-            self.0.call("KillUnit").await
+            self.0.call("KillUnit").await?;
+            let mut fake = self.0.fake();
+            fake.delay = fake.delay_once_reloaded;
+            Ok(())
         }
+    }
 
+    #[async_trait]
+    impl LoginSignals for Told {
         async fn next(&mut self) -> Result<Heard, LogindError> {
-            self.1.recv().await.ok_or(LogindError::Lost)
+            self.0.recv().await.ok_or(LogindError::Lost)
         }
     }
 
@@ -427,13 +470,43 @@ mod tests {
             ("nothing", None), // it stays too short
         ] {
             let login = Login::new();
-            login.fake().delay = Duration::from_secs(5);
+            let short = Duration::from_secs(5);
+            (login.fake().delay, login.fake().delay_once_reloaded) = (short, short);
             login.fake().faults.extend(fault.map(|fault| (call, fault)));
             let (_world, folder) = keeper(&login).await;
+            assert_eq!(login.held(), [true], "{call} {fault:?}: at once");
             sleep(Duration::from_secs(20)).await;
             assert_eq!(login.held(), [true], "{call} {fault:?}");
             let written = folder.path().join("logind.conf").exists();
             assert_eq!(written, call != "InhibitDelayMaxUSec", "{call} {fault:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn logind_is_asked_again_to_wait_longer() {
+        for fault in [Fault::Refused, Fault::Hangs] {
+            let login = Login::new();
+            login.fake().delay = Duration::from_secs(5);
+            login.fake().faults.insert("KillUnit", fault);
+            let (_world, _folder) = keeper(&login).await;
+            sleep(Duration::from_secs(40)).await;
+            assert_eq!(login.fake().delay, Duration::from_secs(5), "{fault:?}");
+            login.fake().faults.clear();
+            sleep(Duration::from_secs(60)).await;
+            assert_eq!(login.fake().delay, Duration::from_secs(600), "{fault:?}");
+            assert_eq!(login.held(), [true], "{fault:?}: it is the same lock");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_is_heard_while_logind_is_asked_to_wait_longer() {
+        let login = Login::new();
+        login.fake().delay = Duration::from_secs(5);
+        login.fake().faults.insert("KillUnit", Fault::Hangs);
+        let (world, _folder) = keeper(&login).await;
+        login.fake().is_preparing = true;
+        login.says(true);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!((ends(&world), login.held()), (1, vec![true]));
     }
 }

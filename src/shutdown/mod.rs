@@ -23,4 +23,4 @@ pub use classes::{Class, Given, Plan};
 pub use door::{Answer, Ask, Door};
 pub use drain::{Cause, Drain, DrainDeps};
 pub use keeper::{Keeper, Override};
-pub use ports::{LoginManager, LoginSession, Pods};
+pub use ports::{LoginManager, LoginSession, LoginSignals, Pods};

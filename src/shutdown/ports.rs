@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use super::classes::Given;
 use crate::{
     pod::{Pod, PodUid},
-    sys::logind::{Heard, Logind, LogindError, Session},
+    sys::logind::{Heard, Logind, LogindError, Session, Signals},
 };
 
 /// The pods.
@@ -22,6 +22,8 @@ pub trait Pods: Send + Sync + 'static {
     /// # Errors
     /// It does not end.
     async fn end(&self, pod: &Arc<Pod>, given: Given) -> Result<(), String>;
+    /// Tells that a pod has not ended in its time.
+    fn late(&self, pod: &Pod);
     /// Waits until what became of these pods is with the API server, where there is one.
     async fn told(&self, pods: &[PodUid]);
     /// Says whether the node goes down: admission and the node's status follow.
@@ -35,7 +37,7 @@ pub trait LoginManager: Send + Sync + 'static {
     ///
     /// # Errors
     /// There is no bus.
-    async fn connect(&self) -> Result<Box<dyn LoginSession>, LogindError>;
+    async fn connect(&self) -> Result<(Box<dyn LoginSession>, Box<dyn LoginSignals>), LogindError>;
 }
 
 /// A connection to it. Each call has a limit of its own.
@@ -61,7 +63,12 @@ pub trait LoginSession: Send + Sync {
     /// # Errors
     /// systemd refuses.
     async fn reload(&self) -> Result<(), LogindError>;
-    /// As [`Session::next`].
+}
+
+/// What it says on that connection by itself.
+#[async_trait]
+pub trait LoginSignals: Send {
+    /// As [`Signals::next`].
     ///
     /// # Errors
     /// The connection is lost.
@@ -70,8 +77,9 @@ pub trait LoginSession: Send + Sync {
 
 #[async_trait]
 impl LoginManager for Logind {
-    async fn connect(&self) -> Result<Box<dyn LoginSession>, LogindError> {
-        Ok(Box::new(self.connect().await?))
+    async fn connect(&self) -> Result<(Box<dyn LoginSession>, Box<dyn LoginSignals>), LogindError> {
+        let (session, signals) = self.connect().await?;
+        Ok((Box::new(session), Box::new(signals)))
     }
 }
 
@@ -92,7 +100,10 @@ impl LoginSession for Session {
     async fn reload(&self) -> Result<(), LogindError> {
         self.reload().await
     }
+}
 
+#[async_trait]
+impl LoginSignals for Signals {
     async fn next(&mut self) -> Result<Heard, LogindError> {
         self.next().await
     }

@@ -63,6 +63,10 @@ impl Pods for World {
         Ok(())
     }
 
+    fn late(&self, pod: &Pod) {
+        self.note(format!("late {}", pod.name()));
+    }
+
     async fn told(&self, pods: &[PodUid]) {
         tokio::time::sleep(self.words).await;
         self.note(format!("told {}", pods.len()));
@@ -115,14 +119,19 @@ pub(super) fn pod(name: &str, priority: i32, takes: i64) -> Arc<Pod> {
 
 /// These pods, in a node that gives 20 s and critical ones 10 s; `words` is how long last words take, ms.
 pub(super) async fn world(pods: Vec<Arc<Pod>>, words: u64) -> (Arc<World>, Drain) {
-    world_told_after(pods, words, 0).await
+    world_told_after(pods, words, 0, "10s").await
 }
 
-/// As [`world`]; nobody knows of the pods before that, ms.
-pub(super) async fn world_told_after(pods: Vec<Arc<Pod>>, words: u64, known_after: u64) -> (Arc<World>, Drain) {
+/// As [`world`], where critical pods get that of 30 s; nobody knows of the pods before that, ms.
+pub(super) async fn world_told_after(
+    pods: Vec<Arc<Pod>>,
+    words: u64,
+    known_after: u64,
+    critical: &str,
+) -> (Arc<World>, Drain) {
     let [words, known_after] = [words, known_after].map(Duration::from_millis);
     let world = Arc::new(World { pods, words, known_after, begun: Some(Instant::now()), ..World::default() });
-    let fields = json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "10s"});
+    let fields = json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": critical});
     let plan = Plan::of(&serde_json::from_value(fields).expect("fields")).expect("a plan");
     let deps = DrainDeps {
         pods: world.clone(),

@@ -66,10 +66,12 @@ struct Service {
 #[derive(Clone, Debug)]
 pub struct Logind(PathBuf);
 
-/// A connection, with what logind says on it.
-pub struct Session {
-    connection: Connection,
-    signals: MessageStream,
+/// A connection: what logind is asked on it.
+pub struct Session(Connection);
+
+/// What logind says on that connection by itself.
+pub struct Signals {
+    ends: MessageStream,
     /// The same again in other words, of releases that say how.
     details: MessageStream,
 }
@@ -103,16 +105,16 @@ impl Logind {
     ///
     /// # Errors
     /// There is no bus.
-    pub async fn connect(&self) -> Result<Session, LogindError> {
+    pub async fn connect(&self) -> Result<(Session, Signals), LogindError> {
         let failed = |cause: String| LogindError::Bus { at: self.0.display().to_string(), cause };
         let connecting = async {
             let stream = UnixStream::connect(&self.0).await.and_then(UnixStream::into_std);
             let stream = stream.map_err(|error| failed(error.to_string()))?;
             let connection = Builder::unix_stream(stream).build().await.map_err(|error| failed(error.to_string()))?;
-            let signals = listen(&connection, "PrepareForShutdown").await.map_err(|error| failed(error.to_string()))?;
+            let ends = listen(&connection, "PrepareForShutdown").await.map_err(|error| failed(error.to_string()))?;
             let details = listen(&connection, "PrepareForShutdownWithMetadata").await;
             let details = details.map_err(|error| failed(error.to_string()))?;
-            Ok(Session { signals, details, connection })
+            Ok((Session(connection), Signals { ends, details }))
         };
         timeout(CONNECT, connecting).await.unwrap_or_else(|_| Err(failed(format!("no answer within {CONNECT:?}"))))
     }
@@ -179,31 +181,6 @@ impl Session {
         self.call(&SYSTEMD, None, "KillUnit", &("systemd-logind.service", "all", HANGUP)).await.map(drop)
     }
 
-    /// Waits until the machine begins to go down, or stays after all. Safe to drop.
-    ///
-    /// # Errors
-    /// The connection is lost.
-    pub async fn next(&mut self) -> Result<Heard, LogindError> {
-        loop {
-            // Signals of another shape are nobody's: they are passed over.
-            tokio::select! {
-                biased;
-                message = self.details.next() => {
-                    let message = message.ok_or(LogindError::Lost)?.map_err(|_| LogindError::Lost)?;
-                    if let Some(how) = how(&message) {
-                        return Ok(Heard::How(how));
-                    }
-                }
-                message = self.signals.next() => {
-                    let message = message.ok_or(LogindError::Lost)?.map_err(|_| LogindError::Lost)?;
-                    if let Ok(begins) = message.body().deserialize::<bool>() {
-                        return Ok(Heard::Begins(begins));
-                    }
-                }
-            }
-        }
-    }
-
     async fn property(&self, name: &'static str) -> Result<OwnedVariant, LogindError> {
         let answer = self.call(&LOGIND, Some(PROPERTIES), "Get", &(LOGIND.interface, name)).await?;
         answer.body().deserialize().map_err(|error| LogindError::Call { what: name, cause: error.to_string() })
@@ -220,11 +197,38 @@ impl Session {
         B: serde::Serialize + DynamicType,
     {
         let interface = interface.unwrap_or(service.interface);
-        let asked = self.connection.call_method(Some(service.name), service.object, Some(interface), method, body);
+        let asked = self.0.call_method(Some(service.name), service.object, Some(interface), method, body);
         let failed = |cause: String| LogindError::Call { what: method, cause };
         match timeout(ANSWER, asked).await {
             Ok(answer) => answer.map_err(|error| failed(error.to_string())),
             Err(_) => Err(failed(format!("no answer within {ANSWER:?}"))),
+        }
+    }
+}
+
+impl Signals {
+    /// Waits until the machine begins to go down, or stays after all. Safe to drop.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub async fn next(&mut self) -> Result<Heard, LogindError> {
+        loop {
+            // Signals of another shape are nobody's: they are passed over.
+            tokio::select! {
+                biased;
+                message = self.details.next() => {
+                    let message = message.ok_or(LogindError::Lost)?.map_err(|_| LogindError::Lost)?;
+                    if let Some(how) = how(&message) {
+                        return Ok(Heard::How(how));
+                    }
+                }
+                message = self.ends.next() => {
+                    let message = message.ok_or(LogindError::Lost)?.map_err(|_| LogindError::Lost)?;
+                    if let Ok(begins) = message.body().deserialize::<bool>() {
+                        return Ok(Heard::Begins(begins));
+                    }
+                }
+            }
         }
     }
 }
