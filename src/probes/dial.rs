@@ -152,7 +152,11 @@ impl Dialler {
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
         let found = self.lookups.find(host, deadline).await?;
-        Ok(found.iter().map(|ip| SocketAddr::new(*ip, port)).collect())
+        let at_port = |mut address: SocketAddr| {
+            address.set_port(port);
+            address
+        };
+        Ok(found.iter().copied().map(at_port).collect())
     }
 }
 
@@ -253,7 +257,10 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{
+        net::{Ipv6Addr, SocketAddrV6},
+        time::Duration,
+    };
 
     use tokio::net::{TcpListener, TcpSocket};
 
@@ -278,16 +285,27 @@ mod tests {
         let _deaf = deaf(SocketAddr::from(([127, 0, 0, 2], port))).await;
         let dialler = |last: &[[u8; 4]]| {
             let mut dialler = Dialler::new().expect("TLS");
-            let all: Vec<IpAddr> = last.iter().map(|ip| IpAddr::from(*ip)).collect();
+            let all: Vec<_> = last.iter().map(|ip| SocketAddr::from((*ip, 0))).collect();
             dialler.lookups = Lookups::by(move |_| all.clone());
             dialler
         };
-        let soon = || Instant::now() + Duration::from_secs(2);
+        let begun = Instant::now();
+        let soon = || Instant::now() + Duration::from_secs(4);
         let both = dialler(&[[127, 0, 0, 2], [127, 0, 0, 3]]);
         assert!(both.knock("host", port, soon()).await.is_ok());
+        assert!(begun.elapsed() < Duration::from_millis(3500), "half of it each: {:?}", begun.elapsed());
         let Err(error) = dialler(&[[127, 0, 0, 2]]).knock("host", port, soon()).await else { panic!("it is deaf") };
         let expected = DialError { text: format!("dial tcp 127.0.0.2:{port}: i/o timeout"), why: Why::Late };
         assert_eq!(error, expected);
+    }
+
+    #[tokio::test]
+    async fn an_address_keeps_its_scope() {
+        let mut dialler = Dialler::new().expect("TLS");
+        let found = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 7);
+        dialler.lookups = Lookups::by(move |_| vec![found.into()]);
+        let addresses = dialler.addresses("host", 80, Instant::now() + Duration::from_secs(60)).await.expect("found");
+        assert_eq!(addresses, [SocketAddr::from(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 80, 0, 7))]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, ToSocketAddrs},
+    net::{SocketAddr, ToSocketAddrs},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -19,10 +19,10 @@ use super::dial::{DialError, Why};
 /// Names that are looked up at a time.
 pub const LOOKUPS: usize = 16;
 
-/// The addresses of a name, once they are known; none where it has none.
-type Found = watch::Receiver<Option<Arc<[IpAddr]>>>;
+/// The addresses of a name, once they are known; none where it has none. Each with its scope; the port means nothing.
+type Found = watch::Receiver<Option<Arc<[SocketAddr]>>>;
 /// What looks a name up.
-type Resolve = dyn Fn(&str) -> Vec<IpAddr> + Send + Sync;
+type Resolve = dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync;
 
 /// The lookups that are under way.
 pub struct Lookups {
@@ -36,13 +36,12 @@ impl Lookups {
     pub fn new() -> Self {
         Self::by(|host| {
             // A port has to be named. Why there is no address nobody is told either.
-            let found = (host, 0).to_socket_addrs();
-            found.map(|all| all.map(|address| address.ip()).collect()).unwrap_or_default()
+            (host, 0).to_socket_addrs().map(Iterator::collect).unwrap_or_default()
         })
     }
 
     /// By that, which may block.
-    pub fn by(resolve: impl Fn(&str) -> Vec<IpAddr> + Send + Sync + 'static) -> Self {
+    pub fn by(resolve: impl Fn(&str) -> Vec<SocketAddr> + Send + Sync + 'static) -> Self {
         Self { permits: Arc::new(Semaphore::new(LOOKUPS)), under_way: Mutex::default(), resolve: Arc::new(resolve) }
     }
 
@@ -51,7 +50,7 @@ impl Lookups {
     /// # Errors
     /// There are none, or they are not known in time. Where others' lookups take all threads, that is no fault of this
     /// host.
-    pub async fn find(&self, host: &str, deadline: Instant) -> Result<Arc<[IpAddr]>, DialError> {
+    pub async fn find(&self, host: &str, deadline: Instant) -> Result<Arc<[SocketAddr]>, DialError> {
         let late = |why| DialError { text: format!("dial tcp: lookup {host}: i/o timeout"), why };
         let mut found = match self.of(host) {
             Some(found) => found,
@@ -122,13 +121,13 @@ mod tests {
             if host.starts_with("hangs") {
                 let _ = held.lock().expect("no panic").recv();
             }
-            if host == "none" { Vec::new() } else { vec![IpAddr::from([10, 0, 0, 1])] }
+            if host == "none" { Vec::new() } else { vec![SocketAddr::from(([10, 0, 0, 1], 0))] }
         });
         for _ in 0..2 * LOOKUPS {
             let error = lookups.find("hangs", Instant::now()).await.expect_err("it hangs");
             assert_eq!((error.why, error.text.as_str()), (Why::Late, "dial tcp: lookup hangs: i/o timeout"));
         }
-        assert_eq!(*lookups.find("fine", late()).await.expect("found"), [IpAddr::from([10, 0, 0, 1])]);
+        assert_eq!(*lookups.find("fine", late()).await.expect("found"), [SocketAddr::from(([10, 0, 0, 1], 0))]);
         let error = lookups.find("none", late()).await.expect_err("it has none");
         assert_eq!((error.why, error.text.as_str()), (Why::Refused, "dial tcp: lookup none: no such host"));
         for number in 1..LOOKUPS {

@@ -18,21 +18,24 @@ use tokio_rustls::client::TlsStream;
 
 /// Bytes that are read of one connection: the longest head twice over, and a body as far as it is read.
 const MOST_READ: usize = 1 << 20;
-/// So many reads in a row, and then others have a turn.
+/// So many reads in a row, or bytes, and then others have a turn.
 const IN_A_ROW: u8 = 16;
+const BYTES_IN_A_ROW: usize = 64 << 10;
 
 /// A socket of which at most [`MOST_READ`] bytes are read.
 pub struct Limited {
     socket: TcpStream,
     left: usize,
     in_a_row: u8,
+    /// What was left when others had their last turn.
+    left_then: usize,
     first: [u8; 5],
 }
 
 impl Limited {
     /// Nothing of it was read yet.
     pub fn new(socket: TcpStream) -> Self {
-        Self { socket, left: MOST_READ, in_a_row: 0, first: [0; 5] }
+        Self { socket, left: MOST_READ, in_a_row: 0, left_then: MOST_READ, first: [0; 5] }
     }
 
     /// The socket.
@@ -59,14 +62,18 @@ impl AsyncRead for Limited {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.in_a_row == IN_A_ROW {
-            self.in_a_row = 0;
+        if self.in_a_row == IN_A_ROW || self.left_then - self.left >= BYTES_IN_A_ROW {
+            (self.in_a_row, self.left_then) = (0, self.left);
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(context, buffer);
-        self.in_a_row = if read.is_ready() { self.in_a_row + 1 } else { 0 };
+        if read.is_ready() {
+            self.in_a_row += 1;
+        } else {
+            (self.in_a_row, self.left_then) = (0, self.left);
+        }
         read.map(|read| read.and_then(|()| self.count(buffer.filled().get(before..).unwrap_or_default())))
     }
 }
@@ -149,5 +156,49 @@ impl AsyncWrite for Secure {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::{io::AsyncWriteExt, net::TcpListener, task::unconstrained};
+
+    use super::*;
+
+    /// Reads until others have a turn: how often, and how much.
+    async fn turn(limited: &mut Limited, piece: &mut [u8]) -> (u8, usize) {
+        let (mut reads, mut bytes) = (0, 0);
+        let until_pending = poll_fn(|context| {
+            let mut buffer = ReadBuf::new(piece);
+            while let Poll::Ready(read) = Pin::new(&mut *limited).poll_read(context, &mut buffer) {
+                read.expect("there is something to read");
+                (reads, bytes) = (reads + 1, bytes + buffer.filled().len());
+                buffer.clear();
+            }
+            Poll::Ready(())
+        });
+        unconstrained(until_pending).await;
+        (reads, bytes)
+    }
+
+    #[tokio::test]
+    async fn who_always_has_something_to_say_lets_others_have_a_turn() {
+        for size in [1, 16 << 10] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let socket = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
+            let (mut peer, _) = listener.accept().await.expect("accepted");
+            let (mut limited, mut piece, mut left) = (Limited::new(socket), vec![0; size], 40 * size);
+            let said = vec![b'x'; left];
+            let writing = tokio::spawn(async move { peer.write_all(&said).await.map(|()| peer) });
+            while left > 0 {
+                limited.socket.readable().await.expect("open");
+                let (reads, bytes) = turn(&mut limited, &mut piece).await;
+                assert!(reads <= IN_A_ROW && bytes < BYTES_IN_A_ROW + size, "{size}: {reads} reads, {bytes} bytes");
+                left -= bytes;
+            }
+            let _open = writing.await.expect("no panic").expect("written");
+        }
     }
 }

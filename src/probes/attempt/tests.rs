@@ -285,11 +285,12 @@ async fn ac_05_5_redirects_are_followed_to_the_same_host_only() {
 #[tokio::test]
 async fn one_deadline_covers_all_redirects() {
     let (port, heads) = server(|mut stream, _| async move {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::time::sleep(Duration::from_millis(900)).await;
         stream.write_all(b"HTTP/1.1 302 Found\r\nLocation: /again\r\nContent-Length: 0\r\n\r\n").await
     })
     .await;
-    let text = failure(asked(hasty(port)).await);
+    let patient = json!({"httpGet": {"port": port, "path": "/x"}, "timeoutSeconds": 3});
+    let text = failure(asked(patient).await);
     assert!(text.starts_with(&format!("Get \"http://127.0.0.1:{port}/again\": context deadline exceeded")), "{text}");
     assert!((2..=4).contains(&heads.lock().expect("no panic").len()), "each takes a part of it");
     let (port, _) = answers("HTTP/1.1 302 Found\r\nLocation: \r\nContent-Length: 4\r\n\r\ngone").await;

@@ -2,16 +2,16 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde_json::json;
-use tokio::{io::AsyncWriteExt, net::TcpListener};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
 
 use super::*;
 use crate::{
@@ -396,15 +396,16 @@ async fn a_server_that_floods_keeps_no_other_from_being_asked() {
     let flood = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let well = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let ports = [&flood, &well].map(|server| server.local_addr().expect("bound").port());
-    let stop = Arc::new(AtomicBool::new(false));
+    let stop = CancellationToken::new();
     let flooding = stop.clone();
+    let _stops = stop.drop_guard();
     // A thread of its own: it is never to wait for the probes.
     let flood = flood.into_std().expect("a socket");
     flood.set_nonblocking(true).expect("a socket");
     std::thread::spawn(move || {
         let promises = b"HTTP/1.1 100 Continue\r\n\r\n".repeat(1000);
         let mut victims = Vec::new();
-        while !flooding.load(Ordering::Relaxed) {
+        while !flooding.is_cancelled() {
             if victims.is_empty() {
                 std::thread::yield_now();
             }
@@ -447,6 +448,7 @@ async fn a_server_that_floods_keeps_no_other_from_being_asked() {
     for _ in 0..4 {
         let (mut client, _) =
             tokio::time::timeout(Duration::from_secs(20), well.accept()).await.expect("asked").expect("a client");
+        assert!(client.read(&mut [0; 4096]).await.expect("it asks") > 0);
         client.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.expect("it listens");
     }
     assert!(begun.elapsed() < Duration::from_secs(8), "each period, and not each minute: {:?}", begun.elapsed());
@@ -455,7 +457,6 @@ async fn a_server_that_floods_keeps_no_other_from_being_asked() {
     while !is_told("the server says too much") && Instant::now() < until {
         tokio::task::yield_now().await;
     }
-    stop.store(true, Ordering::Relaxed);
     assert!(is_told("the server says too much"), "{:?}", world.told());
     probing.abort();
 }
