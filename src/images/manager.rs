@@ -163,8 +163,11 @@ impl Manager {
     async fn resolve(&self, request: &EnsureImage, told: &mut Told) -> Result<ResolvedImage, ImageError> {
         let asked = self.parse(request)?;
         let resolved = self.ask(&asked, told).await;
-        if resolved.is_err() {
-            asked.at.stuck_for(format!("image {}", request.image));
+        let name = format!("image {}", request.image);
+        match &resolved {
+            // Somebody else may have fetched it.
+            Ok(_) => asked.at.done_for(&name),
+            Err(_) => asked.at.stuck_for(name),
         }
         resolved
     }

@@ -118,7 +118,8 @@ struct LiveGrace {
 }
 
 impl LiveGrace {
-    fn new(facts: &StopFacts, cause: Cause, given: Override, at: OpenStage) -> Self {
+    /// `first` is told whether there is any time.
+    fn new(facts: &StopFacts, cause: Cause, given: Override, first: impl FnOnce(bool) -> OpenStage) -> Self {
         let own = || Grace::of(facts.period(cause)).0;
         let (period, given) = match given {
             Override::None => (own(), None),
@@ -128,7 +129,7 @@ impl LiveGrace {
                 (now.map_or_else(own, |grace| grace.0), Some(given))
             }
         };
-        Self { deadline: Instant::now() + period, at, given }
+        Self { deadline: Instant::now() + period, at: first(!period.is_zero()), given }
     }
 
     /// Enters a stage that the end of the grace period ends, too.
@@ -213,8 +214,12 @@ impl RuntimeManager {
         });
         let mut outcomes = future::join_all(kills).await;
         if !observed.sandboxes.is_empty() {
-            let _stops = request.stage.open("StopPodSandbox");
-            outcomes.push(self.stop_sandboxes(&observed.id, observed.sandboxes.iter().map(|s| s.id.as_str())).await);
+            let at = request.stage.open("StopPodSandbox");
+            let stopped = self.stop_sandboxes(&observed.id, observed.sandboxes.iter().map(|s| s.id.as_str())).await;
+            if stopped.failure.is_some() {
+                at.stuck();
+            }
+            outcomes.push(stopped);
         }
         outcomes
     }
@@ -232,12 +237,12 @@ impl RuntimeManager {
             Some(facts) => facts,
             None => self.facts_from_annotations(&id).await,
         };
-        let first = match (&facts.pre_stop, &turns) {
-            (Some(_), _) => format!("preStop hook of {name}"),
-            (None, Some(_)) => format!("turn of {name} to stop"),
-            (None, None) => format!("StopContainer {name}"),
+        let first = |has_time: bool| match (&facts.pre_stop, &turns) {
+            (Some(_), _) if has_time => stage.open(format!("preStop hook of {name}")),
+            (None, Some(_)) if has_time => stage.open(format!("turn of {name} to stop")),
+            _ => stage.open(format!("StopContainer {name}")),
         };
-        let mut grace = LiveGrace::new(&facts, cause, grace, stage.open(first));
+        let mut grace = LiveGrace::new(&facts, cause, grace, first);
         let message = message.unwrap_or_else(|| format!("Stopping container {name}"));
         self.deps.events.record(at(Event::normal(&pod, "Killing", message), &facts));
         info!(pod = %pod.object_name(), podUID = %pod.uid, containerName = %name, containerID = %id,
@@ -346,7 +351,7 @@ mod tests {
         let live = Override::Live(watch::channel(Some(Grace::from_secs(i64::MAX))).1);
         for given in [Override::None, live] {
             let at = Stage::new().open("StopContainer main");
-            let told = LiveGrace::new(&facts, Cause::Unspecified, given, at).for_runtime();
+            let told = LiveGrace::new(&facts, Cause::Unspecified, given, |_| at).for_runtime();
             assert!(told > most / 10 && told < most, "{told:?}");
         }
     }

@@ -8,6 +8,7 @@ use berth::{
 };
 use serde_json::json;
 use tokio::time::Instant;
+use tonic::Code;
 
 use crate::kit::{
     agent::{Agent, Machine},
@@ -313,6 +314,39 @@ async fn who_has_ended_is_not_past_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_deadline_that_is_due_while_the_runtime_fails_is_tried_as_any_other() {
+    let machine = Machine::new();
+    let agent = machine.start().await;
+    let job = pod("job", json!({"activeDeadlineSeconds": 5, "containers": [{"name": "main"}]}));
+    agent.only_static([&job]).await;
+    agent.until_ready(job.uid(), SOON).await;
+    machine.cri.fault("podsandbox_status", "", Fault::Error(Code::Unavailable, "no".to_owned()), None);
+    machine.cri.fault("list_podsandbox", "", Fault::Error(Code::Unavailable, "no".to_owned()), None);
+    let asked = || machine.cri.count("list_podsandbox") + machine.cri.count("podsandbox_status");
+    let before = asked();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let looks = asked() - before;
+    assert!(looks < 600, "it does not spin: {looks} looks in a minute");
+    agent.kill();
+}
+
+#[tokio::test(start_paused = true)]
+async fn liveness_ends_before_a_runtime_that_hangs_is_asked() {
+    let machine = Machine::new();
+    machine.cri.fault("list_podsandbox", "", Fault::Hang, None);
+    let agent = machine.start().await;
+    let web = api_pod("web", Some(7));
+    agent.files([]).await;
+    agent.api([&web]).await;
+    let until = Instant::now() + Duration::from_secs(30);
+    while agent.probes.told().len() < 2 && Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(agent.probes.told(), [format!("add {}", web.uid()), format!("stop liveness {}", web.uid())]);
+    agent.kill();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_deadline_is_known_from_the_first_turn_on() {
     // AC-05-13
     let machine = Machine::new();
@@ -332,14 +366,17 @@ async fn a_deadline_is_known_from_the_first_turn_on() {
 #[tokio::test(start_paused = true)]
 async fn a_deadline_passes_while_a_turn_takes_its_time() {
     // AC-05-13
-    for hangs in ["volumes", "pull_image", "run_podsandbox", "create_container"] {
+    for hangs in ["volumes", "pull_image", "run_podsandbox", "create_container", "hook"] {
         let machine = Machine::new();
         let agent = machine.start().await;
         match hangs {
             "volumes" => machine.disk.set_pace(Duration::from_secs(123)),
+            "hook" => machine.cri.on_exec("hello", 0, "", "", Duration::from_secs(123)),
             call => machine.cri.fault(call, "", Fault::Hang, None),
         }
-        let job = pod("job", json!({"activeDeadlineSeconds": 5, "containers": [{"name": "main"}]}));
+        let hook = json!({"postStart": {"exec": {"command": ["hello"]}}});
+        let main = json!({"name": "main", "lifecycle": if hangs == "hook" { hook } else { json!(null) }});
+        let job = pod("job", json!({"activeDeadlineSeconds": 5, "containers": [main]}));
         agent.only_static([&job]).await;
         let limit = Duration::from_millis(6_100);
         agent.until(job.uid(), hangs, limit, is_past_deadline).await;

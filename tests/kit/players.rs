@@ -66,24 +66,41 @@ impl SourceEvents for Recorder {
 
 /// Probes say what the test says; what it does not mention has passed.
 #[derive(Default)]
-pub struct Probes(Mutex<HashMap<ContainerId, ProbeResults>>);
+pub struct Probes {
+    results: Mutex<HashMap<ContainerId, ProbeResults>>,
+    told: Mutex<Vec<String>>,
+}
 
 impl Probes {
     /// From now on the probes of that instance say this.
     pub fn say(&self, container: &str, results: ProbeResults) {
-        lock(&self.0).insert(container.into(), results);
+        lock(&self.results).insert(container.into(), results);
+    }
+
+    /// What was said of pods.
+    pub fn told(&self) -> Vec<String> {
+        lock(&self.told).clone()
     }
 }
 
 impl ProbeManager for Probes {
-    fn add(&self, _pod: &Arc<Pod>) {}
-    fn stop_liveness(&self, _pod: &PodUid) {}
-    fn remove(&self, _pod: &PodUid) {}
+    fn add(&self, pod: &Arc<Pod>) {
+        lock(&self.told).push(format!("add {}", pod.uid()));
+    }
+
+    fn stop_liveness(&self, pod: &PodUid) {
+        lock(&self.told).push(format!("stop liveness {pod}"));
+    }
+
+    fn remove(&self, pod: &PodUid) {
+        lock(&self.told).push(format!("remove {pod}"));
+    }
+
     fn ask_readiness(&self, _pod: &PodUid, _container: &str) {}
     fn results(&self, container: &ContainerId) -> ProbeResults {
         let passed = Some(ProbeResult::Success);
         let all = ProbeResults { startup: passed, readiness: passed, liveness: passed };
-        lock(&self.0).get(container).copied().unwrap_or(all)
+        lock(&self.results).get(container).copied().unwrap_or(all)
     }
 }
 

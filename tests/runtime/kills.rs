@@ -42,10 +42,15 @@ async fn no_grace_means_no_hook_and_two_seconds() {
     let bench = Bench::new();
     let web = pod("web", with_pre_stop(30, json!({"exec": {"command": ["bye"]}})));
     bench.good_turn(&web).await;
-    bench.kill(&web, Some(0)).await.expect("killed");
+    let (_sender, grace) = watch::channel(Some(Grace::from_secs(0)));
+    let request = bench.kill_request(Some(&web), bench.observe(&web), grace);
+    let stage = request.stage.clone();
+    bench.runtime.kill_pod(request).await.expect("killed");
     assert_eq!(bench.graces(), ["web/main 2"]);
     assert_eq!(bench.cri.count("exec_sync"), 0);
     assert_eq!(bench.cri.count("stop_podsandbox"), 1);
+    let passed: Vec<_> = stage.passed().into_iter().map(|stage| stage.name).collect();
+    assert_eq!(passed, ["StopContainer main", "StopPodSandbox"]);
     assert!(bench.events().contains(&"Killing: Stopping container main".to_owned()));
 }
 
@@ -86,11 +91,15 @@ async fn a_shorter_grace_cuts_a_stop_short() {
     bench.good_turn(&web).await;
     let (sender, receiver) = watch::channel(None);
     let request = bench.kill_request(Some(&web), bench.observe(&web), receiver);
-    let runtime = bench.runtime.clone();
+    let (runtime, stage) = (bench.runtime.clone(), request.stage.clone());
     let began = Instant::now();
     let kill = tokio::spawn(async move { runtime.kill_pod(request).await });
     tokio::time::sleep(Duration::from_secs(10)).await;
+    let ends_at = || (stage.view().name.into_owned(), stage.view().until.map(|until| until - began));
+    assert_eq!(ends_at(), ("StopContainer main".to_owned(), Some(Duration::from_secs(600))));
     sender.send_replace(Some(Grace::from_secs(1)));
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(ends_at(), ("StopContainer main".to_owned(), Some(Duration::from_secs(11))));
     kill.await.expect("it does not panic").expect("killed");
     assert_eq!(began.elapsed().as_secs(), 12);
     assert_eq!(bench.graces(), ["web/main 600", "web/main 2"]);

@@ -52,8 +52,9 @@ fn own(pod: &Pod, status: &api::PodStatus) -> Option<(String, Option<Timestamp>)
         return Some((format!("startup of {}", starting.name), since));
     }
     let moved = |type_: &str| lookup::condition(status, type_)?.last_transition_time.as_ref().map(|time| time.0);
-    if let Some((unready, _)) = running().find(|(status, _)| !status.ready) {
-        let since = moved("ContainersReady").or_else(|| moved("Ready"));
+    if let Some((unready, started)) = running().find(|(status, _)| !status.ready) {
+        // Another container may have been unready before it.
+        let since = moved("ContainersReady").or_else(|| moved("Ready")).max(started);
         return Some((format!("readiness of {}", unready.name), since));
     }
     let gates = pod.spec().readiness_gates.iter().flatten();
@@ -97,7 +98,7 @@ mod tests {
     }
 
     fn condition(type_: &str, is: &str, second: u32) -> Value {
-        json!({"type": type_, "status": is, "lastTransitionTime": format!("2026-01-01T00:00:{second}Z")})
+        json!({"type": type_, "status": is, "lastTransitionTime": format!("2026-01-01T00:00:{second:02}Z")})
     }
 
     #[test]
@@ -131,6 +132,12 @@ mod tests {
                 json!({"phase": "Running", "initContainerStatuses": [ended("migrate"), runs("proxy", true, false)],
                        "conditions": unready, "containerStatuses": all}),
                 Some(("readiness of proxy", "readiness", 45)),
+            ),
+            (
+                json!({"phase": "Running", "initContainerStatuses": done,
+                       "conditions": [condition("ContainersReady", "False", 5)],
+                       "containerStatuses": [runs("main", true, true), runs("other", true, false)]}),
+                Some(("readiness of other", "readiness", 50)),
             ),
             (
                 json!({"phase": "Running", "initContainerStatuses": done, "containerStatuses": all,

@@ -189,9 +189,10 @@ fn hear(message: Message) -> Result<Option<u8>> {
     };
     let Some((&channel, said)) = bytes.split_first() else { return Ok(None) };
     match channel {
-        // Who has seen enough of either needs no more of the command.
+        // Who has seen enough of it needs no more of the command.
         OUTPUT if show(io::stdout().lock(), said)? == Reader::Left => return Ok(Some(0)),
-        COMPLAINTS if show(io::stderr().lock(), said)? == Reader::Left => return Ok(Some(0)),
+        // Whoever reads what it says may still be there.
+        COMPLAINTS => _ = show(io::stderr().lock(), said)?,
         END if !said.is_empty() => return ended(said).map(Some),
         _ => {}
     }

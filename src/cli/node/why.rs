@@ -83,12 +83,11 @@ fn screen(why: &Why, now: Timestamp, in_colour: bool) -> String {
     };
     let source = if why.source.is_empty() { "nobody wants it any more" } else { &why.source };
     let mut out = format!(
-        "{}/{}   {}   {}   {}\n",
-        why.namespace,
-        why.name,
+        "{}   {}   {}   {}\n",
+        tame(&format!("{}/{}", why.namespace, why.name)),
         paint(&tame(phase), colour(phase_colour)),
-        why.life,
-        paint(&format!("{} from {source}", why.uid), colour(Colour::Dim)),
+        tame(&why.life),
+        paint(&tame(&format!("{} from {source}", why.uid)), colour(Colour::Dim)),
     );
     let reason: Vec<&str> =
         [&why.reason, &why.message].into_iter().map(String::as_str).filter(|t| !t.is_empty()).collect();

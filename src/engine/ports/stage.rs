@@ -16,8 +16,6 @@ const OF_POD: usize = 8;
 const OF_CONTAINER: usize = 7;
 /// Stages any pod remembers.
 const MOST_STAGES: usize = 200;
-/// Stages that came to nothing lately and are remembered as such.
-const STUCK: usize = 8;
 /// Errors a pod remembers.
 const ERRORS: usize = 5;
 /// Longest error that is remembered, characters.
@@ -299,6 +297,11 @@ impl OpenStage {
         }
     }
 
+    /// What is called that is there, however it came.
+    pub fn done_for(&self, name: &str) {
+        self.stage.lock().stuck.retain(|(stuck, _)| stuck != name);
+    }
+
     fn end(&self, came: Came) {
         let mut state = self.stage.lock();
         if let Some(at) = state.open.iter().position(|open| open.id == self.id) {
@@ -332,7 +335,7 @@ impl State {
 
     fn get_stuck(&mut self, name: Cow<'static, str>, since: Instant) {
         self.stuck.retain(|(stuck, _)| *stuck != name);
-        if self.stuck.len() == STUCK {
+        if self.stuck.len() >= self.most {
             self.stuck.remove(0);
         }
         self.stuck.push((name, since));

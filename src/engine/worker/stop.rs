@@ -53,6 +53,7 @@ impl Turn<'_> {
         let running: Vec<String> = observed.running().map(|c| c.id.to_string()).collect();
         if !running.is_empty() {
             let ids = running.join(" ");
+            self.memory.stage.set("kill");
             return Err(format!("detected running containers after a successful KillPod, CRI violation: [{ids}]"));
         }
         match self.pod.clone() {
