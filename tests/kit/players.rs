@@ -81,6 +81,11 @@ impl Probes {
     pub fn told(&self) -> Vec<String> {
         lock(&self.told).clone()
     }
+
+    /// Forgets what was said so far.
+    pub fn forget_past(&self) {
+        *lock(&self.told) = Vec::new();
+    }
 }
 
 impl ProbeManager for Probes {

@@ -93,6 +93,7 @@ async fn live_through(machine: &Machine, agent: &Agent, round: usize) {
     agent.events.clear();
     machine.cri.forget_past();
     agent.mirrors.forget_past();
+    agent.probes.forget_past();
     tokio::time::sleep(Duration::from_secs(130)).await; // lists and sweeps of after that
 }
 
