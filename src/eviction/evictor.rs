@@ -77,7 +77,7 @@ pub struct Evictor {
     /// For which signals nothing could be done, and until when that is not tried again.
     held: BTreeMap<Signal, Instant>,
     limits_at: Instant,
-    /// No pod was there that could have been evicted: it begins, and has not been told of any.
+    /// No pod was there that could have been evicted: it begins, and was told of none yet, or of critical ones only.
     is_alone: bool,
 }
 
@@ -150,8 +150,14 @@ impl Evictor {
             self.deps.pulse.works();
             let now = Instant::now();
             self.held.retain(|_, until| *until > now);
-            if self.is_alone && !self.deps.pods.active().is_empty() {
-                self.held.clear();
+            if self.is_alone && self.deps.pods.active().iter().any(|pod| self.may_go(pod)) {
+                // Of what is relieved first only: for the others it may be of no help, and nobody has to hurry.
+                let picture = self.latest();
+                let mut due = picture.due.iter().map(|(threshold, _)| threshold.signal);
+                if let Some(first) = due.find(|signal| self.held.contains_key(signal)) {
+                    self.held.remove(&first);
+                }
+                self.is_alone = false;
             }
             self.is_alone &= !self.held.is_empty();
             let (held, limits_at) = (self.held.clone(), self.limits_at);
@@ -180,7 +186,9 @@ impl Evictor {
         if !active.iter().any(|pod| has_limits(pod)) {
             return Outcome::Nothing;
         }
-        let Some(candidates) = self.candidates(active, Needs::Disks).await else { return Outcome::Nothing };
+        // All that pods are held to lies on the node's disk.
+        let candidates = self.unless_memory_is_short(Signal::NodeFs, self.candidates(active, Needs::Disks)).await;
+        let Some(candidates) = candidates.flatten() else { return Outcome::Nothing };
         self.evict_exceeding(&candidates).await
     }
 
@@ -189,7 +197,7 @@ impl Evictor {
             return Outcome::Nothing;
         }
         let layout = self.latest().layout;
-        let can_go = |candidate: &&Candidate| !is_exempt(candidate) && !self.stuck.contains(candidate.pod.uid());
+        let can_go = |candidate: &&Candidate| self.may_go(&candidate.pod);
         let found: Vec<(Arc<Pod>, Verdict)> = candidates
             .iter()
             .filter(can_go)
@@ -245,9 +253,8 @@ impl Evictor {
     /// Images that are being removed go all the same, and dead containers in another round.
     async fn unless_memory_is_short<T>(&self, signal: Signal, work: impl Future<Output = T>) -> Option<T> {
         let mut pictures = self.pictures.clone();
-        let is_it = |(due, _): &(Threshold, Moment)| {
-            due.is_hard() && is_memory(due.signal) && !self.held.contains_key(&due.signal)
-        };
+        let is_it =
+            |(due, _): &(Threshold, Moment)| due.is_hard() && is_memory(due.signal) && !self.is_held(due.signal);
         let is_short = |picture: &Option<Arc<Picture>>| picture.as_ref().is_some_and(|p| p.due.iter().any(is_it));
         tokio::select! {
             biased;
@@ -355,7 +362,7 @@ impl Evictor {
             return Outcome::Freed;
         }
         info!("Eviction manager: unable to evict any pods from the node");
-        self.is_alone = candidates.is_empty();
+        self.is_alone = !candidates.iter().any(|candidate| self.may_go(&candidate.pod));
         Outcome::Failed(signal, PERIOD)
     }
 
@@ -384,7 +391,7 @@ impl Evictor {
     /// evicted meanwhile. Where nothing could be done for one, nobody has to hurry for it.
     async fn end(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
         let mut pictures = self.pictures.clone();
-        let may_help = |signal: Signal| signal.as_str() == verdict.signal || !self.held.contains_key(&signal);
+        let may_help = |signal: Signal| signal.as_str() == verdict.signal || !self.is_held(signal);
         let is_hard = |(due, _): &(Threshold, Moment)| due.is_hard() && may_help(due.signal);
         let is_urgent = |picture: &Option<Arc<Picture>>| picture.as_ref().is_some_and(|p| p.due.iter().any(is_hard));
         tokio::select! {
@@ -394,6 +401,16 @@ impl Evictor {
         }
         info!(pod = %pod.object_name(), "Eviction manager: a hard threshold is met, the pod has to end at once");
         self.deps.pods.evict(pod, &Verdict { grace: SHORT, ..verdict.clone() }).await
+    }
+
+    /// Whether nothing is tried for that signal now; what holds may be over while something else is under way.
+    fn is_held(&self, signal: Signal) -> bool {
+        self.held.get(&signal).is_some_and(|until| *until > Instant::now())
+    }
+
+    /// Whether a pod may be told to go, and was not yet in vain.
+    fn may_go(&self, pod: &Pod) -> bool {
+        !pod.is_critical() && !self.stuck.contains(pod.uid())
     }
 
     fn remember(&mut self, stuck: impl Iterator<Item = PodUid>) {

@@ -48,9 +48,14 @@ struct State {
     image_disk_used: Option<u64>,
     /// How many processes there may be, and how many do not belong to pods.
     processes: Option<(u64, u64)>,
-    /// How long the removal of containers takes, and how long the kernel takes for pages of files.
+    /// How long the removal of containers takes, how long the kernel takes for pages of files, and how long it takes to
+    /// measure disks.
     removal: Duration,
     taking: Duration,
+    measuring: Duration,
+    /// What was asked of pods, and what is not told when it is asked for the next time.
+    asked: Vec<Needs>,
+    refused: Option<Needs>,
     /// Pages that are taken back are used for something else at once.
     fills: bool,
     pods: BTreeMap<String, Running>,
@@ -117,7 +122,17 @@ impl Pods for Node {
         self.with(|state| state.pods.values().map(|running| running.pod.clone()).collect())
     }
 
-    async fn usages(&self, _needs: Needs) -> Result<HashMap<PodUid, PodUse>, String> {
+    async fn usages(&self, needs: Needs) -> Result<HashMap<PodUid, PodUse>, String> {
+        let (is_refused, measuring) = self.with(|state| {
+            state.asked.push(needs);
+            (state.refused.take_if(|refused| *refused == needs).is_some(), state.measuring)
+        });
+        if is_refused {
+            return Err("for once".to_owned());
+        }
+        if matches!(needs, Needs::Disks | Needs::DisksNow) {
+            tokio::time::sleep(measuring).await;
+        }
         let usage = |running: &Running| (running.pod.uid().clone(), running.usage.clone());
         Ok(self.with(|state| state.pods.values().map(usage).collect()))
     }
@@ -209,6 +224,9 @@ impl World {
             processes: None,
             removal: Duration::ZERO,
             taking: Duration::ZERO,
+            measuring: Duration::ZERO,
+            asked: Vec::new(),
+            refused: None,
             fills: false,
             pods: BTreeMap::new(),
             told: Vec::new(),
@@ -300,6 +318,21 @@ impl World {
     /// The kernel takes so long to take pages of files back.
     pub fn slow_taking(&self, time: Duration) {
         self.node.with(|state| state.taking = time);
+    }
+
+    /// It takes so long to measure what pods take of disks.
+    pub fn slow_measuring(&self, time: Duration) {
+        self.node.with(|state| state.measuring = time);
+    }
+
+    /// What pods take is not told the next time that it is asked for.
+    pub fn refuses_once(&self, needs: Needs) {
+        self.node.with(|state| state.refused = Some(needs));
+    }
+
+    /// What was asked of pods since the last time.
+    pub fn asked(&self) -> Vec<Needs> {
+        self.node.with(|state| std::mem::take(&mut state.asked))
     }
 
     /// Whatever is taken back is used for something else at once.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::super::{
+    ports::Needs,
     testing::World,
     usage::{DiskUse, PodUse},
 };
@@ -274,6 +275,9 @@ async fn who_has_most_processes_goes_where_they_are_few() {
     world.wait(60.0).await;
     assert_eq!(world.conditions(), ["PIDPressure"]);
     assert_eq!(at_work(&world), ["evict many in 1s for pid.available", "many is gone"]);
+    let asked = world.asked();
+    assert!(asked.contains(&Needs::Processes), "{asked:?}");
+    assert!(asked.iter().all(|needs| *needs == Needs::Processes), "no disk is measured for that: {asked:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -301,6 +305,69 @@ async fn pods_that_are_heard_of_late_are_not_waited_for_twice() {
     world.pod("web", GI / 2, &json!({}));
     world.wait(1.5).await;
     assert!(world.told().contains(&"web is gone".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn static_pods_that_are_heard_of_first_hold_up_nobody_for_the_others() {
+    for priority in [0, 2_000_000_000] {
+        let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+        world.static_pod("etcd", 7 * GI);
+        world.wait(1.0).await;
+        assert_eq!(world.told().len(), 1);
+        world.pod("late", GI / 2, &json!({"priority": priority}));
+        world.wait(2.0).await;
+        let told = world.told();
+        assert_eq!(told.contains(&"late is gone".to_owned()), priority == 0, "{told:?}");
+        assert_eq!(told.is_empty(), priority != 0, "{told:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_that_could_not_be_relieved_for_a_moment_waits_for_no_disk_either() {
+    let fields = json!({"hard": {"memory.available": "2Gi", "nodefs.available": "10Gi", "imagefs.available": "10Gi"}});
+    let world = World::new(&fields);
+    world.pod("web", GI, &json!({}));
+    world.memory_used(6 * GI);
+    world.disk_used(95 * GI, 0);
+    world.slow_removal(Duration::from_secs(120));
+    world.refuses_once(Needs::Memory);
+    world.wait(0.5).await;
+    assert_eq!(at_work(&world), ["remove containers"]);
+    world.wait(2.5).await;
+    assert_eq!(at_work(&world)[..2], ["evict web in 1s for memory.available", "web is gone"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_has_time_is_hurried_for_what_could_not_be_asked_for_a_moment() {
+    let fields = json!({"soft": {"memory.available": "4Gi"}, "graces": {"memory.available": "10s"},
+        "hard": {"pid.available": "100"}});
+    let world = World::new(&fields);
+    let usage = PodUse { memory: Some(4 * GI), ..PodUse::default() };
+    world.running("slow", usage, &json!({}), Duration::from_secs(4));
+    world.processes(1000, 500);
+    world.wait(9.6).await;
+    world.refuses_once(Needs::Processes);
+    world.processes(1000, 950);
+    world.wait(0.3).await;
+    assert_eq!(world.asked(), [Needs::Processes]);
+    world.wait(0.6).await;
+    assert_eq!(at_work(&world), ["evict slow in 5s for memory.available"], "nothing is tried for processes now");
+    world.wait(1.0).await;
+    assert_eq!(at_work(&world), ["evict slow in 1s for memory.available"], "but that was for a second");
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_that_gets_short_does_not_wait_for_a_look_at_limits() {
+    let world = World::new(&json!({"hard": {"memory.available": "2Gi"}}));
+    let (usage, spec) = limited(GI);
+    world.running("web", PodUse { memory: Some(GI), ..usage }, &spec, Duration::ZERO);
+    world.slow_measuring(Duration::from_secs(60));
+    world.wait(11.0).await;
+    assert_eq!((world.asked(), at_work(&world)), (vec![Needs::Disks], Vec::new()));
+    world.memory_used(6 * GI);
+    world.ring();
+    world.wait(1.0).await;
+    assert_eq!(at_work(&world), ["evict web in 1s for memory.available", "web is gone"]);
 }
 
 const SOFT_MEMORY_HARD_DISK: &str = r#"{"soft": {"memory.available": "2Gi"}, "graces": {"memory.available": "10s"},
