@@ -280,16 +280,18 @@ impl ImagePlaces {
         }
     }
 
-    /// Takes them in; says whether they are others than before.
+    /// Takes them in; says whether they are others than before. Where layers are may not be told for once: they are
+    /// where they were, unless images have moved.
     fn set(&self, paths: [Option<String>; 2]) -> bool {
         let mut is_news = false;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         for (disk, path) in known.iter_mut().zip(paths) {
             let path = path.map(PathBuf::from);
-            if disk.as_ref().map(|disk| &disk.path) != path.as_ref() {
-                *disk = path.map(|path| Arc::new(Disk::at(path)));
-                is_news = true;
+            if (path.is_none() && !is_news) || disk.as_ref().map(|disk| &disk.path) == path.as_ref() {
+                continue;
             }
+            *disk = path.map(|path| Arc::new(Disk::at(path)));
+            is_news = true;
         }
         is_news
     }
@@ -369,7 +371,12 @@ impl Pods for EnginePods {
     async fn usages(&self, needs: Needs) -> Result<HashMap<PodUid, PodUse>, String> {
         let summary = match needs {
             Needs::Memory => self.statistics.values(Form::Short).await,
-            Needs::Processes | Needs::Disks => self.statistics.values(Form::Full).await,
+            Needs::Processes => {
+                let counts = self.statistics.processes().await?;
+                let only = |(pod, processes)| (pod, PodUse { processes, ..PodUse::default() });
+                return Ok(counts.into_iter().map(only).collect());
+            }
+            Needs::Disks => self.statistics.values(Form::Full).await,
             Needs::DisksNow => self.statistics.values_now(MEASURED).await,
         }?;
         Ok(summary.pods.iter().map(|pod| (pod.id.uid.clone(), usage(pod))).collect())
@@ -445,17 +452,19 @@ fn late(what: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::{HashSet, VecDeque};
 
     use serde_json::json;
 
     use super::*;
     use crate::{
+        cri::CriResult,
         engine::{
             admission::{AdmissionRules, AdmitInput, Purpose, admit},
             ports::Pulse,
         },
         metrics::Registry,
+        proto::cri,
     };
 
     #[test]
@@ -564,5 +573,74 @@ mod tests {
         assert_eq!(disk.look().await, None, "a look hangs");
         assert!(device.is_some() && disk.device() == device, "it has not moved");
         assert_eq!(Arc::new(Disk::at("/no/such/place".into())).look().await, None);
+    }
+
+    /// Says where images and layers are: that first, and so on.
+    struct Runtime {
+        answers: Mutex<VecDeque<cri::ImageFsInfoResponse>>,
+        asked: Mutex<Vec<Instant>>,
+    }
+
+    #[async_trait]
+    impl ImageService for Runtime {
+        async fn list_images(&self) -> CriResult<Vec<cri::Image>> {
+            unreachable!("nobody asks")
+        }
+        async fn image_status(&self, _: cri::ImageSpec) -> CriResult<Option<cri::Image>> {
+            unreachable!("nobody asks")
+        }
+        async fn pull_image(
+            &self,
+            _: cri::ImageSpec,
+            _: Option<cri::AuthConfig>,
+            _: Option<cri::PodSandboxConfig>,
+        ) -> CriResult<String> {
+            unreachable!("nobody asks")
+        }
+        async fn remove_image(&self, _: cri::ImageSpec) -> CriResult<()> {
+            unreachable!("nobody asks")
+        }
+        async fn image_fs_info(&self) -> CriResult<cri::ImageFsInfoResponse> {
+            self.asked.lock().expect("whole").push(Instant::now());
+            Ok(self.answers.lock().expect("whole").pop_front().unwrap_or_default())
+        }
+    }
+
+    fn told((images, layers): (&[&str], &[&str])) -> cri::ImageFsInfoResponse {
+        let usage = |path: &&str| {
+            let id = cri::FilesystemIdentifier { mountpoint: (*path).to_owned() };
+            cri::FilesystemUsage { fs_id: Some(id), ..Default::default() }
+        };
+        cri::ImageFsInfoResponse {
+            image_filesystems: images.iter().map(usage).collect(),
+            container_filesystems: layers.iter().map(usage).collect(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn images_and_layers_are_where_they_were_while_that_is_not_told() {
+        let answers = [(&["/a"][..], &["/b"][..]), (&[], &[]), (&["/a"], &[]), (&["/c"], &[])];
+        let answers = Mutex::new(answers.map(told).into());
+        let runtime = Arc::new(Runtime { answers, asked: Mutex::default() });
+        let (places, began, stop) = (Arc::new(ImagePlaces::default()), Instant::now(), CancellationToken::new());
+        let following = tokio::spawn(places.clone().follow(runtime.clone(), Arc::default(), stop.clone()));
+        let disks = || places.known().map(|disk| disk.expect("told"));
+        sleep(Duration::from_secs(1)).await;
+        let [images, layers] = disks();
+        assert_eq!((&*images.path, &*layers.path), (Path::new("/a"), Path::new("/b")));
+        for (seconds, told) in [(60, "nothing"), (2, "where images are")] {
+            sleep(Duration::from_secs(seconds)).await;
+            let [same_images, same_layers] = disks();
+            assert!(Arc::ptr_eq(&images, &same_images) && Arc::ptr_eq(&layers, &same_layers), "{told}");
+        }
+        sleep(Duration::from_secs(60)).await;
+        let [images, layers] = places.known();
+        assert_eq!(images.map(|disk| disk.path.clone()), Some("/c".into()));
+        assert!(layers.is_none(), "they are not known to be elsewhere");
+        let asked = runtime.asked.lock().expect("whole").clone();
+        let asked: Vec<u64> = asked.iter().map(|at| at.duration_since(began).as_secs()).collect();
+        assert_eq!(asked, [0, 60, 62, 122], "soon again where nothing was told");
+        stop.cancel();
+        following.await.expect("ends");
     }
 }

@@ -134,6 +134,32 @@ mod tests {
     }
 
     #[test]
+    fn the_most_processes_there_may_be_are_those_of_now() {
+        fn max(root: &Path) -> u64 {
+            let text = std::fs::read_to_string(root.join("proc/max")).unwrap_or_default();
+            text.parse().unwrap_or_default()
+        }
+        let root = tempfile::tempdir().expect("a directory");
+        let file = root.path().join("proc/max");
+        std::fs::create_dir(root.path().join("proc")).expect("made");
+        std::fs::write(root.path().join("proc/loadavg"), "0.1 0.2 0.3 4/56 789\n").expect("written");
+        let look = NodeLook {
+            reader: None,
+            pods: None,
+            clock: Arc::new(SystemClock),
+            root: root.path().to_owned(),
+            max_pids: max,
+        };
+        for (content, expected) in [(Some("1000"), Some(1000)), (Some("500"), Some(500)), (None, None)] {
+            match content {
+                Some(content) => std::fs::write(&file, content).expect("written"),
+                None => std::fs::remove_file(&file).expect("it was there"),
+            }
+            assert_eq!(look.look().processes, Some(Processes { max: expected, now: 56 }), "{content:?}");
+        }
+    }
+
+    #[test]
     fn files_that_vanish_or_hold_garbage_are_no_observation() {
         let root = tempfile::tempdir().expect("a directory");
         for directory in ["cgroup", "proc"] {

@@ -347,6 +347,15 @@ impl Inner {
         Ok((since, summary))
     }
 
+    /// How many processes each pod has.
+    pub(super) async fn processes(self: &Arc<Self>) -> Result<HashMap<PodUid, Option<u64>>, String> {
+        let (_, snapshot) = self.sample(Depth::Summary).await?;
+        let told = self.told_of_pods().await?;
+        let count = |seen: &PodSeen| summarise::processes(seen, told.get(&seen.pod.sandbox));
+        let pods = snapshot.pods.iter().filter(|seen| !seen.pod.containers.is_empty());
+        Ok(pods.map(|seen| (seen.pod.id.uid.clone(), count(seen))).collect())
+    }
+
     /// What the runtime tells of pods where it is their source; nothing where it does not know how.
     async fn told_of_pods(&self) -> Result<Arc<HashMap<SandboxId, RuntimePod>>, String> {
         if self.config.source == StatsSource::Groups {

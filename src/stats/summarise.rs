@@ -197,14 +197,18 @@ fn pod(inputs: &Inputs<'_>, root: &Seen, seen: &PodSeen) -> PodStats {
         stats.network = network(seen.network.as_ref(), at);
         stats.volumes = volumes(inputs, places);
         stats.ephemeral_storage = ephemeral(inputs, seconds(root.reading.at), places, &stats);
-        let counts = seen.containers.iter().flatten().filter_map(|c| c.reading.processes);
-        stats.processes = Some(counts.map(u64::from).sum());
+        stats.processes = processes(seen, by_runtime);
         if let Some(pod) = by_runtime {
             stats.network.clone_from(&pod.network);
-            stats.processes = pod.processes;
         }
     }
     stats
+}
+
+/// Processes of a pod, by the runtime where that is the source of what pods use.
+pub fn processes(seen: &PodSeen, by_runtime: Option<&RuntimePod>) -> Option<u64> {
+    let counts = || seen.containers.iter().flatten().filter_map(|container| container.reading.processes);
+    by_runtime.map_or_else(|| Some(counts().map(u64::from).sum()), |pod| pod.processes)
 }
 
 fn container(

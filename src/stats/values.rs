@@ -1,11 +1,12 @@
 //! The summary as values, for who decides by them. Behaviour: spec 05 §3.4-3.5.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use super::{
     provider::StatsProvider,
     summary::{Form, Summary},
 };
+use crate::pod::PodUid;
 
 impl StatsProvider {
     /// What the document of `/stats/summary` tells.
@@ -24,5 +25,13 @@ impl StatsProvider {
     pub async fn values_now(&self, age: Duration) -> Result<Summary, String> {
         self.inner.remeasure(age).await;
         self.values(Form::Full).await
+    }
+
+    /// How many processes each pod has. What else there is to tell of pods is not waited for.
+    ///
+    /// # Errors
+    /// As of [`StatsProvider::summary`].
+    pub async fn processes(&self) -> Result<HashMap<PodUid, Option<u64>>, String> {
+        self.inner.processes().await
     }
 }

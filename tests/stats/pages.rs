@@ -37,6 +37,18 @@ async fn a_runtime_that_hangs_costs_its_fields() {
 }
 
 #[tokio::test]
+async fn processes_are_known_without_all_that_may_hang() {
+    let house = House::new(vec![pod("u1", "web")], None);
+    for call in ["list_container_stats", "image_fs_info"] {
+        house.cri.fault(call, "", Fault::Hang, None);
+    }
+    let counts = house.provider.processes().await.expect("known");
+    let counts: Vec<_> = counts.iter().map(|(pod, count)| (pod.as_str(), *count)).collect();
+    assert_eq!(counts, [("u1", Some(0))]);
+    assert_eq!((house.cri.count("list_container_stats"), house.cri.count("image_fs_info")), (0, 0), "nobody was asked");
+}
+
+#[tokio::test]
 async fn what_the_runtime_tells_stands_in_for_groups() {
     let house = House::new(vec![pod("u1", "web")], None);
     house.cri.add_running("u1", "web", "main", "c1");
