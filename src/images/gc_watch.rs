@@ -26,7 +26,7 @@ pub(super) struct RoomWatch {
     /// When the last round ended.
     tried: Option<Instant>,
     next: Instant,
-    /// A look that is under way, maybe for ever: there is no other meanwhile.
+    /// A look at that place that is under way, maybe for ever: there is no other meanwhile.
     look: Option<JoinHandle<io::Result<Room>>>,
 }
 
@@ -36,10 +36,11 @@ impl RoomWatch {
         Self { room, policy, place: None, tried: None, next: Instant::now(), look: None }
     }
 
-    /// Images are there.
+    /// Images are there. A look at where they were is of no use, and may hang with what they were moved away from.
     fn at(&mut self, place: &Path) {
         if self.place.as_deref() != Some(place) {
             self.place = Some(place.to_owned());
+            (self.look, self.next) = (None, Instant::now());
         }
     }
 
@@ -52,7 +53,7 @@ impl RoomWatch {
     /// drop.
     pub(super) async fn room(&mut self, place: &Path) -> io::Result<Room> {
         self.at(place);
-        // Maybe of another place, and of another time.
+        // Of another time.
         self.looked().await;
         self.look(place.to_owned());
         self.looked().await.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
@@ -133,5 +134,37 @@ mod tests {
         drop(release);
         let found = timeout(Duration::from_secs(60), watch.room(place)).await.expect("it hangs no more");
         assert_eq!((found.ok(), looks.load(Ordering::Relaxed)), (Some(seen), 2), "one of now");
+    }
+
+    #[tokio::test]
+    async fn a_look_that_hangs_where_images_were_holds_up_none_where_they_are() {
+        let (release, hang) = mpsc::channel::<()>();
+        let hang = Mutex::new(hang);
+        let seen = Room { capacity: 1000, available: 900 };
+        let room: RoomOf = Arc::new(move |place: &Path| {
+            if place == Path::new("/old") {
+                let _ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv(); // nobody sends
+            }
+            Ok(seen)
+        });
+        let mut watch = RoomWatch::new(room, GcPolicy::default());
+        assert!(timeout(Duration::from_millis(10), watch.room(Path::new("/old"))).await.is_err());
+        let found = timeout(Duration::from_secs(60), watch.room(Path::new("/new"))).await;
+        drop(release);
+        assert_eq!(found.expect("it waits for nobody").ok(), Some(seen));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_images_have_moved_to_is_looked_at_at_once() {
+        let room: RoomOf = Arc::new(|place: &Path| {
+            let available: u64 = if place == Path::new("/old") { 90 } else { 10 };
+            Ok(Room { capacity: 100 << 30, available: available << 30 })
+        });
+        let mut watch = RoomWatch::new(room, GcPolicy::default());
+        let moment = Duration::from_millis(100);
+        assert!(watch.room(Path::new("/old")).await.is_ok());
+        assert!(timeout(moment, watch.crossed()).await.is_err(), "there is room, and will be for a while");
+        assert!(watch.room(Path::new("/new")).await.is_ok());
+        assert!(timeout(moment, watch.crossed()).await.is_ok(), "there is none");
     }
 }

@@ -308,3 +308,14 @@ async fn a_disk_that_stays_full_is_told_of_now_and_then() {
     sleep(MINUTE).await;
     assert_eq!(count(&room.events(), "FreeDiskSpaceFailed"), 1, "that is news");
 }
+
+#[tokio::test(start_paused = true)]
+async fn all_there_is_is_named_as_the_most_there_can_be() {
+    let room = room(GcPolicy::default()).await;
+    put(&room, "r.io/old:1", 80, false);
+    start(&room);
+    sleep(4 * MINUTE).await;
+    room.cri.fault("remove_image", "", Fault::Error(Code::Internal, "busy".into()), Some(1));
+    let error = room.manager.delete_unused().await.expect_err("it cannot be removed").to_string();
+    assert!(error.starts_with("wanted to free 9223372036854775807 bytes, but freed 0 bytes space"), "{error}");
+}
