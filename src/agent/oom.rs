@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{
     sync::watch,
     task::yield_now,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -216,7 +216,8 @@ pub(super) fn watch(base: &Base, root: &Path, parts: OomParts) {
     let listener = Listener { teller, groups, changes: parts.changes, file };
     let stop = base.stop.child_token();
     base.tasks.spawn(async move {
-        let journal = Journal::open(listener.file.file()).await;
+        let opened = stop.run_until_cancelled(Journal::open(listener.file.file())).await;
+        let Some(journal) = opened else { return };
         listener.run(journal, stop).await;
     });
 }
@@ -350,7 +351,11 @@ impl Journal {
 impl<L: Records> Journal<L> {
     /// Goes on from where an earlier agent stopped.
     async fn of(log: L, boot_id: String, file: &dyn StateFile) -> Self {
-        let saved = file.read().await.ok().flatten();
+        let saved = timeout(WRITE, file.read()).await.unwrap_or_else(|_| {
+            warn!(path = %file.path().display(), "How far the kernel's log was read is not told in time");
+            Ok(None)
+        });
+        let saved = saved.ok().flatten();
         let saved: Option<Place> = saved.and_then(|content| serde_json::from_slice(&content).ok());
         let old = Old::of(saved.as_ref(), &boot_id);
         let is_dirty = saved.is_none();
@@ -422,7 +427,9 @@ impl<L: Records> Journal<L> {
     }
 
     async fn write(&mut self, file: &mut OneWrite) {
-        let place = Place { boot_id: self.boot_id.clone(), sequence: self.last };
+        // What was heard by half is heard again as a whole by the next agent.
+        let sequence = self.hearing.begun().map_or(self.last, |begun| begun.saturating_sub(1));
+        let place = Place { boot_id: self.boot_id.clone(), sequence };
         let written = file.replace(serde_json::to_vec(&place).unwrap_or_default()).await;
         self.is_dirty = written.is_err();
         let pause = if self.is_dirty { KEEP_AGAIN } else { KEEP };

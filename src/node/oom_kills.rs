@@ -106,11 +106,18 @@ pub struct Hearing {
 
 #[derive(Debug)]
 struct Begun {
+    /// The number of its first record.
+    at: u64,
     kill: Kill,
     records: u32,
 }
 
 impl Hearing {
+    /// The number of the record that a kill began with of which the end is still to be heard.
+    pub fn begun(&self) -> Option<u64> {
+        self.begun.as_ref().map(|begun| begun.at)
+    }
+
     /// Hears a record; the kill it ends. Where records are missing, what was begun is forgotten: they may have said whose
     /// memory it was.
     pub fn hear(&mut self, record: &Record) -> Option<Kill> {
@@ -122,7 +129,7 @@ impl Hearing {
         let text = record.text.as_str();
         if text.contains("invoked oom-killer:") {
             let kill = Kill { short: ROOT.to_owned(), of: ROOT.to_owned(), process: String::new(), pid: 0 };
-            self.begun = Some(Begun { kill, records: 0 });
+            self.begun = Some(Begun { at: record.sequence, kill, records: 0 });
             return None;
         }
         let begun = self.begun.as_mut()?;
