@@ -87,6 +87,17 @@ async fn three_rotations_of_three_files() {
     assert_eq!(found, [&names[1], &names[2], &names[0]], "oldest first");
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_is_rotated_is_named_later_than_all_there_is() {
+    let house = House::new(small(3)).await;
+    fs::write(house.log.with_file_name("0.log.20991231-235959"), "old").expect("written");
+    let _task = house.rotation().expect("on");
+    let written = line(&format!("just written{}", ".".repeat(100)));
+    house.write(&written);
+    round().await;
+    assert_eq!(house.read_file("0.log.21000101-000000"), written, "{:?}", house.names());
+}
+
 /// Longer than anything but a round.
 async fn until_names(house: &House, count: usize) {
     let wait = async {
