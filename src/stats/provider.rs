@@ -228,7 +228,7 @@ const FAILED: &str = "the statistics could not be made";
 
 impl Inner {
     /// A reading that is deep enough and no older than [`MEMO`].
-    async fn sample(self: &Arc<Self>, depth: Depth) -> Sampled {
+    pub(super) async fn sample(self: &Arc<Self>, depth: Depth) -> Sampled {
         let [core, summary, full] = &self.samples;
         let (own, deeper): (_, &[_]) = match depth {
             Depth::Core => (core, &[summary, full]),
@@ -347,17 +347,8 @@ impl Inner {
         Ok((since, summary))
     }
 
-    /// How many processes each pod has.
-    pub(super) async fn processes(self: &Arc<Self>) -> Result<HashMap<PodUid, Option<u64>>, String> {
-        let (_, snapshot) = self.sample(Depth::Summary).await?;
-        let told = self.told_of_pods().await?;
-        let count = |seen: &PodSeen| summarise::processes(seen, told.get(&seen.pod.sandbox));
-        let pods = snapshot.pods.iter().filter(|seen| !seen.pod.containers.is_empty());
-        Ok(pods.map(|seen| (seen.pod.id.uid.clone(), count(seen))).collect())
-    }
-
     /// What the runtime tells of pods where it is their source; nothing where it does not know how.
-    async fn told_of_pods(&self) -> Result<Arc<HashMap<SandboxId, RuntimePod>>, String> {
+    pub(super) async fn told_of_pods(&self) -> Result<Arc<HashMap<SandboxId, RuntimePod>>, String> {
         if self.config.source == StatsSource::Groups {
             return Ok(Arc::default());
         }

@@ -4,6 +4,9 @@ use std::{collections::HashMap, time::Duration};
 
 use super::{
     provider::StatsProvider,
+    reading::Depth,
+    snapshot::PodSeen,
+    summarise,
     summary::{Form, Summary},
 };
 use crate::pod::PodUid;
@@ -32,6 +35,10 @@ impl StatsProvider {
     /// # Errors
     /// As of [`StatsProvider::summary`].
     pub async fn processes(&self) -> Result<HashMap<PodUid, Option<u64>>, String> {
-        self.inner.processes().await
+        let (_, snapshot) = self.inner.sample(Depth::Summary).await?;
+        let told = self.inner.told_of_pods().await?;
+        let count = |seen: &PodSeen| summarise::processes(seen, told.get(&seen.pod.sandbox));
+        let pods = snapshot.pods.iter().filter(|seen| !seen.pod.containers.is_empty());
+        Ok(pods.map(|seen| (seen.pod.id.uid.clone(), count(seen))).collect())
     }
 }
