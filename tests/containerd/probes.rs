@@ -67,10 +67,11 @@ async fn no_process_outlives_its_timeout() {
     };
     let mut containers = vec![probed("main", "exec sleep 4321")];
     if real::is_embedded() {
-        containers.push(probed("forks", "sleep 4322 & setsid sleep 4324 & sleep 4323; true"));
+        let forks = "sleep 4322 & setsid sleep 4324 & (setsid sleep 4325 &) ; sleep 4323; true";
+        containers.push(probed("forks", forks));
     }
     let names: Vec<&str> = if containers.len() == 2 { vec!["main", "forks"] } else { vec!["main"] };
-    let commands = ["sleep 4321", "sleep 4322", "sleep 4323", "sleep 4324"];
+    let commands = ["sleep 4321", "sleep 4322", "sleep 4323", "sleep 4324", "sleep 4325"];
     let spec = json!({"terminationGracePeriodSeconds": 5, "containers": containers});
     let pod = node.run(&manifest_of("late", spec)).await;
     let line = node.agent.until_log("Liveness probe failed: command timed out: ").await;

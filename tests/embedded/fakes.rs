@@ -164,7 +164,7 @@ impl Shim for FakeShim {
                 Reply::Started(started)
             }
             Request::Exec(plan) => {
-                let ExecPlan { container, exec, process } = *plan;
+                let ExecPlan { container, exec, process, .. } = *plan;
                 state.containers.get(&container).ok_or_else(unknown)?;
                 use std::io::Write;
                 let mut files = files.into_iter().skip(1).map(std::fs::File::from);

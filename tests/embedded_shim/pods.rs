@@ -32,7 +32,12 @@ fn program() -> &'static Path {
 
 /// Another process of a container.
 fn exec_plan(container: &str, exec: &str, args: &[&str]) -> ExecPlan {
-    ExecPlan { container: container.to_owned(), exec: exec.to_owned(), process: bench::process(args) }
+    ExecPlan {
+        container: container.to_owned(),
+        exec: exec.to_owned(),
+        process: bench::process(args),
+        keeps_orphans: false,
+    }
 }
 
 /// A container of a bench, with a log.

@@ -297,7 +297,7 @@ pub type Begun = (Launching, Option<std::io::PipeWriter>, Option<(std::io::PipeR
 /// Begins to start a process in a container.
 pub fn begin(plan: &LaunchPlan, init: u32, process: Process) -> Result<Begun, Failure> {
     let is_terminal = process.terminal.is_some();
-    let asked = ExecPlan { container: plan.container.clone(), exec: "e".to_owned(), process };
+    let asked = ExecPlan { container: plan.container.clone(), exec: "e".to_owned(), process, keeps_orphans: false };
     if is_terminal {
         return Ok((begin_exec(&asked, init, &plan.groups, Stdio::Terminal)?, None, None));
     }

@@ -33,7 +33,7 @@ pub fn plain(id: &str, args: &[&str]) -> LaunchPlan {
 
 /// Another process that runs a program.
 pub fn exec(container: &str, exec: &str, args: &[&str]) -> ExecPlan {
-    ExecPlan { container: container.to_owned(), exec: exec.to_owned(), process: process(args) }
+    ExecPlan { container: container.to_owned(), exec: exec.to_owned(), process: process(args), keeps_orphans: false }
 }
 
 /// A process of a program.

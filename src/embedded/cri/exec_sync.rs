@@ -63,7 +63,8 @@ async fn run(
     let exec = ids::new_id();
     let sandbox = pod.now();
     let planner = &runtime.ports.planner;
-    let plan = planner.exec(&sandbox.container(container)?.plan, &exec, &request.cmd, false)?;
+    let mut plan = planner.exec(&sandbox.container(container)?.plan, &exec, &request.cmd, false)?;
+    plan.keeps_orphans = request.timeout > 0; // or who is overdue would leave some behind
     let target = Target::Exec(container.to_owned(), exec.clone());
     let exit = pod.await_exit(target.clone());
     let (files, out, err) = streams()?;

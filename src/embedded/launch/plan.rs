@@ -199,7 +199,7 @@ pub fn exec(
     if terminal.is_some() {
         environment::set(&mut process.env, "TERM", "xterm");
     }
-    Ok(ExecPlan { container: first.container.clone(), exec: exec.to_owned(), process })
+    Ok(ExecPlan { container: first.container.clone(), exec: exec.to_owned(), process, keeps_orphans: false })
 }
 
 #[cfg(test)]

@@ -478,4 +478,8 @@ pub struct ExecPlan {
     pub exec: String,
     /// What is executed.
     pub process: Process,
+    /// Whether whoever loses its parent below it becomes its child, so that while it runs all that it started is found.
+    /// A shim that knows nothing of this keeps none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_orphans: bool,
 }

@@ -152,6 +152,9 @@ impl Joiner<'_> {
     fn become_program(&self, stdio: Stdio, host_proc: &OwnedFd) -> Step<i32> {
         let process = &self.plan.process;
         setsid().told(|| "make a session")?;
+        if self.plan.keeps_orphans {
+            nix::sys::prctl::set_child_subreaper(true).told(|| "keep orphans")?;
+        }
         let profile = finalise::open_profile(process, host_proc.as_fd())?;
         let slave = match stdio {
             Stdio::Files(_) => None,

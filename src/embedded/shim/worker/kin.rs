@@ -1,8 +1,8 @@
 //! What a process has started, and what that has: processes that have left its group, by a session of their own.
 //!
 //! The kernel lists the children of each thread. A number is believed only while a handle shows that the process it was
-//! read of still lives, so that whoever has the number after it is left alone. Whom its parent has left behind is not
-//! found: that is the container's own from then on.
+//! read of still lives, so that whoever has the number after it is left alone. Whom its parent has left behind is found
+//! where the process keeps orphans (`ExecPlan`); otherwise that is the container's own from then on.
 
 use std::{collections::BTreeSet, fs, os::fd::OwnedFd};
 
