@@ -142,17 +142,24 @@ impl Owner {
         mut asked: mpsc::Receiver<(PodUid, String)>,
         stop: CancellationToken,
     ) {
-        let restored_until = tokio::time::sleep(RESTORED_FOR);
-        tokio::pin!(restored_until);
+        let (restored_until, stopped) = (tokio::time::sleep(RESTORED_FOR), stop.cancelled());
+        // One timer for good, looked at again when it is over: whoever sets one to an earlier time wakes the runtime.
+        let line_moves = sleep_until(self.line_moves_at);
+        tokio::pin!(restored_until, stopped, line_moves);
         let mut holds_restored = true;
         loop {
             self.deps.pulse.rests();
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return,
+                () = &mut stopped => return,
                 Some(order) = orders.recv() => self.on_order(order),
                 Some((pod, container)) = asked.recv() => self.on_asked(&pod, &container),
-                () = sleep_until(self.line_moves_at), if !self.line.is_empty() => self.move_line(TOGETHER),
+                () = &mut line_moves, if !self.line.is_empty() => {
+                    if self.line_moves_at <= Instant::now() {
+                        self.move_line(TOGETHER);
+                    }
+                    line_moves.as_mut().reset(self.line_moves_at);
+                }
                 due = poll_fn(|context| due(&mut self.wheel, context)) => self.on_moments(due),
                 () = &mut restored_until, if holds_restored => {
                     holds_restored = self.forget_restored();
