@@ -124,6 +124,9 @@ stop() {
         # shellcheck disable=SC2046  # paths without blanks
         [ -z "$(groups)" ] || find $(groups) -depth -type d -exec rmdir {} + 2>/dev/null || true
     fi
+    if [ "$runtime" = embedded ] && ! command -v nft >/dev/null 2>&1; then
+        echo "there is no nft here to delete the firewall's table inet $bridge: it stays until a reboot"
+    fi
     echo "stopped; what is left to read is in $dir (make run starts over)"
 }
 
