@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     fs::{self, File},
+    io::{Read, Write},
     path::Path,
     process::{Command, Stdio},
     sync::{Arc, Mutex, PoisonError},
@@ -61,7 +62,10 @@ pub fn measurements() -> Vec<Measurement> {
     let base =
         |name, figures, agent| Measurement { name, group: Group::Health, figures, rounds: (1, 1), agent, raw: None };
     vec![
-        base("probes", PROBES, |g, t| probes(g, t).boxed_local()),
+        Measurement {
+            raw: Some(|g| connections(g).boxed_local()),
+            ..base("probes", PROBES, |g, t| probes(g, t).boxed_local())
+        },
         base("pressure", PRESSURE, |g, t| pressure(g, t).boxed_local()),
         base("why", WHY, |g, t| why(g, t).boxed_local()),
     ]
@@ -181,6 +185,35 @@ async fn probes(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     samples.add("cpu", cpu - bare_cpu);
     samples.add("rss", rss - bare_rss);
     Ok(samples)
+}
+
+/// What the kernel takes for the connections of these probes on this machine: the same number of them in a period, and of
+/// requests, made by one system call after the other. Commands are not among them.
+async fn connections(ground: &Ground<'_>) -> Result<Samples> {
+    let probed = Probed::start().await?;
+    let (http, tcp, seconds) = (probed.http, probed.tcp, ground.options.amount(60, 10));
+    let mut samples = Samples::default();
+    samples.add("cpu", tokio::task::spawn_blocking(move || connect_for(seconds, http, tcp)).await??);
+    Ok(samples)
+}
+
+/// Percent of a core, of this thread.
+fn connect_for(seconds: usize, http: u16, tcp: u16) -> Result<f64> {
+    let spent = || -> Result<f64> {
+        let text = fs::read_to_string("/proc/thread-self/schedstat").context("the kernel counts no time of threads")?;
+        Ok(text.split(' ').next().unwrap_or_default().parse::<f64>()? / 1e9)
+    };
+    let (began, before) = (Instant::now(), spent()?);
+    for _ in 0..seconds {
+        std::thread::sleep(PERIOD / 10);
+        for i in 0..PODS / 10 {
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", http))?;
+            stream.write_all(format!("GET /p{i} HTTP/1.1\r\nHost: p\r\nConnection: close\r\n\r\n").as_bytes())?;
+            stream.read_to_end(&mut Vec::new())?;
+            drop(std::net::TcpStream::connect(("127.0.0.1", tcp))?);
+        }
+    }
+    Ok((spent()? - before) / began.elapsed().as_secs_f64() * 100.0)
 }
 
 /// A file system in memory; gone when dropped.
