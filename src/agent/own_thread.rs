@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Runtime, sync::oneshot};
+use tokio::{runtime::Runtime, sync::oneshot, task::JoinError};
 
 /// How long threads for what blocks stay when they have nothing to do.
 const KEEP: Duration = Duration::from_secs(5);
@@ -46,7 +46,10 @@ impl OwnThread {
     ) -> io::Result<impl Future<Output = ()> + Send + 'static> {
         let (over, ended) = oneshot::channel();
         thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.0.block_on(task)));
+            // As a task: what it is woken by is mostly on this thread, and each time something wakes the future that
+            // the runtime was told to wait for, it is a system call.
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.0.block_on(self.0.spawn(task))));
+            let outcome = outcome.and_then(|ended| ended.map_err(JoinError::into_panic));
             self.0.shutdown_background(); // what hangs is not waited for
             let _ = over.send(outcome); // nobody waits at the end of the process
         })?;
