@@ -10,6 +10,10 @@ use std::{
     task::{Context, Poll},
 };
 
+use rustix::{
+    io::Errno,
+    net::{SendFlags, send},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -23,8 +27,12 @@ const IN_A_ROW: u8 = 16;
 const BYTES_IN_A_ROW: usize = 64 << 10;
 
 /// A socket of which at most [`MOST_READ`] bytes are read.
+///
+/// A new connection has room for what is written to it first, but the runtime would only know so after it has asked: that
+/// is written without asking. And nothing is written after an answer, so that closing is all the end there has to be.
 pub struct Limited {
     socket: TcpStream,
+    has_written: bool,
     left: usize,
     in_a_row: u8,
     /// What was left when others had their last turn.
@@ -35,7 +43,7 @@ pub struct Limited {
 impl Limited {
     /// Nothing of it was read yet.
     pub fn new(socket: TcpStream) -> Self {
-        Self { socket, left: MOST_READ, in_a_row: 0, left_then: MOST_READ, first: [0; 5] }
+        Self { socket, has_written: false, left: MOST_READ, in_a_row: 0, left_then: MOST_READ, first: [0; 5] }
     }
 
     /// The socket.
@@ -46,6 +54,17 @@ impl Limited {
     /// The first bytes that were read; zeros where they are not there yet.
     pub fn first(&self) -> &[u8; 5] {
         &self.first
+    }
+
+    /// Writes as much of the very first bytes as there is room for; `None` where that must be waited for.
+    fn begin(&mut self, bytes: &[u8]) -> Option<io::Result<usize>> {
+        if std::mem::replace(&mut self.has_written, true) {
+            return None;
+        }
+        match send(&self.socket, bytes, SendFlags::NOSIGNAL) {
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            sent => Some(sent.map_err(io::Error::from)),
+        }
     }
 
     fn count(&mut self, read: &[u8]) -> io::Result<()> {
@@ -80,7 +99,10 @@ impl AsyncRead for Limited {
 
 impl AsyncWrite for Limited {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write(context, bytes)
+        match self.begin(bytes) {
+            Some(begun) => Poll::Ready(begun),
+            None => Pin::new(&mut self.socket).poll_write(context, bytes),
+        }
     }
 
     fn poll_write_vectored(
@@ -88,7 +110,11 @@ impl AsyncWrite for Limited {
         context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write_vectored(context, pieces)
+        let first = pieces.iter().find(|piece| !piece.is_empty());
+        match first.and_then(|first| self.begin(first)) {
+            Some(begun) => Poll::Ready(begun),
+            None => Pin::new(&mut self.socket).poll_write_vectored(context, pieces),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -99,8 +125,8 @@ impl AsyncWrite for Limited {
         Pin::new(&mut self.socket).poll_flush(context)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(context)
+    fn poll_shutdown(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -163,7 +189,11 @@ impl AsyncWrite for Secure {
 mod tests {
     use std::future::poll_fn;
 
-    use tokio::{io::AsyncWriteExt, net::TcpListener, task::unconstrained};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        task::unconstrained,
+    };
 
     use super::*;
 
@@ -181,6 +211,38 @@ mod tests {
         });
         unconstrained(until_pending).await;
         (reads, bytes)
+    }
+
+    #[tokio::test]
+    async fn what_is_written_first_does_not_wait_until_the_runtime_knows_that_there_is_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let there = listener.local_addr().expect("bound");
+        let said: Vec<u8> = (0_u32..4 << 20).map(|number| u8::try_from(number % 251).unwrap_or(0)).collect();
+        for is_vectored in [false, true] {
+            let socket = std::net::TcpStream::connect(there).expect("connected");
+            socket.set_nonblocking(true).expect("a socket");
+            let (mut peer, _) = listener.accept().await.expect("accepted");
+            let mut limited = Limited::new(TcpStream::from_std(socket).expect("a runtime"));
+            let once = poll_fn(|context| {
+                let limited = Pin::new(&mut limited);
+                let pieces = [io::IoSlice::new(&[]), io::IoSlice::new(&said)];
+                Poll::Ready(match is_vectored {
+                    false => limited.poll_write(context, &said),
+                    true => limited.poll_write_vectored(context, &pieces),
+                })
+            });
+            let Poll::Ready(Ok(written)) = once.await else { panic!("there is room") };
+            assert!((1..said.len()).contains(&written), "not for all of it: {written}");
+            let rest = said.get(written..).unwrap_or_default().to_vec();
+            let writing = tokio::spawn(async move {
+                limited.write_all(&rest).await?;
+                limited.shutdown().await
+            });
+            let mut heard = Vec::new();
+            peer.read_to_end(&mut heard).await.expect("an end");
+            writing.await.expect("no panic").expect("written");
+            assert!(heard == said, "{is_vectored}: {} bytes", heard.len());
+        }
     }
 
     #[tokio::test]
