@@ -1,5 +1,7 @@
 //! What is asked of whom: ports, hosts, headers, commands. Pure. Behaviour: spec 05 §1.7, §1.8.
 
+use std::sync::LazyLock;
+
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -19,6 +21,10 @@ pub const MOST_REDIRECTS: usize = 10;
 pub fn user_agent() -> String {
     format!("kube-probe/{}.{}", config::version::MAJOR, config::version::MINOR)
 }
+
+/// The same as a header.
+static AGENT: LazyLock<Result<HeaderValue, String>> =
+    LazyLock::new(|| HeaderValue::try_from(user_agent()).map_err(|e| e.to_string()));
 
 /// The port a probe names: a number, a port of the same container, or a number in quotes.
 ///
@@ -112,7 +118,7 @@ impl HttpAsk {
                 headers.try_append(name, value).map_err(|_| Outcome::unknown("too many headers"))?;
             }
         }
-        let agent = HeaderValue::from_str(&user_agent()).map_err(|e| Outcome::unknown(e.to_string()))?;
+        let agent = AGENT.as_ref().map_err(Outcome::unknown)?.clone();
         for (name, default) in [(header::USER_AGENT, agent), (header::ACCEPT, HeaderValue::from_static("*/*"))] {
             match headers.get(&name) {
                 None => drop(headers.insert(name, default)),
