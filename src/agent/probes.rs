@@ -119,6 +119,10 @@ impl ProbedPods for Board {
         Some(ProbedStatus { status, restart_all })
     }
 
+    fn changes(&self) -> u64 {
+        self.statuses.stored()
+    }
+
     fn set_ready(&self, pod: &Pod, container: &ContainerId, ready: bool) {
         self.statuses.set_ready(pod, container, ready, self.clock.now());
     }

@@ -1,7 +1,7 @@
 //! Asks containers whether they have started, are ready, are alive.
 //!
 //! ```text
-//!  worker ── add, stop, remove ──► owner ◄── wheel of moments
+//!  worker ── add, stop, remove ──► owner ◄── alarm: the next moment
 //!  worker ── ask_readiness ──────►   │
 //!                                    ├─► an attempt: exec (CRI), http, tcp, grpc
 //!  worker, runtime ◄── results ◄─────┴─► status at once, wake-up, events, metrics, file
@@ -10,12 +10,13 @@
 //! In: pods from their workers ([`ProbeManager`](crate::engine::ports::ProbeManager)), how they stand
 //! ([`ProbedPods`](crate::engine::ports::ProbedPods)). Out: results by container instance.
 //!
-//! One task ([`owner`]) owns every probe: when it is asked next is a place on one timer wheel, what its results come to
+//! One task ([`owner`]) owns every probe: one timer (`alarm`) is set for the next moment of any, what its results come to
 //! is decided by `turn` (pure). An attempt (`attempt`) is a task with a deadline; one that hangs costs nothing but
 //! itself, and ends with its probe. Results are read by anyone (`results`) and outlive the agent in a file.
 //!
 //! Behaviour: spec 05 §1.
 
+mod alarm;
 pub mod attempt;
 mod dial;
 mod exec;

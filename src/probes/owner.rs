@@ -1,8 +1,8 @@
-//! The one task of all probes: a wheel of their next moments, and the attempts that are under way.
+//! The one task of all probes: their next moments, and the attempts that are under way.
 //!
 //! ```text
 //!  orders ──────────┐                    ┌─► results, status, events, metrics
-//!  wheel: a moment ─┼─► Turn (pure) ─────┤
+//!  alarm: a moment ─┼─► Turn (pure) ─────┤
 //!  an attempt ended ┘                    └─► an attempt, at most one per probe
 //! ```
 //!
@@ -10,12 +10,13 @@
 //! dropped. Behaviour: spec 05 §1.2.
 //!
 //! What a probe costs a node at rest is above all waking up for it. So the moments of all probes lie on common marks
-//! (`marks`), and attempts are polled by this task instead of being tasks of their own that other threads take. They
+//! (`marks`), one timer is set for the next of them (`alarm`), and attempts are polled by this task instead of being
+//! tasks of their own that other threads take; those that end together are taken in together. They
 //! come last, so that what floods one of them (`stream`) keeps nobody from beginning, and none lives on what the runtime
 //! lets a task do in a row: that one of them could use up for all.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     future::poll_fn,
     panic::AssertUnwindSafe,
     sync::Arc,
@@ -29,21 +30,18 @@ use futures::{
     stream::FuturesUnordered,
 };
 use rand::Rng;
-use tokio::{
-    sync::mpsc,
-    task::coop::unconstrained,
-    time::{Instant, sleep_until},
-};
-use tokio_util::{sync::CancellationToken, time::DelayQueue};
+use tokio::{sync::mpsc, task::coop::unconstrained, time::Instant};
+use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use super::{
+    alarm::Alarm,
     attempt::{self, Ask, Asker},
     kind::{Declared, Handler, Kind, Pace, declared},
     manager::Known,
     marks::{Marks, is_shared},
     outcome::Outcome,
-    probe::{Probe, address},
+    probe::{Look, Probe, address},
     results::Results,
     seen::{Seen, seen},
     turn::{Fixed, Next, Now, Turn},
@@ -109,7 +107,8 @@ pub struct Owner {
     probes: HashMap<ProbeId, Probe>,
     by_pod: HashMap<PodUid, Vec<ProbeId>>,
     last_id: ProbeId,
-    wheel: DelayQueue<ProbeId>,
+    /// Their next moments.
+    moments: BTreeSet<(Instant, ProbeId)>,
     /// Those whose moment has come, and when the next of them begin at the latest.
     line: VecDeque<ProbeId>,
     line_moves_at: Instant,
@@ -128,7 +127,7 @@ impl Owner {
             probes: HashMap::new(),
             by_pod: HashMap::new(),
             last_id: 0,
-            wheel: DelayQueue::new(),
+            moments: BTreeSet::new(),
             line: VecDeque::new(),
             line_moves_at: Instant::now(),
             attempts: FuturesUnordered::new(),
@@ -143,33 +142,25 @@ impl Owner {
         stop: CancellationToken,
     ) {
         let (restored_until, stopped) = (tokio::time::sleep(RESTORED_FOR), stop.cancelled());
-        // One timer for good, looked at again when it is over: whoever sets one to an earlier time wakes the runtime.
-        let line_moves = sleep_until(self.line_moves_at);
-        tokio::pin!(restored_until, stopped, line_moves);
-        let mut holds_restored = true;
+        tokio::pin!(restored_until, stopped);
+        let (mut holds_restored, mut alarm) = (true, Alarm::new());
         loop {
             self.deps.pulse.rests();
+            let next = self.next_moment();
             tokio::select! {
                 biased;
                 () = &mut stopped => return,
                 Some(order) = orders.recv() => self.on_order(order),
                 Some((pod, container)) = asked.recv() => self.on_asked(&pod, &container),
-                () = &mut line_moves, if !self.line.is_empty() => {
-                    if self.line_moves_at <= Instant::now() {
-                        self.move_line(TOGETHER);
-                    }
-                    line_moves.as_mut().reset(self.line_moves_at);
-                }
-                due = poll_fn(|context| due(&mut self.wheel, context)) => self.on_moments(due),
+                () = poll_fn(|context| alarm.poll(next, context)) => self.on_alarm(),
                 () = &mut restored_until, if holds_restored => {
                     holds_restored = self.forget_restored();
                     restored_until.as_mut().reset(Instant::now() + RESTORED_FOR);
                 }
-                Some(ended) = self.attempts.next(), if !self.attempts.is_empty() => {
-                    if let Some((id, outcome)) = ended {
-                        self.on_ended(id, outcome);
-                    }
-                    self.move_line(1);
+                ended = poll_fn(|context| ended(&mut self.attempts, context)) => {
+                    let room = ended.len();
+                    ended.into_iter().flatten().for_each(|(id, outcome)| self.on_ended(id, outcome));
+                    self.move_line(room);
                 }
             }
         }
@@ -180,13 +171,13 @@ impl Owner {
     fn forget_restored(&self) -> bool {
         let to_come = self.probes.values().filter(|probe| probe.turn.instance().is_none());
         let instances: HashSet<ContainerId> =
-            to_come.filter_map(|probe| Some(self.look(probe)?.0.instance?.id)).collect();
+            to_come.filter_map(|probe| Some(Self::look(&*self.deps.pods, probe)?.0.instance?.id)).collect();
         self.results.forget_restored(|container| instances.contains(container))
     }
 
     /// How a probe's container stands, and where it is.
-    fn look(&self, probe: &Probe) -> Option<(Seen, Option<String>)> {
-        let known = self.deps.pods.status(probe.pod.uid())?;
+    fn look(pods: &dyn ProbedPods, probe: &Probe) -> Option<(Seen, Option<String>)> {
+        let known = pods.status(probe.pod.uid())?;
         let seen = seen(&probe.pod, &probe.declared(&probe.pod)?, &known.status, known.restart_all);
         Some((seen, address(&probe.pod, &known.status)))
     }
@@ -244,8 +235,9 @@ impl Owner {
             handler: Handler::of(one.probe),
             turn: Turn::new(fixed),
             base,
-            timer: None,
+            moment: None,
             in_line: None,
+            look: None,
             attempt: None,
             is_asked: false,
             asked_at: None,
@@ -277,29 +269,53 @@ impl Owner {
         self.schedule(id);
     }
 
-    /// Puts a probe's next moment on the wheel; none while an attempt is under way or about to begin.
+    /// Sets a probe's next moment; none while an attempt is under way or about to begin.
     fn schedule(&mut self, id: ProbeId) {
         let Some(probe) = self.probes.get_mut(&id) else { return };
         if probe.attempt.is_some() || probe.in_line.is_some() {
             return;
         }
         let at = probe.next_moment(Instant::now());
-        match &probe.timer {
-            Some(timer) => self.wheel.reset_at(timer, at),
-            None => probe.timer = Some(self.wheel.insert_at(id, at)),
+        if let Some(before) = probe.moment.replace(at) {
+            self.moments.remove(&(before, id));
+        }
+        self.moments.insert((at, id));
+    }
+
+    /// When there is something to do next, whatever happens: a probe's moment, or that of those in line.
+    fn next_moment(&self) -> Option<Instant> {
+        let line = (!self.line.is_empty()).then_some(self.line_moves_at);
+        let first = self.moments.first().map(|(at, _)| *at);
+        line.into_iter().chain(first).min()
+    }
+
+    fn on_alarm(&mut self) {
+        let now = Instant::now();
+        if !self.line.is_empty() && self.line_moves_at <= now {
+            self.move_line(TOGETHER);
+        }
+        let mut due = Vec::new();
+        while let Some(moment) = self.moments.first().copied().filter(|(at, _)| *at <= now) {
+            self.moments.pop_first();
+            due.push(moment);
+        }
+        if !due.is_empty() {
+            self.on_moments(due);
         }
     }
 
     /// Puts them in line, those alike one after the other; each has the same place every time.
-    fn on_moments(&mut self, mut due: Vec<(ProbeId, Instant)>) {
-        due.sort_unstable_by_key(|(id, _)| (self.probes.get(id).map(|probe| probe.handler), *id));
-        for (id, at) in &due {
-            if let Some(probe) = self.probes.get_mut(id) {
-                (probe.timer, probe.in_line) = (None, Some(*at)); // it is not on the wheel any more
+    fn on_moments(&mut self, due: Vec<(Instant, ProbeId)>) {
+        let mut next: Vec<(Handler, ProbeId)> = Vec::with_capacity(due.len());
+        for (at, id) in due {
+            if let Some(probe) = self.probes.get_mut(&id) {
+                (probe.moment, probe.in_line) = (None, Some(at));
+                next.push((probe.handler, id));
             }
         }
+        next.sort_unstable();
         let is_first = self.line.is_empty();
-        self.line.extend(due.into_iter().map(|(id, _)| id));
+        self.line.extend(next.into_iter().map(|(_, id)| id));
         if is_first {
             self.move_line(TOGETHER);
         }
@@ -321,14 +337,21 @@ impl Owner {
         let now = Instant::now();
         let asked = self.probes.get(&id).filter(|probe| probe.is_asked).map(|probe| *probe.turn.fixed());
         let restarted = asked.map(|fixed| self.place(fixed.kind, now + fixed.pace.period, fixed.pace.period));
-        let (seen, ip) = self.probes.get(&id).and_then(|probe| self.look(probe)).unzip();
         let Some(probe) = self.probes.get_mut(&id) else { return };
+        // Before the look: what changes meanwhile is looked at again.
+        let changes = self.deps.pods.changes();
+        let look = match probe.look.take().filter(|look| look.changes == changes) {
+            Some(look) => look,
+            None => Look { changes, found: Self::look(&*self.deps.pods, probe) },
+        };
+        let found = &probe.look.insert(look).found;
+        let (seen, ip) = (found.as_ref().map(|(seen, _)| seen), found.as_ref().and_then(|(_, ip)| ip.clone()));
         let due = probe.in_line.take().unwrap_or(now);
         if let Some(base) = restarted {
             (probe.base, probe.is_asked, probe.asked_at) = (base, false, Some(now));
         }
         let clocks = Now { uptime: now - self.begun, wall: self.deps.clock.now() };
-        let step = probe.turn.begin(seen.as_ref(), clocks);
+        let step = probe.turn.begin(seen, clocks);
         let kind = probe.kind();
         if let Some(gone) = &step.forget {
             self.results.forget(gone, kind);
@@ -344,7 +367,7 @@ impl Owner {
             (Next::Stop, _) => self.end(id),
             (Next::Probe, Some(instance)) => {
                 let (pod, container) = (probe.pod.clone(), probe.container.clone());
-                let ask = Ask { pod, container, kind, id: instance, ip: ip.flatten() };
+                let ask = Ask { pod, container, kind, id: instance, ip };
                 let asker = self.deps.asker.clone();
                 let (handle, registration) = AbortHandle::new_pair();
                 let under_way = probe.pace.begun(now.saturating_duration_since(due));
@@ -428,8 +451,8 @@ impl Owner {
 
     fn remove(&mut self, id: ProbeId) -> Option<Probe> {
         let probe = self.probes.remove(&id)?;
-        if let Some(timer) = &probe.timer {
-            self.wheel.remove(timer);
+        if let Some(at) = probe.moment {
+            self.moments.remove(&(at, id));
         }
         if let Some((attempt, _)) = &probe.attempt {
             attempt.abort();
@@ -441,13 +464,18 @@ impl Owner {
     }
 }
 
-/// The probes whose moment has come, and when that was.
-fn due(wheel: &mut DelayQueue<ProbeId>, context: &mut Context<'_>) -> Poll<Vec<(ProbeId, Instant)>> {
-    let mut due = Vec::new();
-    while let Poll::Ready(Some(expired)) = wheel.poll_expired(context) {
-        due.push((*expired.get_ref(), expired.deadline()));
+/// Some of the attempts that have ended, `None` for one that was broken off.
+fn ended(
+    attempts: &mut FuturesUnordered<BoxFuture<'static, Option<Ended>>>,
+    context: &mut Context<'_>,
+) -> Poll<Vec<Option<Ended>>> {
+    let mut ended = Vec::new();
+    while ended.len() < TOGETHER
+        && let Poll::Ready(Some(one)) = attempts.poll_next_unpin(context)
+    {
+        ended.push(one);
     }
-    if due.is_empty() { Poll::Pending } else { Poll::Ready(due) }
+    if ended.is_empty() { Poll::Pending } else { Poll::Ready(ended) }
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::AbortHandle;
 use tokio::time::Instant;
-use tokio_util::time::delay_queue;
 use tracing::{debug, info};
 
 use super::{
     kind::{Declared, Handler, Kind},
     outcome::Outcome,
+    seen::Seen,
     turn::Turn,
 };
 use crate::{
@@ -38,16 +38,27 @@ pub struct Probe {
     pub turn: Turn,
     /// Its moments are this one and whole periods after it.
     pub base: Instant,
-    /// Its next moment, on the wheel.
-    pub timer: Option<delay_queue::Key>,
+    /// Its next moment.
+    pub moment: Option<Instant>,
     /// Its moment has come, then, and others of it come first.
     pub in_line: Option<Instant>,
+    /// How its container stood when that was looked at last.
+    pub look: Option<Look>,
     /// What is under way, and since when.
     pub attempt: Option<(AbortHandle, Instant)>,
     /// It is asked for out of turn.
     pub is_asked: bool,
     /// When it was, last.
     pub asked_at: Option<Instant>,
+}
+
+/// How a probe's container stood. It still does while there are no other changes: hundreds of probes a minute ask of
+/// pods of which there is nothing new.
+pub struct Look {
+    /// So many changes of pods there had been.
+    pub changes: u64,
+    /// How it stood, and its pod's address; `None` where the pod had no status.
+    pub found: Option<(Seen, Option<String>)>,
 }
 
 impl Probe {

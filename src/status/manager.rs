@@ -9,7 +9,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use jiff::Timestamp;
@@ -89,6 +92,7 @@ enum Life {
 /// Holds every pod's latest status. Cheap to share as `Arc`.
 pub struct StatusManager {
     entries: Mutex<HashMap<PodUid, Kept>>,
+    stored: AtomicU64,
     changes: watch::Sender<u64>,
     events: broadcast::Sender<StatusEvent>,
     metrics: StatusMetrics,
@@ -99,6 +103,7 @@ impl StatusManager {
     pub fn new(metrics: StatusMetrics) -> Self {
         Self {
             entries: Mutex::default(),
+            stored: AtomicU64::default(),
             changes: watch::Sender::new(0),
             events: broadcast::Sender::new(EVENTS),
             metrics,
@@ -108,6 +113,11 @@ impl StatusManager {
     /// The latest status of a pod.
     pub fn status(&self, uid: &PodUid) -> Option<Arc<api::PodStatus>> {
         self.lock().get(uid).map(|e| e.status.clone())
+    }
+
+    /// How often a status was stored or forgotten: while this number stays, so does what [`status`](Self::status) says.
+    pub fn stored(&self) -> u64 {
+        self.stored.load(Ordering::Acquire)
     }
 
     /// The status that the next one of a pod follows; `None` where that is what the pod's object says.
@@ -215,7 +225,9 @@ impl StatusManager {
 
     /// Forgets one pod: it is deleted, or another one has its name.
     pub fn forget(&self, uid: &PodUid) {
-        self.lock().remove(uid);
+        let mut entries = self.lock();
+        entries.remove(uid);
+        self.stored.fetch_add(1, Ordering::Release); // whoever asks in between is told both numbers
     }
 
     /// Changes a stored status; `change` says whether it did.
@@ -270,6 +282,7 @@ impl StatusManager {
         };
         if same {
             entries.insert(entry.pod.uid.clone(), entry.clone());
+            self.stored.fetch_add(1, Ordering::Release);
         }
         same
     }
@@ -429,6 +442,11 @@ mod tests {
         assert!(changes.has_changed().expect("alive"));
         let unsent = manager.unsent();
         assert_eq!((unsent[0].version, unsent[0].unsent_since, unsent[0].finished), (2, Some(at(10)), false));
+        assert_eq!(manager.stored(), 2);
+        manager.sent(world.pod.uid(), 2, at(40));
+        assert_eq!(manager.stored(), 2, "the same status");
+        manager.forget(world.pod.uid());
+        assert_eq!(manager.stored(), 3, "none is another one");
     }
 
     #[test]

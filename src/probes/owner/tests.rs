@@ -2,7 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -42,6 +45,8 @@ struct World {
     /// … and not in whole seconds.
     exact: Mutex<Vec<Instant>>,
     status: Mutex<Option<api::PodStatus>>,
+    shown: AtomicU64,
+    looks: AtomicU64,
     told: Mutex<Vec<String>>,
     file: Mutex<Option<Vec<u8>>>,
     dropped: Mutex<u32>,
@@ -55,6 +60,8 @@ impl World {
             asked: Mutex::default(),
             exact: Mutex::default(),
             status: Mutex::new(Some(running(true, true))),
+            shown: AtomicU64::default(),
+            looks: AtomicU64::default(),
             told: Mutex::default(),
             file: Mutex::default(),
             dropped: Mutex::default(),
@@ -63,6 +70,7 @@ impl World {
 
     fn show(&self, status: api::PodStatus) {
         *lock(&self.status) = Some(status);
+        self.shown.fetch_add(1, Ordering::Relaxed);
     }
 
     /// What the next attempt does; the last one stays.
@@ -114,8 +122,12 @@ impl Asker for Fake {
 
 impl ProbedPods for Fake {
     fn status(&self, _pod: &PodUid) -> Option<ProbedStatus> {
+        self.0.looks.fetch_add(1, Ordering::Relaxed);
         let status = lock(&self.0.status).clone()?;
         Some(ProbedStatus { status: Arc::new(status), restart_all: false })
+    }
+    fn changes(&self) -> u64 {
+        self.0.shown.load(Ordering::Relaxed)
     }
     fn set_ready(&self, _pod: &Pod, container: &ContainerId, ready: bool) {
         self.0.tell(format!("ready {container} {ready}"));
@@ -237,6 +249,22 @@ async fn it_is_asked_at_once_and_then_every_period() {
     pass(7).await;
     assert_eq!(world.asked().len(), 5, "added once");
     assert_eq!(world.told(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_of_which_there_is_nothing_new_is_not_looked_at_again() {
+    let world = World::new([success()]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"livenessProbe": tcp(10)})));
+    pass(31).await;
+    assert_eq!((world.asked().len(), world.looks.load(Ordering::Relaxed)), (4, 1));
+    let ended = json!({"terminated": {"exitCode": 1, "finishedAt": Timestamp::now().to_string()}});
+    world.show(instance("c-0", ended, true, true));
+    pass(30).await;
+    assert_eq!((world.asked().len(), world.looks.load(Ordering::Relaxed)), (4, 2), "it does not run any more");
+    world.show(running(true, true));
+    pass(10).await;
+    assert_eq!((world.asked().len(), world.looks.load(Ordering::Relaxed)), (5, 3));
 }
 
 #[tokio::test(start_paused = true)]
