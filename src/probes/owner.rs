@@ -56,10 +56,10 @@ use crate::{
 /// What an earlier agent learnt of containers that are not probed by then is forgotten, and after that as often.
 const RESTORED_FOR: Duration = Duration::from_secs(600);
 
-/// So many attempts of one moment begin together, and one more as each ends: what they need at the same time is memory
-/// that stays with the agent…
+/// So many attempts of one moment begin together, and as many more when these have ended: what they need at the same
+/// time is memory that stays with the agent, and answers that come together are read together…
 const TOGETHER: usize = 8;
-/// … and as many more after that, for nobody waits for those that hang.
+/// … or after that, for nobody waits for those that hang.
 const SOON: Duration = Duration::from_millis(2);
 
 /// What the task is told.
@@ -109,9 +109,11 @@ pub struct Owner {
     last_id: ProbeId,
     /// Their next moments.
     moments: BTreeSet<(Instant, ProbeId)>,
-    /// Those whose moment has come, and when the next of them begin at the latest.
+    /// Those whose moment has come; when the next of them begin at the latest, and when no more attempts than that are
+    /// under way.
     line: VecDeque<ProbeId>,
     line_moves_at: Instant,
+    line_moves_from: usize,
     attempts: FuturesUnordered<BoxFuture<'static, Option<Ended>>>,
 }
 
@@ -130,6 +132,7 @@ impl Owner {
             moments: BTreeSet::new(),
             line: VecDeque::new(),
             line_moves_at: Instant::now(),
+            line_moves_from: 0,
             attempts: FuturesUnordered::new(),
         }
     }
@@ -158,9 +161,10 @@ impl Owner {
                     restored_until.as_mut().reset(Instant::now() + RESTORED_FOR);
                 }
                 ended = poll_fn(|context| ended(&mut self.attempts, context)) => {
-                    let room = ended.len();
                     ended.into_iter().flatten().for_each(|(id, outcome)| self.on_ended(id, outcome));
-                    self.move_line(room);
+                    if self.attempts.len() <= self.line_moves_from {
+                        self.move_line();
+                    }
                 }
             }
         }
@@ -292,9 +296,9 @@ impl Owner {
     fn on_alarm(&mut self) {
         let now = Instant::now();
         if !self.line.is_empty() && self.line_moves_at <= now {
-            self.move_line(TOGETHER);
+            self.move_line();
         }
-        let mut due = Vec::new();
+        let mut due = Vec::with_capacity(TOGETHER);
         while let Some(moment) = self.moments.first().copied().filter(|(at, _)| *at <= now) {
             self.moments.pop_first();
             due.push(moment);
@@ -317,14 +321,14 @@ impl Owner {
         let is_first = self.line.is_empty();
         self.line.extend(next.into_iter().map(|(_, id)| id));
         if is_first {
-            self.move_line(TOGETHER);
+            self.move_line();
         }
     }
 
-    /// Begins the next so many attempts of those in line.
-    fn move_line(&mut self, most: usize) {
-        let before = self.attempts.len();
-        while self.attempts.len() < before + most
+    /// Begins the attempts of the next in line.
+    fn move_line(&mut self) {
+        self.line_moves_from = self.attempts.len();
+        while self.attempts.len() < self.line_moves_from + TOGETHER
             && let Some(id) = self.line.pop_front()
         {
             self.on_moment(id);

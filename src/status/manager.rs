@@ -192,7 +192,9 @@ impl StatusManager {
 
     /// Forgets all pods but these.
     pub fn retain(&self, uids: &HashSet<PodUid>) {
-        self.lock().retain(|uid, _| uids.contains(uid));
+        let mut entries = self.lock();
+        entries.retain(|uid, _| uids.contains(uid));
+        self.stored.fetch_add(1, Ordering::Release);
     }
 
     /// A pod's status as it is kept.

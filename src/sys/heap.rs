@@ -14,11 +14,12 @@ use nix::sys::{
 
 /// Read by jemalloc before the first block is asked for. Free pages go back within three seconds, so that a page of
 /// statistics that is asked for does not have to touch new ones for each line. A thread that keeps blocks
-/// ([`keep_some_here`]) keeps few, and small ones.
+/// ([`keep_some_here`]) keeps few, and small ones, and looks for those it does not need once in a megabyte.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 // SAFETY: the name is jemalloc's own for its options, a pointer to text that ends with a zero and never changes.
 static HABITS: &c_char = unsafe {
-    &*c"narenas:1,tcache:false,tcache_max:14336,tcache_nslots_small_max:16,dirty_decay_ms:3000,muzzy_decay_ms:0"
+    &*c"narenas:1,tcache:false,tcache_max:14336,tcache_nslots_small_max:16,\
+      tcache_gc_incr_bytes:1048576,dirty_decay_ms:3000,muzzy_decay_ms:0"
         .as_ptr()
 };
 
