@@ -477,6 +477,7 @@ fn ended(
     while ended.len() < TOGETHER
         && let Poll::Ready(Some(one)) = attempts.poll_next_unpin(context)
     {
+        ended.reserve_exact(TOGETHER - ended.len());
         ended.push(one);
     }
     if ended.is_empty() { Poll::Pending } else { Poll::Ready(ended) }
