@@ -11,7 +11,7 @@
 //! ([`ProbedPods`](crate::engine::ports::ProbedPods)). Out: results by container instance.
 //!
 //! One task ([`owner`]) owns every probe: one timer (`alarm`) is set for the next moment of any, what its results come to
-//! is decided by `turn` (pure). An attempt (`attempt`) is a task with a deadline; one that hangs costs nothing but
+//! is decided by `turn` (pure). An attempt (`attempt`) has a deadline and is polled by that task; one that hangs costs nothing but
 //! itself, and ends with its probe. Results are read by anyone (`results`) and outlive the agent in a file.
 //!
 //! Behaviour: spec 05 §1.

@@ -115,7 +115,8 @@ impl StatusManager {
         self.lock().get(uid).map(|e| e.status.clone())
     }
 
-    /// How often a status was stored or forgotten: while this number stays, so does what [`status`](Self::status) says.
+    /// How often a status was stored or forgotten: while this number stays, so does what [`status`](Self::status) says
+    /// when it is asked after this.
     pub fn stored(&self) -> u64 {
         self.stored.load(Ordering::Acquire)
     }
@@ -193,8 +194,11 @@ impl StatusManager {
     /// Forgets all pods but these.
     pub fn retain(&self, uids: &HashSet<PodUid>) {
         let mut entries = self.lock();
+        let before = entries.len();
         entries.retain(|uid, _| uids.contains(uid));
-        self.stored.fetch_add(1, Ordering::Release);
+        if entries.len() < before {
+            self.stored.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// A pod's status as it is kept.
@@ -228,8 +232,9 @@ impl StatusManager {
     /// Forgets one pod: it is deleted, or another one has its name.
     pub fn forget(&self, uid: &PodUid) {
         let mut entries = self.lock();
-        entries.remove(uid);
-        self.stored.fetch_add(1, Ordering::Release); // whoever asks in between is told both numbers
+        if entries.remove(uid).is_some() {
+            self.stored.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// Changes a stored status; `change` says whether it did.
@@ -621,9 +626,9 @@ mod tests {
         let world = world(Seen::Running);
         manager.set(&world.pod, world.build(), at(10));
         manager.retain(&HashSet::from([world.pod.uid().clone()]));
-        assert_eq!(manager.snapshot().len(), 1);
+        assert_eq!((manager.snapshot().len(), manager.stored()), (1, 1));
         manager.retain(&HashSet::new());
-        assert_eq!(manager.status(world.pod.uid()), None);
+        assert_eq!((manager.status(world.pod.uid()), manager.stored()), (None, 2));
         assert_eq!(manager.set(&world.pod, world.build(), at(20)), Outcome::Accepted(1));
     }
 

@@ -51,7 +51,8 @@ pub struct ProbedStatus {
 pub trait ProbedPods: Send + Sync + 'static {
     /// The pod's latest status; `None` before its first one.
     fn status(&self, pod: &PodUid) -> Option<ProbedStatus>;
-    /// A number that is another one after each change of what [`status`](Self::status) says of any pod.
+    /// A number that is another one after each change of what [`status`](Self::status) says of any pod; to be asked
+    /// first.
     fn changes(&self) -> u64;
     /// Says at once in the pod's status that an instance is ready, or not.
     fn set_ready(&self, pod: &Pod, container: &ContainerId, ready: bool);

@@ -33,6 +33,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone)]
 enum Act {
     Says(Outcome),
+    Takes(Duration),
     Hangs,
     Crashes,
 }
@@ -111,6 +112,10 @@ impl Asker for Fake {
         lock(&self.0.exact).push(Instant::now());
         match self.0.next_act() {
             Act::Says(outcome) => outcome,
+            Act::Takes(long) => {
+                tokio::time::sleep(long).await;
+                Outcome::Success
+            }
             Act::Hangs => {
                 let _hanging = Hanging(self.0.clone());
                 std::future::pending().await
@@ -338,6 +343,25 @@ async fn few_begin_together_and_nobody_waits_for_those_that_hang() {
     assert_eq!(at.len(), 16);
     assert_eq!(at[..TOGETHER], [first; TOGETHER]);
     assert!(at[TOGETHER..].iter().all(|at| (SOON..=2 * SOON).contains(&(*at - first))), "{at:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_begin_together_when_all_before_them_have_ended() {
+    let long = SOON / 4;
+    let world = World::new((0..12).map(|_| success()).chain([Act::Takes(long), success()]));
+    let life = Life::settled(&world).await;
+    for number in 0..12 {
+        let mut object = pod_with(json!({"readinessProbe": tcp(10)})).to_object();
+        object.metadata.uid = Some(format!("u{number}"));
+        life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
+    }
+    pass(11).await;
+    let at = lock(&world.exact)[12..].to_vec();
+    let first = *at.first().expect("the second turn");
+    assert_eq!((at.len(), &at[..TOGETHER]), (12, &[first; TOGETHER][..]));
+    let next = at[TOGETHER];
+    assert!((long..SOON).contains(&(next - first)), "{:?}", next - first);
+    assert_eq!(at[TOGETHER..], [next; 4]);
 }
 
 #[tokio::test(start_paused = true)]
