@@ -4,7 +4,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use jiff::Timestamp;
@@ -45,13 +45,17 @@ pub struct History {
 
 const SUCCESS: &str = "success";
 
-type Runs = Vec<(Kind, VecDeque<Run>)>;
+/// The runs of one probe of an instance. Whoever adds to them keeps them: they are not looked for each time.
+#[derive(Clone, Default)]
+pub struct Runs(Arc<Mutex<VecDeque<Run>>>);
+
+type Probes = Vec<(Kind, Runs)>;
 
 #[derive(Default)]
 struct State {
-    current: HashMap<ContainerId, Runs>,
+    current: HashMap<ContainerId, Probes>,
     /// Those that are probed no more, the latest last.
-    gone: VecDeque<(ContainerId, Runs)>,
+    gone: VecDeque<(ContainerId, Probes)>,
 }
 
 /// Histories of all instances that are probed, and of some that were.
@@ -59,31 +63,18 @@ struct State {
 pub struct Histories(Mutex<State>);
 
 impl Histories {
-    /// An attempt has ended.
-    pub fn add(&self, container: &ContainerId, kind: Kind, outcome: &Outcome, at: Timestamp) {
-        let (outcome, text) = words(outcome);
+    /// Those of one probe; none at first.
+    pub fn begin(&self, container: &ContainerId, kind: Kind) -> Runs {
         let mut all = self.lock();
         let probes = all.current.entry(container.clone()).or_default();
-        let found = probes.iter().position(|(known, _)| *known == kind);
-        let index = found.unwrap_or_else(|| {
-            // Most have one run for ever, of one probe or two: what is not needed is not taken.
-            probes.reserve_exact(1);
-            probes.push((kind, VecDeque::with_capacity(1)));
-            probes.len() - 1
-        });
-        let Some((_, runs)) = probes.get_mut(index) else { return };
-        if let Some(run) = runs.back_mut().filter(|run| run.outcome == outcome) {
-            (run.times, run.last) = (run.times.saturating_add(1), at);
-            if !text.chars().take(TEXT).eq(run.text.chars()) {
-                run.text = text.chars().take(TEXT).collect();
-            }
-            return;
+        if let Some((_, runs)) = probes.iter().find(|(known, _)| *known == kind) {
+            return runs.clone();
         }
-        if runs.len() == RUNS {
-            runs.pop_front();
-        }
-        let text = text.chars().take(TEXT).collect();
-        runs.push_back(Run { outcome, text, times: 1, first: at, last: at });
+        // Most are the only one, or one of two: what is not needed is not taken.
+        probes.reserve_exact(1);
+        let runs = Runs::default();
+        probes.push((kind, runs.clone()));
+        runs
     }
 
     /// A probe is no more. One that only ever succeeded says nothing about the end of its instance.
@@ -95,7 +86,7 @@ impl Histories {
         if probes.is_empty() {
             all.current.remove(container);
         }
-        if ended.1.iter().all(|run| run.outcome == SUCCESS) {
+        if ended.1.lock().iter().all(|run| run.outcome == SUCCESS) {
             return;
         }
         match all.gone.iter_mut().find(|(known, _)| known == container) {
@@ -120,11 +111,37 @@ impl Histories {
         let is_over = |kind: &Kind| !current.iter().any(|(known, _)| known == kind);
         let gone = gone.unwrap_or_default().iter().filter(|(kind, _)| is_over(kind));
         let told =
-            |(kind, runs): &(Kind, VecDeque<Run>)| History { kind: kind.label(), runs: runs.iter().cloned().collect() };
+            |(kind, runs): &(Kind, Runs)| History { kind: kind.label(), runs: runs.lock().iter().cloned().collect() };
         current.iter().chain(gone).map(told).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Runs {
+    /// An attempt has ended.
+    pub fn add(&self, outcome: &Outcome, at: Timestamp) {
+        let (outcome, text) = words(outcome);
+        let mut runs = self.lock();
+        if let Some(run) = runs.back_mut().filter(|run| run.outcome == outcome) {
+            (run.times, run.last) = (run.times.saturating_add(1), at);
+            if !text.chars().take(TEXT).eq(run.text.chars()) {
+                run.text = text.chars().take(TEXT).collect();
+            }
+            return;
+        }
+        if runs.len() == RUNS {
+            runs.pop_front();
+        }
+        // Most have one run for ever.
+        runs.reserve_exact(1);
+        let text = text.chars().take(TEXT).collect();
+        runs.push_back(Run { outcome, text, times: 1, first: at, last: at });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Run>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -150,17 +167,17 @@ mod tests {
     fn runs_are_gathered_and_bounded() {
         let (all, id) = (Histories::default(), ContainerId::from("c"));
         let failure = |text: &str| Outcome::Failure(text.to_owned());
-        all.add(&id, Kind::Readiness, &failure("a"), at(1));
-        all.add(&id, Kind::Readiness, &failure("b"), at(2));
-        all.add(&id, Kind::Readiness, &Outcome::Success, at(3));
-        all.add(&id, Kind::Liveness, &Outcome::Success, at(3));
+        all.begin(&id, Kind::Readiness).add(&failure("a"), at(1));
+        all.begin(&id, Kind::Readiness).add(&failure("b"), at(2));
+        all.begin(&id, Kind::Readiness).add(&Outcome::Success, at(3));
+        all.begin(&id, Kind::Liveness).add(&Outcome::Success, at(3));
         let told = all.of(&id);
         let run = Run { outcome: "failure", text: "b".to_owned(), times: 2, first: at(1), last: at(2) };
         assert_eq!((told.len(), &told[0].runs[0]), (2, &run));
         assert_eq!(told[0].runs[1].outcome, "success");
         for second in 0..100 {
-            all.add(&id, Kind::Readiness, &failure(&"x".repeat(10_000)), at(second));
-            all.add(&id, Kind::Readiness, &Outcome::Success, at(second));
+            all.begin(&id, Kind::Readiness).add(&failure(&"x".repeat(10_000)), at(second));
+            all.begin(&id, Kind::Readiness).add(&Outcome::Success, at(second));
         }
         let runs = &all.of(&id)[0].runs;
         assert!(runs.len() == RUNS && runs.iter().all(|run| run.text.len() <= TEXT));
@@ -171,10 +188,10 @@ mod tests {
         let all = Histories::default();
         let failure = Outcome::Failure("HTTP probe failed with statuscode: 500".to_owned());
         let (id, well) = (ContainerId::from("c"), ContainerId::from("w"));
-        all.add(&id, Kind::Liveness, &Outcome::Success, at(1));
-        all.add(&id, Kind::Liveness, &failure, at(2));
-        all.add(&id, Kind::Readiness, &Outcome::Success, at(1));
-        all.add(&well, Kind::Liveness, &Outcome::Success, at(1));
+        all.begin(&id, Kind::Liveness).add(&Outcome::Success, at(1));
+        all.begin(&id, Kind::Liveness).add(&failure, at(2));
+        all.begin(&id, Kind::Readiness).add(&Outcome::Success, at(1));
+        all.begin(&well, Kind::Liveness).add(&Outcome::Success, at(1));
         for kind in [Kind::Liveness, Kind::Readiness] {
             all.forget(&id, kind);
             all.forget(&well, kind);
@@ -185,7 +202,7 @@ mod tests {
         assert!(all.lock().current.is_empty());
         for number in 0..1000 {
             let id = ContainerId::from(format!("{number}").as_str());
-            all.add(&id, Kind::Startup, &failure, at(number));
+            all.begin(&id, Kind::Startup).add(&failure, at(number));
             all.forget(&id, Kind::Startup);
         }
         assert_eq!(all.lock().gone.len(), GONE);

@@ -40,7 +40,7 @@ const WINDOW: u32 = (64 << 10) - 1;
 /// What one request came to.
 enum Answered {
     /// It leads elsewhere.
-    Elsewhere(Box<HttpAsk>),
+    Elsewhere(Box<Get>),
     /// It is the last word.
     Final(u16, Vec<u8>),
 }
@@ -57,29 +57,44 @@ enum Failed {
     Ours(String),
 }
 
+/// A request that can be sent as often as it is wanted.
+pub struct Get {
+    ask: HttpAsk,
+    /// As it is sent where nothing more is known of the server.
+    plain: Result<Request<Empty<Bytes>>, String>,
+}
+
+impl Get {
+    /// For what is asked.
+    pub fn new(ask: HttpAsk) -> Self {
+        Self { plain: plain(&ask), ask }
+    }
+}
+
 /// Asks, follows redirects to the same host, judges.
-pub async fn probe(dialler: &Dialler, first: HttpAsk, timeout: Duration) -> Outcome {
+pub async fn probe(dialler: &Dialler, first: &Get, timeout: Duration) -> Outcome {
     let deadline = Instant::now() + timeout;
-    let host = first.url.host.clone();
-    let (mut ask, mut redirects, mut is_long) = (first, 0, false);
+    let host = first.ask.url.host.as_str();
+    let (mut moved, mut redirects, mut is_long) = (None::<Box<Get>>, 0, false);
     loop {
-        match exchange(dialler, &ask, &host, is_long, deadline).await {
+        let get = moved.as_deref().unwrap_or(first);
+        match exchange(dialler, get, host, is_long, deadline).await {
             Ok(Answered::Final(status, body)) => return verdict(status, &body),
             Ok(Answered::Elsewhere(next)) if redirects < MOST_REDIRECTS => {
-                ask = *next;
+                moved = Some(next);
                 redirects += 1;
             }
             Ok(Answered::Elsewhere(next)) => {
-                let url = next.url.to_string();
+                let url = next.ask.url.to_string();
                 return Outcome::Failure(format!("Get {url:?}: stopped after {MOST_REDIRECTS} redirects"));
             }
             // Few heads are that long, and room for them costs every probe more than asking these servers again.
             Err(Failed::LongHead(_)) if !is_long => is_long = true,
             Err(Failed::Transport(text) | Failed::LongHead(text)) => {
-                return Outcome::Failure(format!("Get {:?}: {text}", ask.url.to_string()));
+                return Outcome::Failure(format!("Get {:?}: {text}", get.ask.url.to_string()));
             }
             Err(Failed::Body(text)) => return Outcome::Error { state: ErrorState::Failure, text },
-            Err(Failed::Ours(text)) => return Outcome::unknown(format!("Get {:?}: {text}", ask.url.to_string())),
+            Err(Failed::Ours(text)) => return Outcome::unknown(format!("Get {:?}: {text}", get.ask.url.to_string())),
         }
     }
 }
@@ -97,7 +112,7 @@ const READING_BODY: &str = "(Client.Timeout or context cancellation while readin
 
 async fn exchange(
     dialler: &Dialler,
-    ask: &HttpAsk,
+    get: &Get,
     host: &str,
     is_long: bool,
     deadline: Instant,
@@ -107,6 +122,7 @@ async fn exchange(
         Why::Late => Failed::Transport(format!("{} {AWAITING_HEADERS}", error.text)),
         Why::Ours => Failed::Ours(error.text),
     };
+    let ask = &get.ask;
     let port = ask.url.dialled_port();
     if ask.url.scheme == "https" {
         // What is large is not carried about by all who do not need it.
@@ -115,21 +131,15 @@ async fn exchange(
             if stream.is_http2() {
                 return over_http2(stream, ask, host, deadline).await;
             }
-            over_http1(stream, ask, host, is_long, deadline).await
+            over_http1(stream, get, host, is_long, deadline).await
         };
         return Box::pin(secure).await;
     }
     let stream = dialler.tcp(&ask.url.host, port, deadline).await.map_err(dialled)?;
-    over_http1(stream, ask, host, is_long, deadline).await
+    over_http1(stream, get, host, is_long, deadline).await
 }
 
-async fn over_http1<S>(
-    stream: S,
-    ask: &HttpAsk,
-    host: &str,
-    is_long: bool,
-    deadline: Instant,
-) -> Result<Answered, Failed>
+async fn over_http1<S>(stream: S, get: &Get, host: &str, is_long: bool, deadline: Instant) -> Result<Answered, Failed>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -143,12 +153,9 @@ where
     };
     let (mut sender, connection) =
         builder.handshake::<_, Empty<Bytes>>(TokioIo::new(stream)).await.map_err(|e| transport(&e))?;
-    let mut request = request(ask, ask.url.target())?;
-    let authority = HeaderValue::from_str(&ask.url.authority()).map_err(|e| Failed::Transport(e.to_string()))?;
-    request.headers_mut().insert(header::HOST, ask.host.clone().unwrap_or(authority));
-    request.headers_mut().entry(header::CONNECTION).or_insert(HeaderValue::from_static("close"));
+    let request = get.plain.clone().map_err(Failed::Transport)?;
     let (answer, connection) = (sender.send_request(request), pin!(connection));
-    driven(connection, read(answer, ask, host, deadline)).await
+    driven(connection, read(answer, &get.ask, host, deadline)).await
 }
 
 async fn over_http2<S>(stream: S, ask: &HttpAsk, host: &str, deadline: Instant) -> Result<Answered, Failed>
@@ -165,7 +172,8 @@ where
         Err(_) => return Err(Failed::Transport(format!("context deadline exceeded {AWAITING_HEADERS}"))),
     };
     let authority = ask.host.as_ref().and_then(|h| h.to_str().ok()).map_or_else(|| ask.url.authority(), str::to_owned);
-    let mut request = request(ask, format!("https://{authority}{}", ask.url.target()))?;
+    let request = request(ask, format!("https://{authority}{}", ask.url.target()));
+    let mut request = request.map_err(Failed::Transport)?;
     // What concerns one connection has no place in HTTP/2.
     for name in [header::CONNECTION, header::UPGRADE, header::HeaderName::from_static("keep-alive")] {
         request.headers_mut().remove(name);
@@ -174,9 +182,18 @@ where
     driven(connection, read(answer, ask, host, deadline)).await
 }
 
-fn request(ask: &HttpAsk, uri: String) -> Result<Request<Empty<Bytes>>, Failed> {
+/// What is sent over HTTP/1.
+fn plain(ask: &HttpAsk) -> Result<Request<Empty<Bytes>>, String> {
+    let mut request = request(ask, ask.url.target())?;
+    let authority = HeaderValue::try_from(ask.url.authority()).map_err(|e| e.to_string())?;
+    request.headers_mut().insert(header::HOST, ask.host.clone().unwrap_or(authority));
+    request.headers_mut().entry(header::CONNECTION).or_insert(HeaderValue::from_static("close"));
+    Ok(request)
+}
+
+fn request(ask: &HttpAsk, uri: String) -> Result<Request<Empty<Bytes>>, String> {
     let mut request = Request::new(Empty::new());
-    *request.uri_mut() = uri.parse().map_err(|e: http::uri::InvalidUri| Failed::Transport(e.to_string()))?;
+    *request.uri_mut() = uri.try_into().map_err(|e: http::uri::InvalidUri| e.to_string())?;
     *request.headers_mut() = ask.headers.clone();
     Ok(request)
 }
@@ -195,7 +212,7 @@ async fn read(
     let status = answer.status().as_u16();
     let location = answer.headers().get(header::LOCATION).map(|l| String::from_utf8_lossy(l.as_bytes()).into_owned());
     if let Some(next) = ask.redirected(host, status, location.as_deref()).map_err(Failed::Transport)? {
-        return Ok(Answered::Elsewhere(Box::new(next)));
+        return Ok(Answered::Elsewhere(Box::new(Get::new(next))));
     }
     match timeout_at(deadline, read_body(answer.into_body())).await {
         Ok(body) => Ok(Answered::Final(status, body?)),

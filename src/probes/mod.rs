@@ -17,6 +17,7 @@
 //! Behaviour: spec 05 §1.
 
 mod alarm;
+mod ask;
 pub mod attempt;
 mod dial;
 mod exec;

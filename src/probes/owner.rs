@@ -242,6 +242,8 @@ impl Owner {
             moment: None,
             in_line: None,
             look: None,
+            told: None,
+            runs: None,
             attempt: None,
             is_asked: false,
             asked_at: None,
@@ -346,32 +348,36 @@ impl Owner {
         let changes = self.deps.pods.changes();
         let look = match probe.look.take().filter(|look| look.changes == changes) {
             Some(look) => look,
-            None => Look { changes, found: Self::look(&*self.deps.pods, probe) },
+            None => Look { changes, found: Self::look(&*self.deps.pods, probe), ask: None },
         };
-        let found = &probe.look.insert(look).found;
-        let (seen, ip) = (found.as_ref().map(|(seen, _)| seen), found.as_ref().and_then(|(_, ip)| ip.clone()));
+        let look = probe.look.insert(look);
         let due = probe.in_line.take().unwrap_or(now);
         if let Some(base) = restarted {
             (probe.base, probe.is_asked, probe.asked_at) = (base, false, Some(now));
         }
         let clocks = Now { uptime: now - self.begun, wall: self.deps.clock.now() };
-        let step = probe.turn.begin(seen, clocks);
-        let kind = probe.kind();
+        let step = probe.turn.begin(look.found.as_ref().map(|(seen, _)| seen), clocks);
+        let kind = probe.turn.fixed().kind;
         if let Some(gone) = &step.forget {
             self.results.forget(gone, kind);
+            (probe.told, probe.runs) = (None, None);
         }
         if let Some(instance) = probe.turn.instance() {
             self.results.seed(instance, kind, step.seed);
             if let Some(result) = step.set {
                 // Whoever needs to know that nothing runs knows it from the runtime.
                 self.results.set(instance, kind, result);
+                probe.told = Some(result);
             }
         }
-        match (step.next, probe.turn.instance().cloned()) {
+        match (step.next, probe.turn.instance()) {
             (Next::Stop, _) => self.end(id),
             (Next::Probe, Some(instance)) => {
-                let (pod, container) = (probe.pod.clone(), probe.container.clone());
-                let ask = Ask { pod, container, kind, id: instance, ip };
+                let make = || {
+                    let ip = look.found.as_ref().and_then(|(_, ip)| ip.clone());
+                    Arc::new(Ask::new(probe.pod.clone(), probe.container.clone(), kind, instance.clone(), ip))
+                };
+                let ask = look.ask.get_or_insert_with(make).clone();
                 let asker = self.deps.asker.clone();
                 let (handle, registration) = AbortHandle::new_pair();
                 let under_way = probe.pace.begun(now.saturating_duration_since(due));
@@ -407,7 +413,8 @@ impl Owner {
         let Some(probe) = self.probes.get_mut(&id) else { return };
         let kind = probe.kind();
         if let Some(instance) = probe.turn.instance() {
-            self.results.histories.add(instance, kind, outcome, self.deps.clock.now());
+            let runs = probe.runs.get_or_insert_with(|| self.results.histories.begin(instance, kind));
+            runs.add(outcome, self.deps.clock.now());
         }
         probe.log(outcome);
         if let Some((reason, text)) = outcome.event(kind) {
@@ -418,7 +425,7 @@ impl Owner {
         let took = (result == ProbeResult::Success).then(|| begun.elapsed());
         probe.counter.add(took);
         let (Some(becomes), Some(instance)) = (probe.turn.count(result), probe.turn.instance()) else { return };
-        if !self.results.set(instance, kind, becomes) {
+        if probe.told.replace(becomes) == Some(becomes) || !self.results.set(instance, kind, becomes) {
             return;
         }
         let passed = becomes == ProbeResult::Success;

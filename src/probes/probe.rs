@@ -7,12 +7,15 @@ use tokio::time::Instant;
 use tracing::{debug, info};
 
 use super::{
+    ask::Ask,
+    history::Runs,
     kind::{Declared, Handler, Kind},
     outcome::Outcome,
     seen::Seen,
     turn::Turn,
 };
 use crate::{
+    engine::ports::ProbeResult,
     metrics::{ProbeCounter, ProbePace},
     pod::{ContainerKind, Pod, api},
 };
@@ -44,6 +47,10 @@ pub struct Probe {
     pub in_line: Option<Instant>,
     /// How its container stood when that was looked at last.
     pub look: Option<Look>,
+    /// What was told of its instance last.
+    pub told: Option<ProbeResult>,
+    /// What its attempts on that came to, once there were some.
+    pub runs: Option<Runs>,
     /// What is under way, and since when.
     pub attempt: Option<(AbortHandle, Instant)>,
     /// It is asked for out of turn.
@@ -59,6 +66,8 @@ pub struct Look {
     pub changes: u64,
     /// How it stood, and its pod's address; `None` where the pod had no status.
     pub found: Option<(Seen, Option<String>)>,
+    /// What is asked of it then, once it was.
+    pub ask: Option<Arc<Ask>>,
 }
 
 impl Probe {

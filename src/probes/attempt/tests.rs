@@ -19,7 +19,7 @@ use super::*;
 use crate::{
     cri::{CriConfig, connect},
     metrics::Registry,
-    probes::{outcome::ErrorState, testing::pod},
+    probes::{kind::Kind, outcome::ErrorState, testing::pod},
     proto::health::{
         HealthCheckRequest, HealthCheckResponse,
         health_check_response::ServingStatus,
@@ -38,7 +38,7 @@ async fn asked_at(ip: &str, probe: Value) -> Outcome {
     };
     let cri = connect(&config, &Registry::new()).expect("lazily");
     let handlers = Handlers::new(cri.runtime).expect("TLS");
-    let ask = Ask { pod, container: "c".into(), kind: Kind::Readiness, id: "c-0".into(), ip: Some(ip.to_owned()) };
+    let ask = Ask::new(pod, "c".into(), Kind::Readiness, "c-0".into(), Some(ip.to_owned()));
     handlers.ask(&ask).await
 }
 

@@ -45,6 +45,8 @@ struct World {
     asked: Mutex<Vec<(u64, &'static str)>>,
     /// … and not in whole seconds.
     exact: Mutex<Vec<Instant>>,
+    /// … and where.
+    addresses: Mutex<Vec<Option<String>>>,
     status: Mutex<Option<api::PodStatus>>,
     shown: AtomicU64,
     looks: AtomicU64,
@@ -60,6 +62,7 @@ impl World {
             acts: Mutex::new(acts.into_iter().collect()),
             asked: Mutex::default(),
             exact: Mutex::default(),
+            addresses: Mutex::default(),
             status: Mutex::new(Some(running(true, true))),
             shown: AtomicU64::default(),
             looks: AtomicU64::default(),
@@ -110,6 +113,7 @@ impl Asker for Fake {
     async fn ask(&self, ask: &Ask) -> Outcome {
         lock(&self.0.asked).push((self.0.begun.elapsed().as_secs(), ask.kind.label()));
         lock(&self.0.exact).push(Instant::now());
+        lock(&self.0.addresses).push(ask.ip.clone());
         match self.0.next_act() {
             Act::Says(outcome) => outcome,
             Act::Takes(long) => {
@@ -270,6 +274,10 @@ async fn a_pod_of_which_there_is_nothing_new_is_not_looked_at_again() {
     world.show(running(true, true));
     pass(10).await;
     assert_eq!((world.asked().len(), world.looks.load(Ordering::Relaxed)), (5, 3));
+    world.show(api::PodStatus { pod_ip: Some("10.0.0.2".to_owned()), ..running(true, true) });
+    pass(10).await;
+    let (here, there) = (Some("10.0.0.1".to_owned()), Some("10.0.0.2".to_owned()));
+    assert_eq!(lock(&world.addresses)[..], [&here, &here, &here, &here, &here, &there].map(Clone::clone));
 }
 
 #[tokio::test(start_paused = true)]
@@ -528,6 +536,12 @@ async fn a_liveness_failure_wakes_and_then_waits_for_another_instance() {
         (life.results(), life.manager.results(&"c-1".into()).liveness),
         (ProbeResults::default(), Some(ProbeResult::Success))
     );
+    world.told();
+    pass(3).await;
+    assert_eq!(world.told().last().map(String::as_str), Some("wake"), "what was told of the one before does not count");
+    assert_eq!(life.manager.results(&"c-1".into()).liveness, Some(ProbeResult::Failure));
+    let history = life.manager.history(&"c-1".into());
+    assert_eq!((history.len(), history[0].runs[0].times), (1, 3));
 }
 
 #[tokio::test(start_paused = true)]

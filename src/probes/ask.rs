@@ -1,0 +1,174 @@
+//! What a probe asks. It is made once for as long as its container stays as it is, and asked again and again: what it is
+//! made of lies all over the pod, and has to be fetched from memory each time. Pure. Behaviour: spec 05 §1.7.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use super::{
+    http::Get,
+    kind::{Kind, Pace},
+    outcome::Outcome,
+    target::{self, HttpAsk},
+};
+use crate::pod::{ContainerId, Pod, api};
+
+/// What is to be asked.
+pub struct Ask {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// The container.
+    pub container: Arc<str>,
+    /// Which of its probes.
+    pub kind: Kind,
+    /// The container's instance.
+    pub id: ContainerId,
+    /// The pod's address, where it has one.
+    pub ip: Option<String>,
+    made: OnceLock<Made>,
+}
+
+/// The same, for its handler.
+pub struct Made {
+    /// For one attempt.
+    pub timeout: Duration,
+    /// Who is asked for what.
+    pub what: What,
+}
+
+/// Who is asked for what.
+pub enum What {
+    /// The container: a command.
+    Command(Vec<String>),
+    /// A server: an answer.
+    Answer(Box<Get>),
+    /// A port: whether anybody is there.
+    Port {
+        /// Its host.
+        host: String,
+        /// Its number.
+        port: u16,
+    },
+    /// A server: whether it is well.
+    Health {
+        /// Its host.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// Which of its services.
+        service: String,
+    },
+    /// Nobody, and why.
+    Nobody(Outcome),
+}
+
+impl Ask {
+    /// For one probe of an instance, whose pod has that address.
+    pub fn new(pod: Arc<Pod>, container: Arc<str>, kind: Kind, id: ContainerId, ip: Option<String>) -> Self {
+        Self { pod, container, kind, id, ip, made: OnceLock::new() }
+    }
+
+    /// For its handler.
+    pub fn made(&self) -> &Made {
+        self.made.get_or_init(|| self.make())
+    }
+
+    fn make(&self) -> Made {
+        let found =
+            self.pod.container(&self.container).and_then(|(_, container)| Some((container, self.kind.of(container)?)));
+        let Some((container, probe)) = found else {
+            let what = What::Nobody(Outcome::unknown("the pod has no such probe"));
+            return Made { timeout: Duration::MAX / 2, what };
+        };
+        let what = what(container, probe, self.ip.as_deref()).unwrap_or_else(What::Nobody);
+        Made { timeout: Pace::of(probe).timeout, what }
+    }
+}
+
+fn what(container: &api::Container, probe: &api::Probe, ip: Option<&str>) -> Result<What, Outcome> {
+    if let Some(action) = &probe.exec {
+        let command = target::command(action, container).map_err(|e| Outcome::unknown(e.to_string()))?;
+        return Ok(What::Command(command));
+    }
+    if let Some(action) = &probe.http_get {
+        return Ok(What::Answer(Box::new(Get::new(HttpAsk::new(action, container, ip)?))));
+    }
+    if let Some(action) = &probe.tcp_socket {
+        let port = target::port(&action.port, container).map_err(Outcome::unknown)?;
+        let host = action.host.as_deref().filter(|host| !host.is_empty()).or(ip);
+        let host = host.ok_or_else(|| Outcome::unknown(target::NO_ADDRESS))?.to_owned();
+        return Ok(What::Port { host, port });
+    }
+    if let Some(action) = &probe.grpc {
+        let port = target::port_number(i64::from(action.port)).map_err(Outcome::unknown)?;
+        let service = action.service.clone().unwrap_or_default();
+        let host = ip.ok_or_else(|| Outcome::unknown(target::NO_ADDRESS))?.to_owned();
+        return Ok(What::Health { host, port, service });
+    }
+    Err(Outcome::unknown("missing probe handler"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::probes::testing::pod;
+
+    fn ask(probe: &Value, ip: Option<&str>) -> Ask {
+        let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": probe}]}));
+        Ask::new(pod, "c".into(), Kind::Readiness, "c-0".into(), ip.map(str::to_owned))
+    }
+
+    #[test]
+    fn who_is_asked_for_what_is_made_once() {
+        let ask = ask(&json!({"exec": {"command": ["a", "b"]}, "timeoutSeconds": 7}), None);
+        let Made { timeout, what: What::Command(command) } = ask.made() else { panic!("a command") };
+        assert_eq!((timeout.as_secs(), command.as_slice()), (7, &["a".to_owned(), "b".to_owned()][..]));
+        assert!(std::ptr::eq(ask.made(), ask.made()));
+    }
+
+    #[test]
+    fn a_pod_without_an_address_is_asked_where_the_probe_says() {
+        let nowhere = Outcome::unknown(target::NO_ADDRESS);
+        for (probe, has_host) in [
+            (json!({"httpGet": {"port": 1}}), false),
+            (json!({"httpGet": {"port": 1, "host": "h"}}), true),
+            (json!({"tcpSocket": {"port": 1}}), false),
+            (json!({"tcpSocket": {"port": 1, "host": ""}}), false),
+            (json!({"tcpSocket": {"port": 1, "host": "h"}}), true),
+            (json!({"grpc": {"port": 1}}), false),
+        ] {
+            for ip in [None, Some("10.0.0.1")] {
+                let ask = ask(&probe, ip);
+                let expected = (!has_host && ip.is_none()).then_some(&nowhere);
+                let nobody = match &ask.made().what {
+                    What::Nobody(outcome) => Some(outcome),
+                    What::Port { host, .. } if has_host => {
+                        assert_eq!(host, "h");
+                        None
+                    }
+                    What::Port { host, .. } | What::Health { host, .. } => {
+                        assert_eq!(Some(host.as_str()), ip);
+                        None
+                    }
+                    What::Answer(_) | What::Command(_) => None,
+                };
+                assert_eq!(nobody, expected, "{probe} {ip:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_probe_that_is_not_there_asks_nobody() {
+        let of = |container: &str, kind| {
+            let there = ask(&json!({"tcpSocket": {"port": 1}}), None);
+            Ask::new(there.pod.clone(), container.into(), kind, "c-0".into(), None)
+        };
+        for ask in [of("d", Kind::Readiness), of("c", Kind::Liveness)] {
+            let What::Nobody(outcome) = &ask.made().what else { panic!("nobody") };
+            assert_eq!(*outcome, Outcome::unknown("the pod has no such probe"));
+        }
+    }
+}
