@@ -70,16 +70,17 @@ impl Handlers {
 impl Asker for Handlers {
     async fn ask(&self, ask: &Ask) -> Outcome {
         let Made { timeout, what } = ask.made();
+        let dialler = self.dialler.of(ask.pod.uid());
         match what {
             What::Command(command) => exec::probe(&*self.runtime, &ask.id, command, *timeout).await,
             // What is large is not carried about by those who do not need it.
-            What::Answer(get) => Box::pin(http::probe(&self.dialler, get, *timeout)).await,
-            What::Port { host, port } => match self.dialler.knock(host, *port, Instant::now() + *timeout).await {
+            What::Answer(get) => Box::pin(http::probe(dialler, get, *timeout)).await,
+            What::Port { host, port } => match dialler.knock(host, *port, Instant::now() + *timeout).await {
                 Ok(_) => Outcome::Success,
                 Err(error) => error.outcome(),
             },
             What::Health { host, port, service } => {
-                Box::pin(grpc::probe(&self.dialler, host, *port, service, *timeout)).await
+                Box::pin(grpc::probe(dialler, host, *port, service, *timeout)).await
             }
             What::Nobody(outcome) => outcome.clone(),
         }

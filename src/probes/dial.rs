@@ -26,12 +26,19 @@ use super::{
     outcome::Outcome,
     stream::{Limited, Secure},
 };
-use crate::sys::any_certificate::AnyServer;
+use crate::{pod::PodUid, sys::any_certificate::AnyServer};
 
 /// Dials what is probed.
 pub struct Dialler {
     lookups: Lookups,
     tls: Arc<ClientConfig>,
+}
+
+/// The same, for the probes of one pod.
+#[derive(Clone, Copy)]
+pub struct PodDialler<'a> {
+    all: &'a Dialler,
+    pod: &'a PodUid,
 }
 
 /// Why there is no connection.
@@ -80,6 +87,13 @@ impl Dialler {
         Ok(Self { lookups: Lookups::new(), tls: Arc::new(tls) })
     }
 
+    /// For the probes of that pod, which have a share of the lookups and no more.
+    pub fn of<'a>(&'a self, pod: &'a PodUid) -> PodDialler<'a> {
+        PodDialler { all: self, pod }
+    }
+}
+
+impl PodDialler<'_> {
     /// Connects to the first address of a host that takes it.
     ///
     /// # Errors
@@ -89,7 +103,7 @@ impl Dialler {
         connected.map(Limited::new).map_err(|error| DialError { text: words(&error), why: Why::Refused })
     }
 
-    /// As [`Dialler::tcp`], for those who write more than once: nothing they write is held back.
+    /// As [`Self::tcp`], for those who write more than once: nothing they write is held back.
     ///
     /// # Errors
     /// None does in time.
@@ -100,7 +114,7 @@ impl Dialler {
         Ok(stream)
     }
 
-    /// As [`Dialler::tcp`], for those who only want to know whether they could.
+    /// As [`Self::tcp`], for those who only want to know whether they could.
     ///
     /// # Errors
     /// None does in time.
@@ -124,7 +138,7 @@ impl Dialler {
         Err(failed.unwrap_or_else(none))
     }
 
-    /// As [`Dialler::tcp`], with TLS on it; whoever answers is believed.
+    /// As [`Self::tcp`], with TLS on it; whoever answers is believed.
     ///
     /// # Errors
     /// There is no connection, or no TLS on it.
@@ -139,7 +153,7 @@ impl Dialler {
                 ServerName::IpAddress(peer.ip().into())
             }
         };
-        let shaken = TlsConnector::from(self.tls.clone()).connect(name, stream).into_fallible();
+        let shaken = TlsConnector::from(self.all.tls.clone()).connect(name, stream).into_fallible();
         match timeout_at(deadline, shaken).await {
             Ok(Ok(stream)) => Ok(Secure::new(stream)),
             Ok(Err((error, stream))) => Err(DialError { text: no_tls(&error, stream.first()), why: Why::Refused }),
@@ -151,7 +165,7 @@ impl Dialler {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
-        let found = self.lookups.find(host, deadline).await?;
+        let found = self.all.lookups.find(host, self.pod, deadline).await?;
         let at_port = |mut address: SocketAddr| {
             address.set_port(port);
             address
@@ -282,7 +296,7 @@ mod tests {
     async fn an_address_that_does_not_answer_leaves_the_others_their_share() {
         let heard = TcpListener::bind("127.0.0.3:0").await.expect("a port");
         let port = heard.local_addr().expect("bound").port();
-        let _deaf = deaf(SocketAddr::from(([127, 0, 0, 2], port))).await;
+        let _full = deaf(SocketAddr::from(([127, 0, 0, 2], port))).await;
         let dialler = |last: &[[u8; 4]]| {
             let mut dialler = Dialler::new().expect("TLS");
             let all: Vec<_> = last.iter().map(|ip| SocketAddr::from((*ip, 0))).collect();
@@ -292,9 +306,10 @@ mod tests {
         let begun = Instant::now();
         let soon = || Instant::now() + Duration::from_secs(4);
         let both = dialler(&[[127, 0, 0, 2], [127, 0, 0, 3]]);
-        assert!(both.knock("host", port, soon()).await.is_ok());
+        assert!(both.of(&"u".into()).knock("host", port, soon()).await.is_ok());
         assert!(begun.elapsed() < Duration::from_millis(3500), "half of it each: {:?}", begun.elapsed());
-        let Err(error) = dialler(&[[127, 0, 0, 2]]).knock("host", port, soon()).await else { panic!("it is deaf") };
+        let deaf = dialler(&[[127, 0, 0, 2]]);
+        let Err(error) = deaf.of(&"u".into()).knock("host", port, soon()).await else { panic!("it is deaf") };
         let expected = DialError { text: format!("dial tcp 127.0.0.2:{port}: i/o timeout"), why: Why::Late };
         assert_eq!(error, expected);
     }
@@ -304,7 +319,8 @@ mod tests {
         let mut dialler = Dialler::new().expect("TLS");
         let found = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 7);
         dialler.lookups = Lookups::by(move |_| vec![found.into()]);
-        let addresses = dialler.addresses("host", 80, Instant::now() + Duration::from_secs(60)).await.expect("found");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let addresses = dialler.of(&"u".into()).addresses("host", 80, deadline).await.expect("found");
         assert_eq!(addresses, [SocketAddr::from(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 80, 0, 7))]);
     }
 

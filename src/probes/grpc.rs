@@ -10,7 +10,7 @@ use tonic::{
 };
 
 use super::{
-    dial::{Dialler, Spawner},
+    dial::{PodDialler, Spawner},
     outcome::Outcome,
     target::{joined, user_agent},
 };
@@ -26,7 +26,7 @@ const BETWEEN_DIALS: Duration = Duration::from_secs(1);
 const MOST_ANSWER: usize = 64 << 10;
 
 /// Asks a server whether it, or one of its services, is well. Never an error: who cannot be asked has failed.
-pub async fn probe(dialler: &Dialler, host: &str, port: u16, service: &str, timeout: Duration) -> Outcome {
+pub async fn probe(dialler: PodDialler<'_>, host: &str, port: u16, service: &str, timeout: Duration) -> Outcome {
     let deadline = Instant::now() + timeout;
     let address = joined(host, port);
     let limit = go(timeout);
@@ -63,7 +63,13 @@ pub async fn probe(dialler: &Dialler, host: &str, port: u16, service: &str, time
 }
 
 /// Connects, again and again until the deadline.
-async fn connect(dialler: &Dialler, endpoint: &Endpoint, host: &str, port: u16, deadline: Instant) -> Option<Channel> {
+async fn connect(
+    dialler: PodDialler<'_>,
+    endpoint: &Endpoint,
+    host: &str,
+    port: u16,
+    deadline: Instant,
+) -> Option<Channel> {
     loop {
         if let Ok(stream) = dialler.prompt(host, port, deadline).await {
             let mut stream = Some(TokioIo::new(stream));

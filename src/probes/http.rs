@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use super::{
-    dial::{DialError, Dialler, Spawner, Why, words},
+    dial::{DialError, PodDialler, Spawner, Why, words},
     outcome::{ErrorState, MOST_OUTPUT, Outcome, text_of},
     target::{HttpAsk, MOST_REDIRECTS},
 };
@@ -72,7 +72,7 @@ impl Get {
 }
 
 /// Asks, follows redirects to the same host, judges.
-pub async fn probe(dialler: &Dialler, first: &Get, timeout: Duration) -> Outcome {
+pub async fn probe(dialler: PodDialler<'_>, first: &Get, timeout: Duration) -> Outcome {
     let deadline = Instant::now() + timeout;
     let host = first.ask.url.host.as_str();
     let (mut moved, mut redirects, mut is_long) = (None::<Box<Get>>, 0, false);
@@ -111,7 +111,7 @@ const AWAITING_HEADERS: &str = "(Client.Timeout exceeded while awaiting headers)
 const READING_BODY: &str = "(Client.Timeout or context cancellation while reading body)";
 
 async fn exchange(
-    dialler: &Dialler,
+    dialler: PodDialler<'_>,
     get: &Get,
     host: &str,
     is_long: bool,
