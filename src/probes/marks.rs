@@ -14,6 +14,8 @@ use super::kind::Kind;
 const IN_A_PERIOD: u32 = 10;
 /// … and they are at most so far apart.
 const APART: Duration = Duration::from_secs(1);
+/// Where any moment will do, only one in so many marks is one to wake up for.
+const ONE_IN: u32 = 2;
 /// Marks lie so far behind the agent's start, and whole seconds after that: its other work, which takes tens of
 /// milliseconds a minute it does on whole ones.
 pub const OFF_THE_SECOND: Duration = Duration::from_millis(170);
@@ -39,6 +41,14 @@ impl Marks {
     pub fn after(&self, at: Instant, period: Duration) -> Instant {
         let passed = at.saturating_duration_since(self.first).as_nanos().next_multiple_of(apart(period).as_nanos());
         self.first + Duration::from_nanos(passed.try_into().unwrap_or(u64::MAX))
+    }
+
+    /// Where the first moment of a probe lies that may as well lie anywhere in a period that begins now: on a mark shortly
+    /// before `at`, so that none comes later than by a period.
+    pub fn anywhere(&self, at: Instant, period: Duration) -> Instant {
+        let passed = at.saturating_duration_since(self.first).as_nanos();
+        let rest = passed % (apart(period) * ONE_IN).as_nanos();
+        self.first + Duration::from_nanos((passed - rest).try_into().unwrap_or(u64::MAX))
     }
 
     /// Where the second moment of a probe lies, of which the first has come `period` before `at`. `shared` says how many
@@ -103,6 +113,27 @@ mod tests {
         let now = Instant::now();
         assert_eq!(Marks::from(now).after(now, seconds(10.0)), now + OFF_THE_SECOND);
         assert_eq!(marks.after(now, Duration::ZERO), first, "whatever the period");
+    }
+
+    #[test]
+    fn where_any_moment_will_do_only_every_second_mark_is_one() {
+        let (first, marks) = marks();
+        for (period, at, expected) in [
+            (10.0, 0.0, 0.0),
+            (10.0, 1.999, 0.0),
+            (10.0, 2.0, 2.0),
+            (10.0, 13.26, 12.0),
+            (1.0, 7.3, 7.2),
+            (41.0, 41.5, 40.0),
+            (3600.0, 3600.1, 3600.0),
+        ] {
+            let mark = marks.anywhere(first + seconds(at), seconds(period));
+            assert_eq!(mark, first + seconds(expected), "{period} {at}");
+            assert_eq!(marks.after(mark, seconds(period)), mark, "one of all marks");
+        }
+        let now = Instant::now();
+        assert_eq!(marks.anywhere(now, seconds(10.0)), first, "before all marks");
+        assert_eq!(marks.anywhere(now, Duration::ZERO), first, "whatever the period");
     }
 
     /// Places so many probes that begin at the same time; returns how many lie where, in seconds after that.

@@ -211,7 +211,7 @@ impl Owner {
             let (now, delay) = (Instant::now(), self.first_delay(&pace));
             let base = match delay.is_zero() {
                 true => self.place(one.kind, now + pace.period, pace.period),
-                false => self.marks.after(now + delay, pace.period),
+                false => self.marks.anywhere(now + delay, pace.period),
             };
             self.probes.insert(id, self.probe(pod, &one, base));
             match delay.is_zero() {
