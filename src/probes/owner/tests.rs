@@ -296,6 +296,23 @@ async fn soon_after_the_agents_start_the_first_moment_is_spread() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn soon_after_the_agents_start_there_are_few_moments_to_wake_up_for() {
+    let world = World::new([success()]);
+    let life = Life::begin(&world).await;
+    for number in 0..50 {
+        let mut object = pod_with(json!({"livenessProbe": tcp(10)})).to_object();
+        object.metadata.uid = Some(format!("u{number}"));
+        life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
+    }
+    pass(10).await;
+    let mut seconds: Vec<_> =
+        lock(&world.exact).iter().map(|at| (*at - world.begun - OFF_THE_SECOND).as_secs()).collect();
+    assert_eq!(seconds.len(), 50, "none begins later than by a period: {seconds:?}");
+    seconds.dedup();
+    assert!(seconds.iter().all(|second| second.is_multiple_of(2)), "{seconds:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn probes_that_begin_at_different_times_are_asked_together_from_their_second_turn_on() {
     let world = World::new([success()]);
     let life = Life::settled(&world).await;
