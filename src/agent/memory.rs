@@ -16,7 +16,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::sys::{heap, program};
+use crate::sys::{
+    heap::{self, Used},
+    program,
+};
 
 /// New pages that are worth the effort: one megabyte, each brings fifteen neighbours along.
 const WORTH: u64 = 16;
@@ -53,13 +56,14 @@ pub struct Keeper {
 impl Keeper {
     /// To be called when a worker is about to wait. Takes one system call.
     pub fn before_waiting(&self) {
-        if self.is_worthwhile(work(self.left.load(Ordering::Relaxed))) {
+        if self.is_due(&heap::used(), true) {
             self.worthwhile.notify_one();
         }
     }
 
-    fn is_worthwhile(&self, work: u64) -> bool {
-        let used = heap::used();
+    /// Whether there is anything to let go; where work is the reason (`told`), whether there was so much of it since.
+    fn is_due(&self, used: &Used, told: bool) -> bool {
+        let work = if told { work(self.left.load(Ordering::Relaxed)) } else { 0 };
         let since = |now: u64, then: &AtomicU64| now.saturating_sub(then.load(Ordering::Relaxed));
         since(used.page_faults, &self.page_faults) >= WORTH && since(used.processor, &self.processor) >= work
     }
@@ -81,24 +85,27 @@ impl Keeper {
                 }
                 () = self.worthwhile.notified() => true,
             };
-            tokio::select! {
+            let went = tokio::select! {
                 () = stop.cancelled() => return,
-                () = self.let_go(told) => {}
-            }
-            pause = pause.next(told, Instant::now());
+                went = self.let_go(told) => went,
+            };
+            pause = pause.next(told, went, Instant::now());
         }
     }
 
-    async fn let_go(&self, told: bool) {
+    /// Returns whether any was.
+    async fn let_go(&self, told: bool) -> bool {
         until_calm().await;
         // Told twice of the same, or next to nothing came.
-        if self.is_worthwhile(if told { LITTLE_WORK } else { 0 }) {
-            program::unmap_code();
-            self.left.store(program::resident(), Ordering::Relaxed);
-            let used = heap::used();
-            self.page_faults.store(used.page_faults, Ordering::Relaxed);
-            self.processor.store(used.processor, Ordering::Relaxed);
+        if !self.is_due(&heap::used(), told) {
+            return false;
         }
+        program::unmap_code();
+        self.left.store(program::resident(), Ordering::Relaxed);
+        let used = heap::used();
+        self.page_faults.store(used.page_faults, Ordering::Relaxed);
+        self.processor.store(used.processor, Ordering::Relaxed);
+        true
     }
 }
 
@@ -114,8 +121,12 @@ impl Pause {
         Self { began: now, long: FIRST_PAUSE }
     }
 
-    /// The one that begins when code was let go; `told` is whether work was the reason.
-    fn next(self, told: bool, now: Instant) -> Self {
+    /// The one after this; `told` is whether work was the reason to look, `went` whether code was let go then. Several
+    /// workers tell of the same work: who tells of it when code has been let go already tells of no burst.
+    fn next(self, told: bool, went: bool, now: Instant) -> Self {
+        if told && !went {
+            return self;
+        }
         if told && now - self.began < BURST {
             return Self::after_burst(now);
         }
@@ -167,10 +178,32 @@ mod tests {
             [(false, 2, 4), (false, 4, 8), (true, 7, 16), (true, 12, 16), (true, 1, 2), (true, 3, 2), (true, 4, 4)]
         {
             now += Duration::from_secs(after);
-            pause = pause.next(told, now);
+            pause = pause.next(told, true, now);
             assert_eq!((pause.began, pause.long), (now, Duration::from_secs(expected)), "{told} {after}");
+            assert_eq!(pause.next(true, false, now), pause, "told twice of the same");
         }
+        assert_eq!(pause.next(false, false, now).long, Duration::from_secs(8), "next to nothing came");
         assert!(!pause.is_over(now + Duration::from_millis(3_999)) && pause.is_over(now + Duration::from_secs(4)));
+    }
+
+    #[test]
+    fn who_tells_of_work_after_code_was_let_go_tells_of_no_more_than_came_since() {
+        let keeper = Keeper::default();
+        keeper.page_faults.store(1_000, Ordering::Relaxed);
+        keeper.processor.store(7_000_000, Ordering::Relaxed);
+        for (page_faults, work, due, due_when_told) in [
+            (WORTH, WORK, true, true),
+            (WORTH, WORK - 1, true, false),
+            (WORTH, LITTLE_WORK, true, false),
+            (WORTH - 1, WORK, false, false),
+        ] {
+            let used = Used { page_faults: 1_000 + page_faults, processor: 7_000_000 + work };
+            assert_eq!(
+                (keeper.is_due(&used, false), keeper.is_due(&used, true)),
+                (due, due_when_told),
+                "{page_faults} {work}"
+            );
+        }
     }
 
     #[tokio::test]
