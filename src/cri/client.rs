@@ -16,6 +16,7 @@ use tonic::{Code, Status, Streaming, transport::Channel};
 use super::{
     CriError, CriResult, ExecOutput, RuntimeService,
     deadlines::{Caller, Limit},
+    direct::Direct,
     gate::{Gate, Rank},
     validate,
 };
@@ -30,14 +31,16 @@ pub(super) const MAX_MESSAGE: usize = 16 << 20;
 /// Speaks `runtime.v1.RuntimeService`. Cheap to share; calls do not wait for each other.
 pub struct RuntimeClient {
     channel: Channel,
+    /// For commands, which probes run again and again.
+    direct: Direct,
     caller: Caller,
     gate: Gate,
     streaming: Streamed,
 }
 
 impl RuntimeClient {
-    pub(super) fn new(channel: Channel, caller: Caller, list_streaming: bool) -> Self {
-        Self { channel, caller, gate: Gate::of_machine(), streaming: Streamed::new(list_streaming) }
+    pub(super) fn new(channel: Channel, direct: Direct, caller: Caller, list_streaming: bool) -> Self {
+        Self { channel, direct, caller, gate: Gate::of_machine(), streaming: Streamed::new(list_streaming) }
     }
 
     fn rpc(&self) -> RuntimeServiceClient<Channel> {
@@ -253,7 +256,7 @@ impl RuntimeService for RuntimeClient {
             cmd: command.to_vec(),
             timeout: whole_seconds(timeout),
         };
-        let mut rpc = self.rpc();
+        let mut rpc = RuntimeServiceClient::new(self.direct.clone()).max_decoding_message_size(MAX_MESSAGE);
         let send = |r| async move { rpc.exec_sync(r).await };
         match self.caller.call(Op::ExecSync, limit, request, send).await {
             Ok(reply) if reply.exit_code == 0 => Ok(ExecOutput { stdout: reply.stdout, stderr: reply.stderr }),

@@ -13,8 +13,9 @@ use tonic::transport::Channel;
 
 use super::{
     client::RuntimeClient,
-    connector::{memory_channel, socket_channel},
+    connector::{memory_channel, memory_pipe, socket_channel, socket_pipe},
     deadlines::Caller,
+    direct::Direct,
     endpoint::EndpointError,
     endpoint::socket_path,
     image_client::ImageClient,
@@ -66,6 +67,17 @@ impl Place {
             Way::Memory(dial) => memory_channel(dial.clone()),
         }
     }
+
+    fn direct(&self) -> Direct {
+        Direct::new(match &self.way {
+            Way::Socket(path) => socket_pipe(path.clone()),
+            Way::Memory(dial) => memory_pipe(dial.clone()),
+        })
+    }
+
+    fn runtime(&self, caller: Caller, list_streaming: bool) -> Arc<RuntimeClient> {
+        Arc::new(RuntimeClient::new(self.channel(), self.direct(), caller, list_streaming))
+    }
 }
 
 /// The two clients, each on a channel of its own.
@@ -103,7 +115,7 @@ pub fn connect_over(dial: Dial, config: &CriConfig, registry: &Registry) -> Conn
 fn between(runtime_place: Place, image_place: Place, config: &CriConfig, registry: &Registry) -> Connection {
     let caller = Caller { timeout: config.request_timeout, metrics: Arc::new(RuntimeOperations::new(registry)) };
     Connection {
-        runtime: Arc::new(RuntimeClient::new(runtime_place.channel(), caller.clone(), config.list_streaming)),
+        runtime: runtime_place.runtime(caller.clone(), config.list_streaming),
         images: Arc::new(ImageClient::new(image_place.channel(), caller.clone(), config.list_streaming)),
         runtime_place,
         image_place,
@@ -113,11 +125,10 @@ fn between(runtime_place: Place, image_place: Place, config: &CriConfig, registr
 }
 
 impl Connection {
-    /// Another client with a channel of its own, whose tasks run where this is called. Its calls are counted with all
+    /// Another client with connections of its own, whose tasks run where this is called. Its calls are counted with all
     /// others, but do not take turns with them.
     pub fn another_runtime(&self) -> Arc<RuntimeClient> {
-        let channel = self.runtime_place.channel();
-        Arc::new(RuntimeClient::new(channel, self.caller.clone(), self.list_streaming))
+        self.runtime_place.runtime(self.caller.clone(), self.list_streaming)
     }
 
     /// Another channel to the runtime's socket, for services beside the CRI (containerd's own

@@ -18,7 +18,10 @@ use tokio::{
 };
 use tonic::transport::{Channel, Endpoint};
 
-use super::connect::Dial;
+use super::{
+    connect::Dial,
+    direct::{MakePipe, Pipe},
+};
 
 const BASE: Duration = Duration::from_millis(100);
 const FACTOR: f64 = 1.6;
@@ -57,6 +60,29 @@ pub(super) fn memory_channel(dial: Dial) -> Channel {
         async move { connecting.await.map(TokioIo::new) }
     });
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
+}
+
+/// As [`socket_channel`], without the channel.
+pub(super) fn socket_pipe(socket: PathBuf) -> MakePipe {
+    let (socket, pause): (Arc<Path>, Arc<Mutex<Option<Pause>>>) = (socket.into(), Arc::default());
+    Arc::new(move || {
+        let (socket, pause) = (socket.clone(), pause.clone());
+        Box::pin(async move {
+            let stream = connect(&socket, &pause).await.map_err(|error| error.to_string())?;
+            Ok(Box::new(stream) as Box<dyn Pipe>)
+        })
+    })
+}
+
+/// As [`memory_channel`], without the channel.
+pub(super) fn memory_pipe(dial: Dial) -> MakePipe {
+    Arc::new(move || {
+        let connecting = dial();
+        Box::pin(async move {
+            let stream = connecting.await.map_err(|error| error.to_string())?;
+            Ok(Box::new(stream) as Box<dyn Pipe>)
+        })
+    })
 }
 
 async fn connect(socket: &Path, pause: &Mutex<Option<Pause>>) -> Result<UnixStream, DialError> {

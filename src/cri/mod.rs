@@ -9,6 +9,7 @@ mod client;
 mod connect;
 mod connector;
 mod deadlines;
+mod direct;
 mod endpoint;
 mod errors;
 mod gate;

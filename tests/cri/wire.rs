@@ -3,14 +3,18 @@
 
 use std::{
     collections::HashMap,
-    convert::Infallible,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use axum::{Router, body::Body, extract::Request, response::Response, routing::any};
+use berth::proto::cri;
 use bytes::{BufMut, Bytes, BytesMut};
-use http_body_util::StreamBody;
+use futures::StreamExt;
+use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use prost::Message;
 use tempfile::TempDir;
@@ -22,6 +26,10 @@ pub enum Answer {
     Reply(Bytes),
     Refused(u32, String),
     Hang,
+    /// So many bytes were asked with, as what a command has written.
+    Size,
+    /// The beginning of an answer, and then an end without reason.
+    Torn,
 }
 
 impl Answer {
@@ -39,23 +47,34 @@ impl Answer {
     }
 }
 
-pub struct Server(HashMap<String, Answer>);
+pub struct Server {
+    answers: HashMap<String, Answer>,
+    streams: Option<u32>,
+}
 
 pub struct Running {
     socket: PathBuf,
     dir: Option<TempDir>,
     calls: Arc<Mutex<HashMap<String, usize>>>,
+    connections: Arc<AtomicUsize>,
+    given_up: Arc<AtomicUsize>,
     // its own, so that stopping ends connections too
     runtime: Option<Runtime>,
 }
 
 impl Server {
     pub fn new() -> Self {
-        Self(HashMap::new())
+        Self { answers: HashMap::new(), streams: None }
+    }
+
+    /// Takes no more calls than that at a time on one connection.
+    pub fn streams(mut self, streams: u32) -> Self {
+        self.streams = Some(streams);
+        self
     }
 
     pub fn on(mut self, method: &str, answer: Answer) -> Self {
-        self.0.insert(format!("/runtime.v1.{method}"), answer);
+        self.answers.insert(format!("/runtime.v1.{method}"), answer);
         self
     }
 
@@ -72,21 +91,27 @@ impl Server {
             UnixListener::bind(&socket).expect("a socket")
         };
         let calls: Arc<Mutex<HashMap<String, usize>>> = Arc::default();
-        let (answers, counted) = (Arc::new(self.0), calls.clone());
+        let (connections, given_up) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let (answers, counted, left) = (Arc::new(self.answers), calls.clone(), given_up.clone());
         let handler = move |request: Request| {
-            let (answers, counted) = (answers.clone(), counted.clone());
+            let (answers, counted, left) = (answers.clone(), counted.clone(), left.clone());
             async move {
                 let path = request.uri().path().to_owned();
                 *counted.lock().expect("lock").entry(path.clone()).or_default() += 1;
-                answer(answers.get(&path)).await
+                answer(answers.get(&path), request, left).await
             }
         };
+        let made = connections.clone();
+        let incoming = UnixListenerStream::new(listener).inspect(move |_| {
+            made.fetch_add(1, Ordering::Relaxed);
+        });
         runtime.spawn(
             tonic::transport::Server::builder()
+                .max_concurrent_streams(self.streams)
                 .add_routes(Router::new().fallback(any(handler)).into())
-                .serve_with_incoming(UnixListenerStream::new(listener)),
+                .serve_with_incoming(incoming),
         );
-        Running { socket, dir: Some(dir), calls, runtime: Some(runtime) }
+        Running { socket, dir: Some(dir), calls, connections, given_up, runtime: Some(runtime) }
     }
 }
 
@@ -97,6 +122,16 @@ impl Running {
 
     pub fn calls(&self, method: &str) -> usize {
         self.calls.lock().expect("lock").get(&format!("/runtime.v1.{method}")).copied().unwrap_or(0)
+    }
+
+    /// How often somebody has connected.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// How many calls without an answer nobody waits for any more.
+    pub fn given_up(&self) -> usize {
+        self.given_up.load(Ordering::Relaxed)
     }
 
     /// Ends the server with all its connections and removes its socket.
@@ -116,21 +151,40 @@ impl Drop for Running {
     }
 }
 
-async fn answer(answer: Option<&Answer>) -> Response {
+/// Counts when it is dropped.
+struct Left(Arc<AtomicUsize>);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+async fn answer(answer: Option<&Answer>, request: Request, left: Arc<AtomicUsize>) -> Response {
     let response = http::Response::builder().header("content-type", "application/grpc");
     let refused = |code: u32, message: &str| {
         let response = http::Response::builder().header("content-type", "application/grpc");
         response.header("grpc-status", code).header("grpc-message", message).body(Body::empty()).expect("a response")
     };
-    match answer {
-        None => refused(12, ""),
-        Some(Answer::Refused(code, message)) => refused(*code, message),
-        Some(Answer::Hang) => std::future::pending().await,
-        Some(Answer::Reply(bytes)) => {
-            let mut trailers = http::HeaderMap::new();
-            trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
-            let frames = [Frame::data(bytes.clone()), Frame::trailers(trailers)].map(Ok::<_, Infallible>);
-            response.body(Body::new(StreamBody::new(futures::stream::iter(frames)))).expect("a response")
+    let ended = Frame::trailers(http::HeaderMap::from_iter([(
+        http::HeaderName::from_static("grpc-status"),
+        http::HeaderValue::from_static("0"),
+    )]));
+    let frames = match answer {
+        None => return refused(12, ""),
+        Some(Answer::Refused(code, message)) => return refused(*code, message),
+        Some(Answer::Hang) => {
+            let _left = Left(left);
+            std::future::pending().await
         }
-    }
+        Some(Answer::Reply(bytes)) => vec![Ok(Frame::data(bytes.clone())), Ok(ended)],
+        Some(Answer::Torn) => vec![Ok(Frame::data(Bytes::from_static(&[0; 3]))), Err("torn")],
+        Some(Answer::Size) => {
+            let size = request.into_body().collect().await.map_or(0, |body| body.to_bytes().len());
+            let written = cri::ExecSyncResponse { stdout: size.to_string().into_bytes(), ..Default::default() };
+            let Answer::Reply(bytes) = Answer::ok(&written) else { unreachable!("just made") };
+            vec![Ok(Frame::data(bytes)), Ok(ended)]
+        }
+    };
+    response.body(Body::new(StreamBody::new(futures::stream::iter(frames)))).expect("a response")
 }
