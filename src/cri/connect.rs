@@ -80,7 +80,7 @@ impl Place {
     }
 }
 
-/// The two clients, each on a channel of its own.
+/// The two clients, each on a channel of its own; commands in containers have another connection.
 #[derive(Clone)]
 pub struct Connection {
     /// Sandboxes and containers.
