@@ -1,7 +1,7 @@
 //! How long each call may take (spec 03a §2.2, column "Deadline"), and the one place where a
 //! call is timed, counted and bounded.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
@@ -62,7 +62,8 @@ impl Caller {
         if let Some(limit) = limit {
             request.set_timeout(limit.min(LONGEST_TOLD));
         }
-        let sent = send(request);
+        // What is handed on by value is kept once by each through whose hands it goes, as long as the call takes.
+        let sent = pin!(send(request));
         self.bounded(operation, limit, async { Ok(sent.await?.into_inner()) }).await
     }
 

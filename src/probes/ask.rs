@@ -74,6 +74,12 @@ impl Ask {
         self.made.get_or_init(|| self.make())
     }
 
+    /// Whether it has been made for its handler.
+    #[cfg(test)]
+    pub fn is_made(&self) -> bool {
+        self.made.get().is_some()
+    }
+
     fn make(&self) -> Made {
         let found =
             self.pod.container(&self.container).and_then(|(_, container)| Some((container, self.kind.of(container)?)));

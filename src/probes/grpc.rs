@@ -1,6 +1,6 @@
 //! A gRPC probe: `grpc.health.v1.Health/Check`. Behaviour: spec 05 §1.7.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -45,7 +45,7 @@ pub async fn probe(dialler: PodDialler<'_>, host: &str, port: u16, service: &str
     let mut client = HealthClient::new(channel).max_decoding_message_size(MOST_ANSWER);
     let ask = HealthCheckRequest { service: service.to_owned() };
     let late = || Outcome::Failure(format!("timeout: health rpc did not complete within {limit}"));
-    match timeout_at(deadline, client.check(ask)).await {
+    match timeout_at(deadline, pin!(client.check(ask))).await {
         Err(_) => late(),
         Ok(Ok(answer)) => match answer.into_inner().status() {
             ServingStatus::Serving => Outcome::Success,
@@ -77,7 +77,8 @@ async fn connect(
                 let taken = stream.take().ok_or_else(|| std::io::Error::other("the connection has ended"));
                 async move { taken }
             });
-            if let Ok(made) = timeout_at(deadline, endpoint.connect_with_connector(once)).await.ok()? {
+            let made = pin!(endpoint.connect_with_connector(once));
+            if let Ok(made) = timeout_at(deadline, made).await.ok()? {
                 return Some(made);
             }
         }

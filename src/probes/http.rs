@@ -1,7 +1,8 @@
 //! An HTTP probe. Behaviour: spec 05 §1.8.
 //!
 //! One deadline covers dialling, redirects and body. Each request has a connection of its own, which ends with it. What
-//! a server may send is bounded: hyper's limits for heads, [`MOST_OUTPUT`] for the body, the stream's for all of it.
+//! a server may send is bounded: hyper's limits for heads, [`MOST_OUTPUT`] for the body, the stream's for all of it. The
+//! plainest answers do not come to hyper (`plain`).
 
 use std::{
     error::Error,
@@ -10,6 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures::FutureExt;
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt, Empty};
 use hyper::{
@@ -18,13 +20,14 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     time::{Instant, timeout_at},
 };
 
 use super::{
     dial::{DialError, PodDialler, Spawner, Why, words},
     outcome::{ErrorState, MOST_OUTPUT, Outcome, text_of},
+    plain,
     target::{HttpAsk, MOST_REDIRECTS},
 };
 
@@ -36,6 +39,11 @@ const MOST_HEADERS: usize = 1024;
 const MOST_HEADER_LIST: u32 = 512 << 10;
 /// Bytes of a body that an HTTP/2 server may send ahead: no fewer are possible.
 const WINDOW: u32 = (64 << 10) - 1;
+
+/// What requests and answers go over.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 /// What one request came to.
 enum Answered {
@@ -60,14 +68,15 @@ enum Failed {
 /// A request that can be sent as often as it is wanted.
 pub struct Get {
     ask: HttpAsk,
-    /// As it is sent where nothing more is known of the server.
-    plain: Result<Request<Empty<Bytes>>, String>,
+    /// As it is sent over HTTP/1, where a new connection takes all of it at once.
+    said: Result<Option<Box<[u8]>>, String>,
 }
 
 impl Get {
     /// For what is asked.
     pub fn new(ask: HttpAsk) -> Self {
-        Self { plain: plain(&ask), ask }
+        let said = over_one(&ask).and_then(|request| plain::said(&client(false), request));
+        Self { ask, said: said.map(|said| Some(said).filter(|said| said.len() <= plain::MOST_SAID)) }
     }
 }
 
@@ -139,23 +148,55 @@ async fn exchange(
     over_http1(stream, get, host, is_long, deadline).await
 }
 
-async fn over_http1<S>(stream: S, get: &Get, host: &str, is_long: bool, deadline: Instant) -> Result<Answered, Failed>
+async fn over_http1<S>(
+    mut stream: S,
+    get: &Get,
+    host: &str,
+    is_long: bool,
+    deadline: Instant,
+) -> Result<Answered, Failed>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let builder = {
-        let mut builder = http1::Builder::new();
-        builder.title_case_headers(true).max_buf_size(MOST_HEAD);
-        if is_long {
-            builder.max_headers(MOST_HEADERS);
-        }
-        builder
+    let said = get.said.as_ref().map_err(|text| Failed::Transport(text.clone()))?;
+    let Some(said) = said else {
+        return Box::pin(with_client(Box::new(stream), &get.ask, host, is_long, deadline)).await;
     };
-    let (mut sender, connection) =
-        builder.handshake::<_, Empty<Bytes>>(TokioIo::new(stream)).await.map_err(|e| transport(&e))?;
-    let request = get.plain.clone().map_err(Failed::Transport)?;
-    let (answer, connection) = (sender.send_request(request), pin!(connection));
-    driven(connection, read(answer, &get.ask, host, deadline)).await
+    let heard = match timeout_at(deadline, pin!(plain::exchange(&mut stream, said))).await {
+        Ok(heard) => heard.map_err(|error| Failed::Transport(format!("connection error: {}", words(&error))))?,
+        Err(_) => return Err(Failed::Transport(format!("context deadline exceeded {AWAITING_HEADERS}"))),
+    };
+    if let Some(status) = plain::status(&heard) {
+        // Some servers complain of TLS that just ends.
+        let _ = stream.shutdown().now_or_never();
+        return Ok(Answered::Final(status, Vec::new())); // whose body tells nobody anything
+    }
+    let retold = Box::new(plain::Retold::new(heard, stream));
+    Box::pin(with_client(retold, &get.ask, host, is_long, deadline)).await
+}
+
+async fn with_client(
+    stream: Box<dyn Stream>,
+    ask: &HttpAsk,
+    host: &str,
+    is_long: bool,
+    deadline: Instant,
+) -> Result<Answered, Failed> {
+    let handshake = client(is_long).handshake::<_, Empty<Bytes>>(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.map_err(|e| transport(&e))?;
+    let request = over_one(ask).map_err(Failed::Transport)?;
+    let (answer, connection) = (pin!(sender.send_request(request)), pin!(connection));
+    driven(connection, pin!(read(answer, ask, host, deadline))).await
+}
+
+/// Clients of HTTP/1 for servers of either kind.
+fn client(is_long: bool) -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder.title_case_headers(true).max_buf_size(MOST_HEAD);
+    if is_long {
+        builder.max_headers(MOST_HEADERS);
+    }
+    builder
 }
 
 async fn over_http2<S>(stream: S, ask: &HttpAsk, host: &str, deadline: Instant) -> Result<Answered, Failed>
@@ -178,12 +219,12 @@ where
     for name in [header::CONNECTION, header::UPGRADE, header::HeaderName::from_static("keep-alive")] {
         request.headers_mut().remove(name);
     }
-    let (answer, connection) = (sender.send_request(request), pin!(connection));
-    driven(connection, read(answer, ask, host, deadline)).await
+    let (answer, connection) = (pin!(sender.send_request(request)), pin!(connection));
+    driven(connection, pin!(read(answer, ask, host, deadline))).await
 }
 
 /// What is sent over HTTP/1.
-fn plain(ask: &HttpAsk) -> Result<Request<Empty<Bytes>>, String> {
+fn over_one(ask: &HttpAsk) -> Result<Request<Empty<Bytes>>, String> {
     let mut request = request(ask, ask.url.target())?;
     let authority = HeaderValue::try_from(ask.url.authority()).map_err(|e| e.to_string())?;
     request.headers_mut().insert(header::HOST, ask.host.clone().unwrap_or(authority));
@@ -236,8 +277,7 @@ async fn read_body(mut body: Incoming) -> Result<Vec<u8>, Failed> {
 }
 
 /// Does the work while its connection lives, and after that with what has arrived.
-async fn driven<T>(mut connection: Pin<&mut impl Future>, work: impl Future<Output = T>) -> T {
-    let mut work = pin!(work);
+async fn driven<T>(mut connection: Pin<&mut impl Future>, mut work: Pin<&mut impl Future<Output = T>>) -> T {
     let mut ended = false;
     loop {
         tokio::select! {

@@ -30,6 +30,7 @@ mod manager;
 mod marks;
 pub mod outcome;
 pub mod owner;
+pub mod plain;
 mod probe;
 mod results;
 mod saved;

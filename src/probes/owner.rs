@@ -346,9 +346,14 @@ impl Owner {
         let Some(probe) = self.probes.get_mut(&id) else { return };
         // Before the look: what changes meanwhile is looked at again.
         let changes = self.deps.pods.changes();
-        let look = match probe.look.take().filter(|look| look.changes == changes) {
-            Some(look) => look,
-            None => Look { changes, found: Self::look(&*self.deps.pods, probe), ask: None },
+        let look = match probe.look.take() {
+            Some(look) if look.changes == changes => look,
+            before => {
+                let found = Self::look(&*self.deps.pods, probe);
+                // Most changes are those of other pods.
+                let ask = before.filter(|look| look.found == found).and_then(|look| look.ask);
+                Look { changes, found, ask }
+            }
         };
         let look = probe.look.insert(look);
         let due = probe.in_line.take().unwrap_or(now);

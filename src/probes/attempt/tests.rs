@@ -19,7 +19,7 @@ use super::*;
 use crate::{
     cri::{CriConfig, connect},
     metrics::Registry,
-    probes::{kind::Kind, outcome::ErrorState, testing::pod},
+    probes::{kind::Kind, outcome::ErrorState, plain, testing::pod},
     proto::health::{
         HealthCheckRequest, HealthCheckResponse,
         health_check_response::ServingStatus,
@@ -27,16 +27,19 @@ use crate::{
     },
 };
 
-/// Asks a probe of the container `c`, whose pod is at that address.
-async fn asked_at(ip: &str, probe: Value) -> Outcome {
-    let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": probe}]}));
-    let config = CriConfig {
+fn nowhere() -> CriConfig {
+    CriConfig {
         endpoint: "unix:///nowhere.sock".to_owned(),
         image_endpoint: String::new(),
         request_timeout: Duration::from_secs(1),
         list_streaming: false,
-    };
-    let cri = connect(&config, &Registry::new()).expect("lazily");
+    }
+}
+
+/// Asks a probe of the container `c`, whose pod is at that address.
+async fn asked_at(ip: &str, probe: Value) -> Outcome {
+    let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": probe}]}));
+    let cri = connect(&nowhere(), &Registry::new()).expect("lazily");
     let handlers = Handlers::new(cri.runtime).expect("TLS");
     let ask = Ask::new(pod, "c".into(), Kind::Readiness, "c-0".into(), Some(ip.to_owned()));
     handlers.ask(&ask).await
@@ -238,6 +241,30 @@ async fn the_end_of_a_tls_connection_need_not_be_announced() {
     assert_eq!(failure(asked(https(port)).await), format!("Get \"https://127.0.0.1:{port}/x\": EOF"));
 }
 
+#[tokio::test]
+async fn the_end_of_a_tls_connection_is_announced_to_who_is_asked() {
+    let long = format!("HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n{}", "busy".repeat(1000));
+    for answer in ["HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_owned(), long] {
+        let (acceptor, expected) = (TlsAcceptor::from(Arc::new(pair())), answer.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let serving = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.expect("a client");
+            let mut stream = acceptor.accept(stream).await.expect("TLS");
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.expect("a head"));
+            }
+            stream.write_all(answer.as_bytes()).await.expect("taken");
+            stream.flush().await.expect("taken");
+            stream.read(&mut [0]).await
+        });
+        assert_eq!(asked(https(port)).await, Outcome::Success, "{expected}");
+        let end = serving.await.expect("no panic");
+        assert!(matches!(end, Ok(0)), "{expected}: {end:?}");
+    }
+}
+
 /// Shows what is no certificate at all, and signs as if it were.
 #[derive(Debug)]
 struct Garbage(Arc<rustls::sign::CertifiedKey>);
@@ -366,6 +393,97 @@ async fn a_body_that_breaks_off_is_an_error() {
     let (port, _) = answers("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort").await;
     let outcome = asked(http(port)).await;
     assert!(matches!(&outcome, Outcome::Error { state: ErrorState::Failure, .. }), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn an_answer_may_come_in_pieces() {
+    let answer = "HTTP/1.1 503 Oh\r\nContent-Length: 4\r\n\r\nbusy";
+    let chunked = "HTTP/1.1 503 Oh\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbusy\r\n0\r\n\r\n";
+    let promised = format!("HTTP/1.1 100 Continue\r\n\r\n{answer}");
+    let long = format!("HTTP/1.1 503 Oh\r\nContent-Length: 4000\r\n\r\n{}", "busy".repeat(1000));
+    for answer in [answer.to_owned(), chunked.to_owned(), promised, long] {
+        for at in [1, 20, answer.len() - 2, answer.len()] {
+            let (first, rest) = answer.split_at(at);
+            let (first, rest) = (first.to_owned(), rest.to_owned());
+            let (tell, told) = tokio::sync::mpsc::unbounded_channel();
+            let (port, heads) = server(move |mut stream, _| {
+                let (first, rest, tell) = (first.clone(), rest.clone(), tell.clone());
+                async move {
+                    stream.set_nodelay(true)?;
+                    stream.write_all(first.as_bytes()).await?;
+                    tokio::time::sleep(Duration::from_millis(20)).await; // so that it is read by itself
+                    stream.write_all(rest.as_bytes()).await?;
+                    stream.shutdown().await?;
+                    let mut more = Vec::new();
+                    let read = stream.read_to_end(&mut more).await;
+                    let _ = tell.send((read.is_ok(), more)); // the test may be over
+                    Ok(())
+                }
+            })
+            .await;
+            assert_eq!(failure(asked(http(port)).await), "HTTP probe failed with statuscode: 503", "{answer} {at}");
+            let mut told = told;
+            let more = tokio::time::timeout(Duration::from_secs(60), told.recv()).await.expect("in time");
+            let (is_end, more) = more.expect("the server has an end");
+            // Who hangs up on something unread resets the connection.
+            assert!(more.is_empty() && (is_end || answer.len() > 4000), "{answer} {at}: asked once, not {more:?} too");
+            assert_eq!(heads.lock().expect("no panic").len(), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_long_request_is_made_and_answered_before_it_is_read() {
+    for length in [plain::MOST_SAID - 1024, plain::MOST_SAID, 600 << 10] {
+        long_request(length).await;
+    }
+}
+
+async fn long_request(length: usize) {
+    let value = "v".repeat(length);
+    let headers = json!([{"name": "Long", "value": value}]);
+    let long = |port| json!({"httpGet": {"port": port, "httpHeaders": headers}, "timeoutSeconds": 30});
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let reads = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("accepted");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            assert_ne!(stream.read_buf(&mut head).await.expect("open"), 0, "it has an end");
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.expect("open");
+        head.len()
+    });
+    assert_eq!(asked(long(port)).await, Outcome::Success);
+    assert!(reads.await.expect("no panic") > value.len());
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let _deaf = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("accepted");
+        stream.write_all(b"HTTP/1.1 431 Too much\r\nContent-Length: 0\r\n\r\n").await.expect("open");
+        std::future::pending::<()>().await;
+    });
+    assert_eq!(failure(asked(long(port)).await), "HTTP probe failed with statuscode: 431");
+}
+
+#[tokio::test]
+async fn who_hangs_up_without_a_word_is_told_of() {
+    let reset = |after: &'static [u8]| {
+        server(move |mut stream, _| async move {
+            stream.write_all(after).await?;
+            if !after.is_empty() {
+                tokio::time::sleep(Duration::from_millis(20)).await; // so that it is read
+            }
+            rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
+            Ok(())
+        })
+    };
+    for after in ["", "HTTP/1.1 200 OK\r\nX"] {
+        let (port, _) = reset(after.as_bytes()).await;
+        let expected = format!("Get \"http://127.0.0.1:{port}/x\": connection error: connection reset by peer");
+        assert_eq!(failure(asked(http(port)).await), expected, "{after:?}");
+    }
 }
 
 #[tokio::test]
@@ -621,4 +739,23 @@ async fn a_grpc_server_that_speaks_something_else_has_failed() {
     let port = listener.local_addr().expect("bound").port();
     println!("{}", failure(asked(json!({"grpc": {"port": port}})).await));
     drop(listener);
+}
+
+#[tokio::test]
+async fn what_an_attempt_keeps_while_it_waits_is_small() {
+    let cri = connect(&nowhere(), &Registry::new()).expect("lazily");
+    let (command, second) = (["true".to_owned()], Duration::from_secs(1));
+    let exec = size_of_val(&*cri.runtime.exec_sync("c", &command, second));
+    let handlers = Handlers::new(cri.runtime).expect("TLS");
+    let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": http(1)}]}));
+    let ask = Ask::new(pod, "c".into(), Kind::Readiness, "c-0".into(), Some("127.0.0.1".to_owned()));
+    let dialler = handlers.dialler.of(ask.pod.uid());
+    let What::Answer(get) = &ask.made().what else { panic!("it asks a server") };
+    let http = size_of_val(&http::probe(dialler, get, second));
+    let any = size_of_val(&*handlers.ask(&ask));
+    // Each is fetched from memory, and some of it from the kernel, hundreds of times a minute.
+    for (what, bytes, most) in [("exec", exec, 3072), ("http", http, 1536), ("any", any, 1024)] {
+        println!("{what}: {bytes}");
+        assert!(bytes <= most, "{what}: {bytes} bytes");
+    }
 }

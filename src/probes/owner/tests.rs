@@ -50,6 +50,8 @@ struct World {
     status: Mutex<Option<api::PodStatus>>,
     shown: AtomicU64,
     looks: AtomicU64,
+    /// How often it was made what is asked.
+    made: AtomicU64,
     told: Mutex<Vec<String>>,
     file: Mutex<Option<Vec<u8>>>,
     dropped: Mutex<u32>,
@@ -66,6 +68,7 @@ impl World {
             status: Mutex::new(Some(running(true, true))),
             shown: AtomicU64::default(),
             looks: AtomicU64::default(),
+            made: AtomicU64::default(),
             told: Mutex::default(),
             file: Mutex::default(),
             dropped: Mutex::default(),
@@ -114,6 +117,10 @@ impl Asker for Fake {
         lock(&self.0.asked).push((self.0.begun.elapsed().as_secs(), ask.kind.label()));
         lock(&self.0.exact).push(Instant::now());
         lock(&self.0.addresses).push(ask.ip.clone());
+        if !ask.is_made() {
+            self.0.made.fetch_add(1, Ordering::Relaxed);
+            ask.made();
+        }
         match self.0.next_act() {
             Act::Says(outcome) => outcome,
             Act::Takes(long) => {
@@ -278,6 +285,26 @@ async fn a_pod_of_which_there_is_nothing_new_is_not_looked_at_again() {
     pass(10).await;
     let (here, there) = (Some("10.0.0.1".to_owned()), Some("10.0.0.2".to_owned()));
     assert_eq!(lock(&world.addresses)[..], [&here, &here, &here, &here, &here, &there].map(Clone::clone));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_asked_is_made_once_for_as_long_as_its_container_stays_as_it_is() {
+    let world = World::new([success()]);
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(json!({"livenessProbe": tcp(10)})));
+    pass(21).await;
+    let seen = || (world.asked().len(), world.made.load(Ordering::Relaxed));
+    assert_eq!(seen(), (3, 1));
+    let same = lock(&world.status).clone().expect("a status");
+    world.show(same.clone()); // another pod's change
+    pass(20).await;
+    assert_eq!((seen(), world.looks.load(Ordering::Relaxed)), ((5, 1), 2));
+    world.show(api::PodStatus { pod_ip: Some("10.0.0.2".to_owned()), ..same });
+    pass(20).await;
+    assert_eq!(seen(), (7, 2), "another address");
+    world.show(instance("c-1", json!({"running": {}}), true, true));
+    pass(20).await;
+    assert_eq!(seen(), (9, 3), "another instance");
 }
 
 #[tokio::test(start_paused = true)]
