@@ -198,12 +198,15 @@ async fn ac_05_4_any_certificate_is_taken_over_either_http() {
     }
 }
 
-/// A TLS server that reads a head, says that, and is gone without a word of it.
-async fn rude(config: ServerConfig, answer: &'static str) -> u16 {
-    let acceptor = TlsAcceptor::from(Arc::new(config));
+/// A TLS server that reads a head and says that; its end of the connection, once it has.
+async fn over_tls(
+    config: ServerConfig,
+    answer: impl Into<String>,
+) -> (u16, tokio::task::JoinHandle<tokio_rustls::server::TlsStream<TcpStream>>) {
+    let (acceptor, answer) = (TlsAcceptor::from(Arc::new(config)), answer.into());
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
-    tokio::spawn(async move {
+    let serving = tokio::spawn(async move {
         let (stream, _) = listener.accept().await.expect("a client");
         let mut stream = acceptor.accept(stream).await.expect("TLS");
         let mut head = Vec::new();
@@ -212,7 +215,14 @@ async fn rude(config: ServerConfig, answer: &'static str) -> u16 {
         }
         stream.write_all(answer.as_bytes()).await.expect("taken");
         stream.flush().await.expect("taken");
+        stream
     });
+    (port, serving)
+}
+
+/// As [`over_tls`], and gone without a word of it.
+async fn rude(config: ServerConfig, answer: &'static str) -> u16 {
+    let (port, _nobody_waits) = over_tls(config, answer).await;
     port
 }
 
@@ -245,23 +255,10 @@ async fn the_end_of_a_tls_connection_need_not_be_announced() {
 async fn the_end_of_a_tls_connection_is_announced_to_who_is_asked() {
     let long = format!("HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n{}", "busy".repeat(1000));
     for answer in ["HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_owned(), long] {
-        let (acceptor, expected) = (TlsAcceptor::from(Arc::new(pair())), answer.clone());
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let port = listener.local_addr().expect("bound").port();
-        let serving = tokio::spawn(async move {
-            let (stream, _) = listener.accept().await.expect("a client");
-            let mut stream = acceptor.accept(stream).await.expect("TLS");
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                head.push(stream.read_u8().await.expect("a head"));
-            }
-            stream.write_all(answer.as_bytes()).await.expect("taken");
-            stream.flush().await.expect("taken");
-            stream.read(&mut [0]).await
-        });
-        assert_eq!(asked(https(port)).await, Outcome::Success, "{expected}");
-        let end = serving.await.expect("no panic");
-        assert!(matches!(end, Ok(0)), "{expected}: {end:?}");
+        let (port, serving) = over_tls(pair(), answer.clone()).await;
+        assert_eq!(asked(https(port)).await, Outcome::Success, "{answer}");
+        let end = serving.await.expect("no panic").read(&mut [0]).await;
+        assert!(matches!(end, Ok(0)), "{answer}: {end:?}");
     }
 }
 
