@@ -147,9 +147,23 @@ fn probed(name: &str, ports: Option<(u16, u16)>) -> Value {
     pod
 }
 
-/// What 110 such pods take: processor time, percent of a core, and memory, the median of a look a second: code comes and
-/// goes.
-async fn cost(ground: &Ground<'_>, target: &Target, probes: Option<&Probed>) -> Result<(f64, f64)> {
+/// What 110 such pods take.
+struct Cost {
+    /// Processor time, percent of a core.
+    cpu: f64,
+    /// Memory, megabytes: the median of a look a second, for code comes and goes.
+    rss: f64,
+}
+
+impl Cost {
+    fn mean(all: &[Self]) -> Self {
+        #[allow(clippy::cast_precision_loss, reason = "a few")]
+        let mean = |of: fn(&Self) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
+        Self { cpu: mean(|cost| cost.cpu), rss: mean(|cost| cost.rss) }
+    }
+}
+
+async fn cost(ground: &Ground<'_>, target: &Target, probes: Option<&Probed>) -> Result<Cost> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
     for i in 0..PODS {
@@ -163,27 +177,34 @@ async fn cost(ground: &Ground<'_>, target: &Target, probes: Option<&Probed>) -> 
     }
     let (began, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
     let mut resident = Vec::new();
-    for _ in 0..ground.options.amount(120, 25) {
+    for _ in 0..ground.options.amount(90, 25) {
         tokio::time::sleep(Duration::from_secs(1)).await;
         resident.push(process::resident(agent.pid())?);
     }
-    let spent = (process::cpu_seconds(agent.pid())? - before) / began.elapsed().as_secs_f64() * 100.0;
+    let cpu = (process::cpu_seconds(agent.pid())? - before) / began.elapsed().as_secs_f64() * 100.0;
     resident.sort_by(f64::total_cmp);
-    Ok((spent, resident[resident.len() / 2]))
+    Ok(Cost { cpu, rss: resident[resident.len() / 2] })
 }
 
+/// Without, with, with, without: a machine that gets slower or faster meanwhile does so for both.
 async fn probes(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
-    let mut samples = Samples::default();
-    let (bare_cpu, bare_rss) = cost(ground, target, None).await?;
-    let probed = Probed::start().await?;
-    let (cpu, rss) = cost(ground, target, Some(&probed)).await?;
-    let jitter = probed.jitter();
-    ensure!(jitter.len() >= PODS, "{} starts of probes were seen, too few", jitter.len());
-    jitter.into_iter().for_each(|off| samples.add("jitter", off));
-    samples.add("bare_cpu", bare_cpu);
-    samples.add("bare_rss", bare_rss);
-    samples.add("cpu", cpu - bare_cpu);
-    samples.add("rss", rss - bare_rss);
+    let (probed, mut samples) = (Probed::start().await?, Samples::default());
+    let (mut bare, mut with) = (Vec::new(), Vec::new());
+    for turn in [[false, true], [true, false]].iter().take(ground.options.amount(2, 1)).flatten() {
+        if !turn {
+            bare.push(cost(ground, target, None).await?);
+            continue;
+        }
+        with.push(cost(ground, target, Some(&probed)).await?);
+        let jitter = probed.jitter();
+        ensure!(jitter.len() >= PODS, "{} starts of probes were seen, too few", jitter.len());
+        jitter.into_iter().for_each(|off| samples.add("jitter", off));
+    }
+    let (bare, with) = (Cost::mean(&bare), Cost::mean(&with));
+    samples.add("bare_cpu", bare.cpu);
+    samples.add("bare_rss", bare.rss);
+    samples.add("cpu", with.cpu - bare.cpu);
+    samples.add("rss", with.rss - bare.rss);
     Ok(samples)
 }
 
