@@ -1,27 +1,27 @@
 //! A connection for calls that are made again and again on a node at rest: commands that probe.
 //!
 //! tonic's channel hands a call from task to task: to the one that connects, to that of the connection, to one for the
-//! request's body and one for the answer. Here the caller writes its request into the connection, in one piece, and reads
-//! its answer. What tonic makes of it is the same. One connection at a time; it is made when a call finds none.
+//! request's body and one for the answer; its clients make a stream of the one message there is each way. Here the caller
+//! writes its request into the connection, in one piece, and reads its answer. One connection at a time; it is made when a
+//! call finds none. Only calls with one message each way that are not compressed can be made, as gRPC over HTTP/2 has them.
 
-use std::{
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll, ready},
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures::{
     FutureExt,
     future::{BoxFuture, Shared},
 };
-use h2::{RecvStream, client::SendRequest};
-use http::{Request, Response, Uri, uri};
-use http_body::Frame;
-use http_body_util::BodyExt;
+use h2::{Reason, RecvStream, client::SendRequest};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
+use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tonic::{Status, body::Body};
-use tower::Service;
+use tonic::{Code, Status};
+
+use super::client::MAX_MESSAGE;
+
+/// Bytes before a message: whether it is compressed, and its length.
+const HEAD: usize = 5;
 
 /// What a connection runs over.
 pub(super) trait Pipe: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
@@ -34,7 +34,7 @@ pub(super) type MakePipe = Arc<dyn Fn() -> BoxFuture<'static, Result<Box<dyn Pip
 /// Several may wait for the same one.
 type Connecting = Shared<BoxFuture<'static, Result<SendRequest<Bytes>, Status>>>;
 
-/// A transport of tonic's clients. Clones share the connection.
+/// Makes calls. Clones share the connection.
 #[derive(Clone)]
 pub(super) struct Direct {
     make: MakePipe,
@@ -75,6 +75,30 @@ impl Direct {
             slot => slot.insert(connect(self.make.clone())).clone(),
         }
     }
+
+    /// Makes a call that has one message there and one back, of the method at that address.
+    pub(super) async fn unary<M, A>(
+        &self,
+        address: &'static str,
+        call: tonic::Request<M>,
+    ) -> Result<tonic::Response<A>, Status>
+    where
+        M: Message,
+        A: Message + Default,
+    {
+        let (told, _, message) = call.into_parts();
+        let mut request = Request::new(());
+        (*request.method_mut(), *request.version_mut()) = (Method::POST, Version::HTTP_2);
+        *request.uri_mut() = Uri::from_static(address);
+        let mut headers = told.into_headers();
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        *request.headers_mut() = headers;
+        let message = framed(&message)?;
+        let (response, mut rest) = self.sender().await?.send_request(request, false).map_err(broken)?;
+        rest.send_data(message, true).map_err(broken)?;
+        Ok(tonic::Response::new(unframed(read(response.await.map_err(broken)?).await?)?))
+    }
 }
 
 async fn ready_on(sender: SendRequest<Bytes>) -> Result<SendRequest<Bytes>, Status> {
@@ -96,63 +120,65 @@ fn broken(error: h2::Error) -> Status {
     Status::from_error(Box::new(error))
 }
 
-impl Service<Request<Body>> for Direct {
-    type Response = Response<Answer>;
-    type Error = Status;
-    type Future = BoxFuture<'static, Result<Response<Answer>, Status>>;
+/// A call, as it is sent: its message behind the byte that says it is not compressed, and its length.
+fn framed(message: &impl Message) -> Result<Bytes, Status> {
+    let length = u32::try_from(message.encoded_len()).map_err(|_| Status::out_of_range("the message is too long"))?;
+    let mut framed = BytesMut::with_capacity(HEAD + message.encoded_len());
+    framed.put_u8(0);
+    framed.put_u32(length);
+    message.encode(&mut framed).map_err(|error| Status::internal(error.to_string()))?;
+    Ok(framed.freeze())
+}
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        Poll::Ready(Ok(()))
+/// The message of an answer.
+fn unframed<A: Message + Default>(mut answer: Bytes) -> Result<A, Status> {
+    if answer.is_empty() {
+        return Err(Status::internal("Missing response message."));
     }
+    match (answer.try_get_u8(), answer.try_get_u32()) {
+        (Ok(0), Ok(length)) if usize::try_from(length) == Ok(answer.len()) => {}
+        _ => return Err(Status::internal("the answer is not one message that is not compressed")),
+    }
+    A::decode(answer).map_err(|error| Status::internal(error.to_string()))
+}
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let direct = self.clone();
-        Box::pin(async move {
-            let (mut head, body) = request.into_parts();
-            head.uri = addressed(head.uri)?;
-            let body = body.collect().await?.to_bytes();
-            let mut sender = direct.sender().await?;
-            let (response, mut rest) = sender.send_request(Request::from_parts(head, ()), false).map_err(broken)?;
-            rest.send_data(body, true).map_err(broken)?;
-            Ok(response.await.map_err(broken)?.map(Answer))
-        })
+/// What is said of the call there: an error, that there is none, or nothing.
+fn verdict(headers: &HeaderMap) -> Option<Result<(), Status>> {
+    let status = Status::from_header_map(headers)?;
+    Some(if status.code() == Code::Ok { Ok(()) } else { Err(status) })
+}
+
+/// What was read, `None` at the end. Whoever has said all may end it with a reset.
+fn before_end<T>(read: Result<Option<T>, h2::Error>) -> Result<Option<T>, Status> {
+    match read {
+        Err(error) if matches!(error.reason(), Some(Reason::NO_ERROR | Reason::CANCEL)) => Ok(None),
+        read => read.map_err(broken),
     }
 }
 
-/// The same, of a host: HTTP/2 wants one.
-fn addressed(uri: Uri) -> Result<Uri, Status> {
-    let mut parts = uri.into_parts();
-    parts.scheme = Some(uri::Scheme::HTTP);
-    parts.authority = Some(uri::Authority::from_static("localhost"));
-    Uri::from_parts(parts).map_err(|error| Status::internal(error.to_string()))
-}
-
-/// The body of an answer.
-pub(super) struct Answer(RecvStream);
-
-impl http_body::Body for Answer {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        match ready!(self.0.poll_data(context)) {
-            Some(Ok(data)) => {
-                let read = self.0.flow_control().release_capacity(data.len());
-                Poll::Ready(Some(read.map(|()| Frame::data(data)).map_err(broken)))
-            }
-            // Whoever has said all may end it so.
-            Some(Err(error)) if matches!(error.reason(), Some(h2::Reason::NO_ERROR | h2::Reason::CANCEL)) => {
-                Poll::Ready(None)
-            }
-            Some(Err(error)) => Poll::Ready(Some(Err(broken(error)))),
-            None => {
-                let trailers = ready!(self.0.poll_trailers(context)).map_err(broken).transpose();
-                Poll::Ready(trailers.map(|trailers| trailers.map(Frame::trailers)))
-            }
+/// Reads an answer to its end.
+async fn read(response: Response<RecvStream>) -> Result<Bytes, Status> {
+    let (head, mut body) = response.into_parts();
+    let mut told = verdict(&head.headers).transpose()?;
+    let mut answer = BytesMut::new();
+    while let Some(data) = body.data().await {
+        let Some(data) = before_end(data.map(Some))? else { break };
+        body.flow_control().release_capacity(data.len()).map_err(broken)?;
+        if answer.len() + data.len() > HEAD + MAX_MESSAGE {
+            return Err(Status::out_of_range(format!("the answer is longer than {MAX_MESSAGE} bytes")));
         }
+        answer.extend_from_slice(&data);
     }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+    if told.is_none()
+        && let Some(trailers) = before_end(body.trailers().await)?
+    {
+        told = verdict(&trailers).transpose()?;
+    }
+    match told {
+        None if head.status != StatusCode::OK => Err(Status::unknown(format!("HTTP status {}", head.status))),
+        _ => Ok(answer.freeze()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -325,7 +325,7 @@ mod tests {
     async fn an_address_that_does_not_answer_leaves_the_others_their_share() {
         let heard = TcpListener::bind("127.0.0.3:0").await.expect("a port");
         let port = heard.local_addr().expect("bound").port();
-        let _full = deaf(SocketAddr::from(([127, 0, 0, 2], port))).await;
+        let _deaf = deaf(SocketAddr::from(([127, 0, 0, 2], port))).await;
         let dialler = |last: &[[u8; 4]]| {
             let mut dialler = Dialler::new().expect("TLS");
             let all: Vec<_> = last.iter().map(|ip| SocketAddr::from((*ip, 0))).collect();
@@ -337,8 +337,8 @@ mod tests {
         let both = dialler(&[[127, 0, 0, 2], [127, 0, 0, 3]]);
         assert!(both.of(&"u".into()).knock("host", port, soon()).await.is_ok());
         assert!(begun.elapsed() < Duration::from_millis(3500), "half of it each: {:?}", begun.elapsed());
-        let deaf = dialler(&[[127, 0, 0, 2]]);
-        let Err(error) = deaf.of(&"u".into()).knock("host", port, soon()).await else { panic!("it is deaf") };
+        let one = dialler(&[[127, 0, 0, 2]]);
+        let Err(error) = one.of(&"u".into()).knock("host", port, soon()).await else { panic!("it is deaf") };
         let expected = DialError { text: format!("dial tcp 127.0.0.2:{port}: i/o timeout"), why: Why::Late };
         assert_eq!(error, expected);
     }
