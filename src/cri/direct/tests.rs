@@ -1,3 +1,5 @@
+//! Calls against a server that answers as it is told to.
+
 use tonic::Request as Call;
 
 use super::*;
