@@ -147,7 +147,7 @@ fn probed(name: &str, ports: Option<(u16, u16)>) -> Value {
     pod
 }
 
-/// What 110 such pods take.
+/// What [`PODS`] such pods take.
 struct Cost {
     /// Processor time, percent of a core.
     cpu: f64,
@@ -163,6 +163,7 @@ impl Cost {
     }
 }
 
+/// That of an agent of its own, once it has settled.
 async fn cost(ground: &Ground<'_>, target: &Target, probes: Option<&Probed>) -> Result<Cost> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
