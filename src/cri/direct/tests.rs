@@ -1,5 +1,8 @@
 //! Calls against a server that answers as it is told to.
 
+use std::time::Duration;
+
+use tokio::time::timeout;
 use tonic::Request as Call;
 
 use super::*;
@@ -112,8 +115,9 @@ async fn serve(pipe: tokio::io::DuplexStream, does: Does, tells: Arc<Mutex<Vec<R
 
 async fn call(direct: &Direct) -> Result<String, (Code, String)> {
     let mut call = Call::new(TEXT.to_owned());
-    call.set_timeout(std::time::Duration::from_secs(7));
-    let answer = direct.unary::<String, String>(ADDRESS, call).await;
+    call.set_timeout(Duration::from_secs(7));
+    let answer = timeout(Duration::from_secs(30), direct.unary::<String, String>(ADDRESS, call)).await;
+    let answer = answer.expect("an answer in time");
     answer.map(tonic::Response::into_inner).map_err(|status| (status.code(), status.message().to_owned()))
 }
 
