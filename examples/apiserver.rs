@@ -19,14 +19,7 @@ use anyhow::{Context, Result};
 use berth::agent::certificates::Issued;
 use clap::Parser;
 
-#[path = "../tests/kit"]
-#[allow(dead_code, unused_imports, reason = "the kit is shared with the tests")]
-mod kit {
-    pub mod api_server;
-    pub mod kube_front;
-}
-
-use kit::api_server::{ApiServer, Options, sim};
+use berth_testkit::api_server::{ApiServer, Options, sim};
 
 /// The API server of the tests, on its own.
 #[derive(Parser)]

@@ -1,10 +1,8 @@
 //! Writes the demo images as an OCI archive: `cargo run --example images -- FILE`.
 
-#[path = "../tests/kit/image.rs"]
-#[allow(dead_code, reason = "the kit is shared with the tests")]
-mod image;
-
 use std::path::Path;
+
+use berth_testkit::image;
 
 fn main() -> std::io::Result<()> {
     let target = std::env::args().nth(1).unwrap_or_else(|| "images.tar".to_owned());

@@ -79,7 +79,7 @@ async fn batch(runtime: &Runtime, agent: &Agent, number: usize) -> Result<()> {
         agent.remove(name)?;
     }
     // What has ended counts as gone: other agents leave its remains to garbage collection.
-    let gone = |cri: &crate::kit::scripted::ScriptedCri| {
+    let gone = |cri: &berth_testkit::scripted::ScriptedCri| {
         cri.running("", "c0").is_empty() && cri.sandboxes().iter().all(|s| s.state != 0)
     };
     runtime.until("the batch is gone", agent, gone).await?;

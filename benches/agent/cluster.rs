@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 use crate::{
     agent::{Agent, Target},
-    kit::{
-        api_server::{ApiServer, Logged, Requests},
-        scripted::Fact,
-    },
     manifest::{self, NODE},
     scripted_ground::{PATIENCE, Runtime},
+};
+use berth_testkit::{
+    api_server::{ApiServer, Logged, Requests},
+    scripted::Fact,
 };
 
 /// As the test API server names them.

@@ -10,10 +10,10 @@ use crate::{
     agent::{Agent, Target},
     cluster::{Cluster, LEASES, begun, kinds, once},
     figures::{Bar, Figure, Samples, Unit, median, p99},
-    kit::api_server::Logged,
     run::{Ground, Group, Measurement},
     scripted_ground::ms,
 };
+use berth_testkit::api_server::Logged;
 
 const LIFE: &[Figure] = &[
     median("all", "requests per pod life (create → running → deleted)", Unit::Count, Bar::Open),

@@ -18,9 +18,9 @@ use sha2::{Digest, Sha256};
 use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median},
-    kit::{embedded::Embedded, image},
     run::{Ground, Group, Measurement},
 };
+use berth_testkit::{embedded::Embedded, image};
 
 const FIGURES: &[Figure] = &[
     median("import", "import and unpack of a 500 MB image (gzip)", Unit::Seconds, Bar::TimesRaw(1.0)),

@@ -13,11 +13,11 @@ use futures::FutureExt;
 use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median},
-    kit::embedded::Embedded,
     manifest, process,
     raw::Raw,
     run::{Ground, Group, Measurement},
 };
+use berth_testkit::embedded::Embedded;
 
 const FIGURES: &[Figure] = &[
     median("start", "pod create → running, image present", Unit::Milliseconds, Bar::AtMost(60.0)),

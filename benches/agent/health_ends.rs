@@ -20,11 +20,11 @@ use crate::{
     cluster::{Cluster, is_write},
     figures::{Bar, Figure, Samples, Unit, median, p99},
     followers::logs,
-    kit::scripted::{Behaviour, ScriptedCri},
     manifest,
     run::{Ground, Group, Measurement},
     scripted_ground::{PATIENCE, Runtime},
 };
+use berth_testkit::scripted::{Behaviour, ScriptedCri};
 
 const ROTATION: &[Figure] = &[
     p99("over", "log at 100 MB/s, beyond its size: seconds of writing, worst", Unit::Seconds, Bar::AtMost(1.0)),

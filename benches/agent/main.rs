@@ -40,9 +40,6 @@ mod secure;
 mod streams;
 mod volumes;
 
-#[path = "../../tests/kit/cluster.rs"]
-mod kit;
-
 use std::process::ExitCode;
 
 use options::{Asked, Options};

@@ -16,11 +16,11 @@ use tokio::{
 use crate::{
     agent::{Agent, Target},
     figures::{Bar, Figure, Samples, Unit, median},
-    kit::scripted::ScriptedCri,
     manifest, process,
     run::{Ground, Group, Measurement},
     scripted_ground::{PATIENCE, Runtime},
 };
+use berth_testkit::scripted::ScriptedCri;
 
 /// Pages, and how many a second the reference serves on a machine of this kind times what is asked of us.
 const PAGES: &[(&str, &str, f64)] = &[

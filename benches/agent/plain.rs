@@ -24,7 +24,7 @@ use serde_json::json;
 use tokio::{net::TcpListener, task::AbortHandle};
 use tokio_util::sync::CancellationToken;
 
-use crate::kit::pods;
+use berth_testkit::pods;
 
 /// One pod, whose ports are at a URL.
 struct One {

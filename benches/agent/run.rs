@@ -13,12 +13,12 @@ use crate::{
     bytes, churn, cluster_outage, cluster_pods, containerd_cost, containerd_pods, embedded_image, embedded_pods,
     figures::{Figure, Samples},
     followers, handshakes, health, health_ends,
-    kit::containerd::{self, Containerd},
     options::Options,
     pages,
     report::{self, Measured},
     scripted_cost, scripted_starts, streams, volumes,
 };
+use berth_testkit::containerd::{self, Containerd};
 
 /// What a measurement works with.
 pub struct Ground<'a> {

@@ -17,10 +17,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     agent::{Agent, Target},
-    kit::scripted::{Call, ScriptedCri, server},
     manifest,
     secure::Secure,
 };
+use berth_testkit::scripted::{Call, ScriptedCri, server};
 
 /// Patience with anything that should take milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -9,11 +9,11 @@ use futures::FutureExt;
 use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median, p99},
-    kit::scripted::{Behaviour, Fault},
     manifest,
     run::{Ground, Group, Measurement},
     scripted_ground::{PATIENCE, Runtime, ms},
 };
+use berth_testkit::scripted::{Behaviour, Fault};
 
 const COLD: &[Figure] = &[median("healthz", "cold start → healthz (scripted)", Unit::Milliseconds, Bar::AtMost(60.0))];
 const STARTS: &[Figure] = &[

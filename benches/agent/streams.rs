@@ -24,12 +24,12 @@ use tokio_tungstenite::{
 use crate::{
     agent::Target,
     figures::{Bar, Figure, Samples, Unit, median},
-    kit::scripted::streaming::StreamServer,
     manifest,
     run::{Ground, Group, Measurement},
     scripted_ground::{PATIENCE, Runtime, ms},
     secure::{self, Secure},
 };
+use berth_testkit::scripted::streaming::StreamServer;
 
 const FIGURES: &[Figure] = &[
     median("spdy", "exec beyond the runtime's own, SPDY, new TLS connection", Unit::Milliseconds, Bar::AtMost(2.0)),

@@ -1,7 +1,7 @@
 //! One door to any runtime: the service traits, the client, deadlines, error mapping.
 //!
 //! Six rooms call a runtime; all of them go through [`RuntimeService`] and [`ImageService`],
-//! which have an honest fake (the scripted CRI of `tests/kit`). [`connect`] prepares the clients,
+//! which have an honest fake (the scripted CRI of `berth-testkit`). [`connect`] prepares the clients,
 //! [`probe`] checks at start-up that the runtime is one we can work with. Other gRPC services behind a socket are
 //! reached and told of in the same way: [`socket_channel`], [`CriError`]. Behaviour: spec 03a §2.
 

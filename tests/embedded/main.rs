@@ -1,12 +1,8 @@
-//! The embedded runtime through its services: a client over memory, as the agent's. Spec 09 §9, 09a §1-§5.
-//!
-//! The parts below are fakes; what needs a kernel is in `real.rs`, needs root, and says so where it is skipped.
+//! The embedded runtime on a real kernel: its CRI service, images, launch of containers, networks, and seccomp.
 
-#[path = "../kit/mod.rs"]
-mod kit;
-
-mod builtin;
-mod fakes;
-mod real;
-mod services;
-mod streams;
+mod cri_service;
+mod images;
+mod launch;
+mod network;
+mod plans;
+mod seccomp;

@@ -1,16 +1,13 @@
 //! Nothing is kept of pods that are gone, whatever became of them. A program of its own, so that
 //! nobody else uses its heap.
 
-#[path = "../kit/mod.rs"]
-mod kit;
-
 #[allow(unsafe_code, reason = "an allocator that counts can only be written so")]
 mod heap;
 
 use std::{sync::Arc, time::Duration};
 
 use berth::pod::{Pod, PodUid};
-use kit::{
+use berth_testkit::{
     agent::{Agent, Machine, Setup},
     pods::pod_with,
     scripted::{Behaviour, Fault},

@@ -7,7 +7,8 @@ use std::{
 
 use berth::pod::{Pod, PodRef, PodUid, RestartPolicy, api};
 
-use crate::{kit::scripted::ScriptedCri, world::World};
+use crate::world::World;
+use berth_testkit::scripted::ScriptedCri;
 
 /// Looks through the whole history of the runtime.
 pub fn check(cri: &ScriptedCri, world: &World) -> Result<(), String> {

@@ -7,10 +7,7 @@
 //!
 //! `BERTH_SIM_SEEDS=n` runs that many seeds, from `BERTH_SIM_FROM=n` on; `BERTH_SIM_SEED=n`
 //! replays one with a full trace. The same seed is the same run: time is virtual, and all chance
-//! comes from it (see [`chance`]).
-
-#[path = "../kit/mod.rs"]
-mod kit;
+//! comes from it (see [`chance`]). The seeds are split into four tests, for two processors.
 
 mod accounts;
 #[allow(unsafe_code, reason = "chance can only be taken from a process by answering getrandom(2) for it")]
@@ -27,7 +24,7 @@ use std::{
     env,
     panic::{self, AssertUnwindSafe},
     process::Command,
-    sync::mpsc,
+    sync::{Mutex, PoisonError, mpsc},
     time::Duration,
 };
 
@@ -39,6 +36,10 @@ use world::World;
 
 /// Seeds of an ordinary run.
 const SEEDS: u64 = 1000;
+/// Tests that the seeds are split into.
+const SHARDS: u64 = 4;
+/// A process lives through one seed at a time, also where its tests are threads.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Between them, the first seeds make all that lives once per process.
 const MAKERS: u64 = 8;
 /// Whose fingerprint is compared between a run of its own and one among others.
@@ -124,12 +125,38 @@ fn pods_survive_random_faults() {
         println!("fingerprint of {seed}: {:016x}", done.fingerprint);
         return;
     }
+    survive(0);
+}
+
+#[test]
+fn pods_survive_random_faults_second_quarter() {
+    survive(1);
+}
+
+#[test]
+fn pods_survive_random_faults_third_quarter() {
+    survive(2);
+}
+
+#[test]
+fn pods_survive_random_faults_fourth_quarter() {
+    survive(3);
+}
+
+/// Runs the seeds of a shard.
+fn survive(shard: u64) {
+    if number("BERTH_SIM_SEED").is_some() {
+        return;
+    }
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let shown = number("BERTH_SIM_FINGERPRINT");
     let (mut failures, mut slowest) = (BTreeMap::new(), (Duration::ZERO, 0, Duration::ZERO));
-    let seeds = number("BERTH_SIM_SEEDS").unwrap_or(SEEDS);
-    let from = number("BERTH_SIM_FROM").unwrap_or_default();
+    let all = number("BERTH_SIM_SEEDS").unwrap_or(SEEDS);
+    let first = number("BERTH_SIM_FROM").unwrap_or_default();
+    let (from, to) = (first + all * shard / SHARDS, first + all * (shard + 1) / SHARDS);
+    let seeds = to - from;
     catch_up(from);
-    for seed in from..from + seeds {
+    for seed in from..to {
         match run(seed, false) {
             Ok(done) => {
                 slowest = slowest.max((done.settled_in, seed, done.granted));
@@ -169,6 +196,6 @@ fn a_seed_is_the_same_run_wherever_it_is_run() {
         text.lines().find(|line| line.starts_with("fingerprint")).unwrap_or(&text).to_owned()
     };
     let alone = fingerprint(&[("BERTH_SIM_SEED", COMPARED)]);
-    let among = fingerprint(&[("BERTH_SIM_SEEDS", COMPARED + 1), ("BERTH_SIM_FINGERPRINT", COMPARED)]);
+    let among = fingerprint(&[("BERTH_SIM_SEEDS", SHARDS * (COMPARED + 1)), ("BERTH_SIM_FINGERPRINT", COMPARED)]);
     assert_eq!(alone, among);
 }

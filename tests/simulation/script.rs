@@ -7,14 +7,11 @@ use rand::{Rng, seq::IndexedRandom, seq::IteratorRandom};
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::{
-    kit::{
-        leash::Fuse,
-        pods,
-        scripted::{Behaviour, EventFaults, Fault},
-    },
-    profile::Trouble,
-    world::World,
+use crate::{profile::Trouble, world::World};
+use berth_testkit::{
+    leash::Fuse,
+    pods,
+    scripted::{Behaviour, EventFaults, Fault},
 };
 
 /// Names that are no substrings of anything else in the calls.

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use tokio::time::Instant;
 use tracing_subscriber::fmt::{format::Writer, time::FormatTime};
 
-use crate::kit::scripted::ScriptedCri;
+use berth_testkit::scripted::ScriptedCri;
 
 /// What the script did.
 pub struct Trace {

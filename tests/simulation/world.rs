@@ -17,11 +17,11 @@ use crate::{
     Done,
     accounts::{Accounts, LAST_CRASH, LONGEST_BACKOFF},
     check, invariants,
-    kit::agent::{Agent, Machine, Setup},
     profile::{Profile, Trouble},
     script,
     trace::Trace,
 };
+use berth_testkit::agent::{Agent, Machine, Setup};
 
 /// How often the API server takes in what the agent has to say.
 const SERVED: Duration = Duration::from_millis(250);

@@ -1,16 +1,7 @@
-//! A node as most are: cgroup v2 alone, systemd as process 1 with logind beside it, and the agent as its package starts it.
+//! Nodes in virtual machines: cgroup v2 with systemd, NFS storage, and systemd's own slices and scopes.
 //!
-//! One virtual machine of the kit's is booted for all of it ([`boot`]). Within, this program is an API server and a user of it
-//! ([`inside`]), and looks at what pods of busybox are given and lose ([`groups`], [`memory`], [`pressure`]), at what the
-//! service manager sees of the agent ([`service`]), and at the end of the machine ([`end`]), which is its own.
+//! Machines boot in tests that are ignored by default (`make test-vm`); the rest runs against a scripted service manager.
 
-#[path = "../kit/cluster.rs"]
-mod kit;
-
-mod boot;
-mod end;
-mod groups;
-mod inside;
-mod memory;
-mod pressure;
-mod service;
+mod node;
+mod storage;
+mod systemd;

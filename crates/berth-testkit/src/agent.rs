@@ -1,0 +1,452 @@
+//! The agent from its sources to the runtime, over the scripted runtime: real mux, engine,
+//! runtime, images, PLEG and status, in one process and on a clock that tests pause.
+//!
+//! A [`Machine`] is what outlives the agent: runtime, disk, state files. An [`Agent`] is one life
+//! of it: start it, hand in sets of pods, stop it, or kill it.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use berth::{
+    engine::{
+        self, Command, EngineConfig, EngineHandle, Inputs, SourcesReady, WorkerContext, WorkerView,
+        allocation::{Allocator, AllocatorDeps},
+        ports::{Clock, EnsureImage, ImageProvider, NodeFacts, PodFates, PodObserver, PodRuntime, PullPolicy, Stage},
+    },
+    images,
+    metrics::{
+        AdmissionMetrics, AllocationMetrics, EngineMetrics, PlegMetrics, Registry, RuntimeMetrics, SourceMetrics,
+        StatusMetrics,
+    },
+    pleg::{self, ContainerDied, CriEvents, Pleg, PlegConfig, PlegDeps},
+    pod::{Pod, PodSource, PodUid, api},
+    runtime::{ActuatedStore, RuntimeCheck, RuntimeConfig, RuntimeDeps, RuntimeManager},
+    sources::{Door, Mux, SourceSet},
+    status::StatusManager,
+};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    clock::TokioClock,
+    leash::{Fuse, Leash},
+    players::{Disk, MemoryFile, MirrorWishes, NoApi, NoLogs, PlainRequests, Probes, Recorder, RuntimeMessages},
+    pods::simple,
+    scripted::ScriptedCri,
+};
+
+/// How an agent is set up.
+#[derive(Clone)]
+pub struct Setup {
+    /// Registered sources.
+    pub sources: Vec<PodSource>,
+    /// Crash back-off: first delay and longest.
+    pub backoff: (Duration, Duration),
+    /// Whether the node's logins, which are files, are read at the start and not with the first
+    /// pull: so that no other task waits for a file.
+    pub reads_logins: bool,
+    /// Node.
+    pub node: NodeFacts,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let quantities = || {
+            let amounts = [("cpu", "4"), ("memory", "8Gi"), ("pods", "110"), ("ephemeral-storage", "100Gi")];
+            amounts.map(|(name, amount)| (name.to_owned(), amount.to_owned())).into()
+        };
+        let node = NodeFacts {
+            name: "node".to_owned(),
+            hostname: "node".to_owned(),
+            capacity: quantities(),
+            allocatable: quantities(),
+            ..NodeFacts::default()
+        };
+        Self {
+            sources: vec![PodSource::File, PodSource::Api],
+            backoff: (Duration::from_secs(10), Duration::from_secs(300)),
+            reads_logins: false,
+            node,
+        }
+    }
+}
+
+/// What outlives the agent.
+pub struct Machine {
+    /// The runtime.
+    pub cri: Arc<ScriptedCri>,
+    /// Wall time, following tokio's clock.
+    pub clock: Arc<TokioClock>,
+    /// Directories and cgroups.
+    pub disk: Arc<Disk>,
+    /// How agents on it are set up.
+    pub setup: Setup,
+    allocated: Arc<MemoryFile>,
+    actuated: Arc<MemoryFile>,
+}
+
+/// One life of the agent.
+pub struct Agent {
+    /// The sync loop.
+    pub engine: EngineHandle,
+    /// The pod store.
+    pub pleg: Arc<Pleg>,
+    /// Statuses.
+    pub status: Arc<StatusManager>,
+    /// Events so far.
+    pub events: Arc<Recorder>,
+    /// What probes say.
+    pub probes: Arc<Probes>,
+    /// Which mirrors are wished for.
+    pub mirrors: Arc<MirrorWishes>,
+    /// Metrics.
+    pub registry: Registry,
+    /// Everything that runs.
+    pub tasks: TaskTracker,
+    doors: BTreeMap<PodSource, Door>,
+    leash: Leash,
+    shutdown: CancellationToken,
+}
+
+impl Machine {
+    /// A fresh machine.
+    pub fn new() -> Self {
+        Self::with(Setup::default())
+    }
+
+    /// A fresh machine whose agents are set up like that.
+    pub fn with(setup: Setup) -> Self {
+        let clock = Arc::new(TokioClock::new());
+        let cri = ScriptedCri::new(clock.clone());
+        Self { cri, clock, disk: Arc::default(), setup, allocated: Arc::default(), actuated: Arc::default() }
+    }
+
+    /// From now on, or no longer, no state file can be written.
+    pub fn refuse_writes(&self, refuse: bool) {
+        self.allocated.refuse_writes(refuse);
+        self.actuated.refuse_writes(refuse);
+    }
+
+    /// Nothing is wrong with the disk any more.
+    pub fn mend_disk(&self) {
+        self.disk.allow_mounts();
+        self.disk.set_pace(Duration::ZERO);
+        self.refuse_writes(false);
+    }
+
+    /// The UIDs in the state files: what is allocated, and what was applied.
+    pub fn remembered(&self) -> [Vec<PodUid>; 2] {
+        [self.allocated.pods(), self.actuated.pods()]
+    }
+
+    /// Starts an agent. It knows no pods before its sources hand in a set.
+    pub async fn start(&self) -> Agent {
+        let parts = self.parts().await;
+        let registry = parts.registry.clone();
+        let (check, runtime_state) =
+            RuntimeCheck::new(Arc::new(parts.leash.clone()), vec![("PLEG", health_of(&parts.pleg))]);
+        let (reports, reported) = engine::reports();
+        let allocator = self.allocator(&parts).await;
+        let status = Arc::new(StatusManager::new(StatusMetrics::new(&registry)));
+        let mirrors = Arc::<MirrorWishes>::default();
+        let context = Arc::new(WorkerContext {
+            runtime: parts.runtime.clone(),
+            observer: parts.pleg.clone(),
+            volumes: self.disk.clone(),
+            probes: parts.probes.clone(),
+            resources: self.disk.clone(),
+            objects: Arc::new(NoApi),
+            mirrors: mirrors.clone(),
+            events: parts.events.clone(),
+            clock: self.clock.clone(),
+            allocations: allocator.allocations(),
+            status: status.clone(),
+            node: watch::channel(Arc::new(self.setup.node.clone())).1,
+            runtime_state,
+            metrics: EngineMetrics::new(&registry),
+            config: EngineConfig { started_at: self.clock.now(), ..EngineConfig::default() },
+            reports,
+            tasks: parts.tasks.clone(),
+            shutdown: parts.shutdown.clone(),
+        });
+        let (to_mux, sets) = mpsc::channel(1);
+        let doors = self.setup.sources.iter().map(|source| (*source, Door::new(*source, to_mux.clone()))).collect();
+        let changes = self.mux(&parts, sets);
+        let ready = SourcesReady::new(self.setup.sources.iter().copied());
+        let engine = engine::start(context, Inputs { changes, reports: reported, ready, allocator });
+        let (tasks, stop) = (&parts.tasks, &parts.shutdown);
+        tasks.spawn(check.run(stop.clone()));
+        tasks.spawn(parts.runtime.clone().run(stop.clone()));
+        tasks.spawn(parts.runtime.clone().run_gc(Arc::new(engine.fates.clone()), stop.clone()));
+        tasks.spawn(prune(parts.died, parts.runtime.clone(), engine.fates.clone(), stop.clone()));
+        Agent {
+            engine,
+            pleg: parts.pleg,
+            status,
+            events: parts.events,
+            probes: parts.probes,
+            mirrors,
+            registry,
+            tasks: parts.tasks,
+            doors,
+            leash: parts.leash,
+            shutdown: parts.shutdown,
+        }
+    }
+
+    async fn parts(&self) -> Parts {
+        let (registry, leash) = (Registry::new(), Leash::new(self.cri.clone()));
+        let (tasks, shutdown) = (TaskTracker::new(), CancellationToken::new());
+        let (events, probes) = (Arc::<Recorder>::default(), Arc::<Probes>::default());
+        let images = self.images(&leash, &events, &registry).await;
+        let (to_prune, died) = mpsc::channel(50);
+        let deps = PlegDeps {
+            cri: Arc::new(leash.clone()),
+            hints: vec![Arc::new(CriEvents::new(Arc::new(leash.clone())))],
+            messages: Arc::new(RuntimeMessages),
+            clock: self.clock.clone(),
+            metrics: PlegMetrics::new(&registry),
+            died: Some(to_prune),
+        };
+        let (pleg, watching) = pleg::start(deps, PlegConfig::default(), shutdown.clone());
+        tasks.spawn(async move {
+            watching.await.expect("PLEG does not panic");
+        });
+        let deps = RuntimeDeps {
+            cri: Arc::new(leash.clone()),
+            images,
+            prepare: Arc::new(PlainRequests(self.cri.clone())),
+            events: events.clone(),
+            probes: probes.clone(),
+            resources: self.disk.clone(),
+            objects: Arc::new(NoApi),
+            logs: Arc::new(NoLogs),
+            actuated: ActuatedStore::open(leash.file(self.actuated.clone())).await.expect("a good file"),
+            clock: self.clock.clone(),
+            metrics: RuntimeMetrics::new(&registry),
+        };
+        let mut config = RuntimeConfig::new("scripted");
+        (config.backoff.initial, config.backoff.max) = self.setup.backoff;
+        let runtime = RuntimeManager::new(deps, config);
+        Parts { leash, registry, tasks, shutdown, events, probes, pleg, died, runtime }
+    }
+
+    async fn images(&self, leash: &Leash, events: &Arc<Recorder>, registry: &Registry) -> Arc<images::Manager> {
+        let nowhere = PathBuf::from("/nonexistent");
+        let deps = images::ImagesDeps {
+            images: Arc::new(leash.clone()),
+            runtime: Arc::new(leash.clone()),
+            events: events.clone(),
+            clock: self.clock.clone(),
+            registry: registry.clone(),
+            room: Arc::new(|_| Ok(images::Room { capacity: 1000, available: 1000 })),
+            on_pull: Arc::new(|_, _| {}),
+        };
+        // Without records: those are files, and their tests are elsewhere.
+        let config = images::ImagesConfig {
+            root: nowhere.clone(),
+            max_pods: 110,
+            registry_qps: 0,
+            registry_burst: 0,
+            parallelism: images::Parallelism::Unlimited,
+            verification: None,
+            handler_in_calls: false,
+            docker: images::DockerFolders { root: nowhere, working: None, home: None },
+            plugins: None,
+            gc: images::GcPolicy::default(),
+        };
+        let manager = images::Manager::new(deps, config).await.expect("opens without files");
+        if self.setup.reads_logins {
+            let request = EnsureImage {
+                pod: simple("logins"),
+                image: "logins".to_owned(),
+                policy: PullPolicy::Always,
+                secrets: Arc::from([]),
+                sandbox: None,
+                handler: String::new(),
+                field_path: None,
+                stage: Stage::new(),
+            };
+            manager.ensure(request).await.expect("pulled");
+        }
+        manager
+    }
+
+    async fn allocator(&self, parts: &Parts) -> Allocator {
+        let deps = AllocatorDeps {
+            file: parts.leash.file(self.allocated.clone()),
+            events: parts.events.clone(),
+            clock: self.clock.clone(),
+            rules: engine::admission::AdmissionRules::default(),
+            admission: AdmissionMetrics::new(&parts.registry),
+            allocation: AllocationMetrics::new(&parts.registry),
+        };
+        Allocator::load(deps).await.expect("a good file")
+    }
+
+    fn mux(&self, parts: &Parts, sets: mpsc::Receiver<SourceSet>) -> mpsc::Receiver<berth::pod::PodChange> {
+        let (to_engine, changes) = mpsc::channel(50);
+        let clock = self.clock.clone();
+        let mux = Mux {
+            sets,
+            changes: to_engine,
+            events: parts.events.clone(),
+            metrics: SourceMetrics::new(&parts.registry),
+            now: Arc::new(move || clock.now()),
+        };
+        parts.tasks.spawn(mux.run(parts.shutdown.clone()));
+        changes
+    }
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+struct Parts {
+    leash: Leash,
+    registry: Registry,
+    tasks: TaskTracker,
+    shutdown: CancellationToken,
+    events: Arc<Recorder>,
+    probes: Arc<Probes>,
+    pleg: Arc<Pleg>,
+    died: mpsc::Receiver<ContainerDied>,
+    runtime: Arc<RuntimeManager>,
+}
+
+fn health_of(pleg: &Arc<Pleg>) -> Arc<dyn Fn() -> Option<String> + Send + Sync> {
+    let pleg = pleg.clone();
+    Arc::new(move || pleg.health())
+}
+
+/// Of each container that died only the newest instance stays (spec 02a §9.8).
+async fn prune(
+    mut died: mpsc::Receiver<ContainerDied>,
+    runtime: Arc<RuntimeManager>,
+    fates: engine::FatesView,
+    stop: CancellationToken,
+) {
+    loop {
+        let dead = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            dead = died.recv() => dead,
+        };
+        let Some(dead) = dead else { return };
+        let all = fates.content_may_go(&dead.pod.id.uid);
+        runtime.prune(&dead.pod, Some((&dead.container, &dead.id)), all);
+    }
+}
+
+impl Agent {
+    /// A source hands in its full set.
+    pub async fn hand_in(&self, source: PodSource, pods: impl IntoIterator<Item = Arc<api::Pod>>) {
+        let pods = pods.into_iter().map(|pod| Arc::new(Pod::new((*pod).clone()).expect("a whole pod")));
+        self.doors[&source].hand_in(pods.collect()).await;
+    }
+
+    /// The file source hands in these; and all other sources an empty set.
+    pub async fn only_static<'a>(&self, pods: impl IntoIterator<Item = &'a Arc<Pod>>) {
+        for source in self.doors.keys().filter(|source| **source != PodSource::File) {
+            self.hand_in(*source, []).await;
+        }
+        self.files(pods).await;
+    }
+
+    /// The file source hands in these.
+    pub async fn files<'a>(&self, pods: impl IntoIterator<Item = &'a Arc<Pod>>) {
+        self.hand_in(PodSource::File, pods.into_iter().map(|pod| Arc::new(pod.to_object()))).await;
+    }
+
+    /// The API server's set.
+    pub async fn api<'a>(&self, pods: impl IntoIterator<Item = &'a Arc<Pod>>) {
+        self.hand_in(PodSource::Api, pods.into_iter().map(|pod| Arc::new(pod.to_object()))).await;
+    }
+
+    /// What every worker is doing.
+    pub async fn describe(&self) -> Vec<WorkerView> {
+        let (reply, answer) = oneshot::channel();
+        self.engine.commands.send(Command::Describe(reply)).await.expect("the sync loop lives");
+        answer.await.expect("it answers")
+    }
+
+    /// What a pod waits for, as `why` would tell it now.
+    pub fn waits_for(&self, uid: &PodUid) -> Option<String> {
+        let standings = self.engine.standings.borrow().clone();
+        let standing = standings.iter().find(|standing| standing.id.uid == *uid)?;
+        Some(standing.view()?.name.into_owned())
+    }
+
+    /// Waits (in tokio's time) until the status of a pod passes; panics after `limit`.
+    pub async fn until(
+        &self,
+        uid: &PodUid,
+        what: &str,
+        limit: Duration,
+        passes: impl Fn(&api::PodStatus) -> bool,
+    ) -> Arc<api::PodStatus> {
+        let mut changes = self.status.changes();
+        let wait = async {
+            loop {
+                changes.borrow_and_update();
+                if let Some(status) = self.status.status(uid).filter(|status| passes(status)) {
+                    return status;
+                }
+                changes.changed().await.expect("the status manager lives");
+            }
+        };
+        match tokio::time::timeout(limit, wait).await {
+            Ok(status) => status,
+            Err(_) => panic!("{uid}: not within {limit:?}: {what}; status: {:#?}", self.status.status(uid)),
+        }
+    }
+
+    /// Waits until a pod runs with all its containers ready.
+    pub async fn until_ready(&self, uid: &PodUid, limit: Duration) -> Arc<api::PodStatus> {
+        let ready =
+            |s: &api::PodStatus| s.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
+        self.until(uid, "ready", limit, ready).await
+    }
+
+    /// The value of a counter or gauge, summed over the series that carry `label` as a value.
+    pub fn metric(&self, name: &str, label: &str) -> f64 {
+        let families = self.registry.gather();
+        let Some(family) = families.iter().find(|f| f.name() == name) else { return 0.0 };
+        let carries =
+            |m: &&::prometheus::proto::Metric| label.is_empty() || m.get_label().iter().any(|l| l.value() == label);
+        family
+            .get_metric()
+            .iter()
+            .filter(carries)
+            .map(|m| m.get_counter().get_value() + m.get_gauge().get_value())
+            .sum()
+    }
+
+    /// Stops it in good order: pods keep running, no task is left.
+    pub async fn stop(self, limit: Duration) {
+        self.shutdown.cancel();
+        self.tasks.close();
+        let ended = tokio::time::timeout(limit, self.tasks.wait()).await;
+        let ended = ended.is_ok() || self.is_dead(); // who is killed while it stops leaves what it was doing
+        assert!(ended, "{} tasks are left {limit:?} after the agent was told to stop", self.tasks.len());
+        self.leash.cut();
+    }
+
+    /// It is killed at one of the calls to come.
+    pub fn set_fuse(&self, fuse: Option<Fuse>) {
+        self.leash.set_fuse(fuse);
+    }
+
+    /// Whether its fuse has burnt down: it only has to be buried.
+    pub fn is_dead(&self) -> bool {
+        self.leash.is_cut()
+    }
+
+    /// `kill -9`.
+    pub fn kill(self) {
+        self.leash.cut();
+        self.shutdown.cancel(); // what is left of it would only waste time
+    }
+}

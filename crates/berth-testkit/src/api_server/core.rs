@@ -1,0 +1,334 @@
+//! The state behind the wire: objects, rules, clock, switches. Whatever happens to it happens under one lock, so
+//! that every request sees the world before it or after another, never between. Spec 10a §1-3.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use super::{
+    clock::{Chance, Clock, text, uuid},
+    conduct::Witness,
+    lists::Pages,
+    resources::{Kind, named},
+    reviews::Verdicts,
+    rules::{self, Rules},
+    selectors::check_fields,
+    store::{Key, Store, key},
+    verbs,
+    view::{Caller, Later, Refusal, Reply, Request, View, Write},
+};
+
+/// How long events are kept.
+const EVENTS_LIVE: SignedDuration = SignedDuration::from_hours(1);
+
+/// What a test turns on and off.
+#[derive(Clone, Debug)]
+pub struct Switches {
+    /// Streaming lists (gate WatchList); without it they are refused with 422.
+    pub watch_list: bool,
+    /// Bookmarks for who asks for them.
+    pub bookmarks: bool,
+    /// The first bookmark of a streaming list comes so late.
+    pub marker_after: Duration,
+    /// Between bookmarks.
+    pub bookmark_every: Duration,
+    /// Namespaces are there once somebody uses them.
+    pub namespaces_on_use: bool,
+    /// Lists and watches at resource version 0 show the world of so long ago.
+    pub stale: Option<Duration>,
+    /// Limited lists at resource version 0 are paged, as by a server without watch cache.
+    pub pages_at_zero: bool,
+    /// API groups, with version or not, that are not served: `certificates.k8s.io/v1beta1`.
+    pub absent: Vec<String>,
+    /// Bytes that are added to the managedFields of what is written.
+    pub padding: usize,
+}
+
+impl Default for Switches {
+    fn default() -> Self {
+        Self {
+            watch_list: true,
+            bookmarks: true,
+            marker_after: Duration::ZERO,
+            bookmark_every: Duration::from_secs(60),
+            namespaces_on_use: true,
+            stale: None,
+            pages_at_zero: false,
+            absent: Vec::new(),
+            padding: 0,
+        }
+    }
+}
+
+/// The state.
+pub struct Core {
+    /// The stored objects.
+    pub store: Store,
+    /// Validation and defaults.
+    pub rules: Rules,
+    /// Behavior that tests switch on and off.
+    pub switches: Switches,
+    /// Reviews that tests answer themselves.
+    pub reviews: Verdicts,
+    /// The time of the server, which tests move.
+    pub clock: Arc<Clock>,
+    pub(super) pages: Pages,
+    pub(super) witness: Witness,
+    chance: Chance,
+    /// Per event, when it was last written.
+    events: HashMap<Key, Timestamp>,
+    purged: Timestamp,
+}
+
+/// An answer of the state: HTTP status and object.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// HTTP status.
+    pub code: u16,
+    /// JSON body.
+    pub body: Arc<Value>,
+}
+
+impl Answer {
+    /// An answer with this status and body.
+    pub fn new(code: u16, body: impl Into<Arc<Value>>) -> Self {
+        Self { code, body: body.into() }
+    }
+}
+
+impl View for Core {
+    fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        self.store.get(resource, &(namespace.to_owned(), name.to_owned())).cloned()
+    }
+
+    fn list(&self, resource: &str) -> Vec<Arc<Value>> {
+        self.store.list(resource)
+    }
+
+    fn list_at(&self, resource: &str, at: Timestamp) -> Vec<Arc<Value>> {
+        self.store.list_at(resource, self.store.rv_at(resource, at))
+    }
+
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    fn random(&self) -> u64 {
+        self.chance.next()
+    }
+
+    fn rules(&self) -> &Rules {
+        &self.rules
+    }
+}
+
+impl Core {
+    /// A server with these rules, whose chance comes from `seed`.
+    pub fn new(rules: Rules, seed: u64) -> Self {
+        let clock = Arc::new(Clock::default());
+        let purged = clock.now();
+        let mut core = Self {
+            store: Store::new(),
+            rules,
+            switches: Switches::default(),
+            reviews: Verdicts::default(),
+            clock,
+            pages: Pages::default(),
+            witness: Witness::default(),
+            chance: Chance::new(seed),
+            events: HashMap::new(),
+            purged,
+        };
+        let first = rules::first_objects(&core);
+        core.apply(first);
+        core
+    }
+
+    /// Does what an authenticated caller asks for.
+    ///
+    /// # Errors
+    /// He may not, it is not there, it cannot be.
+    pub fn handle(&mut self, request: &mut Request, kind: &'static Kind) -> Result<Answer, Refusal> {
+        self.admit(request, kind)?;
+        if let Some(reply) = self.special(request) {
+            let Reply { code, body, writes } = reply?;
+            self.apply(writes);
+            return Ok(Answer::new(code, body));
+        }
+        match request.verb {
+            "get" => self.read(request),
+            "list" => self.page(request, kind).map(|body| Answer::new(200, body)),
+            "create" => verbs::create(self, request, kind),
+            "update" => verbs::update(self, request, kind),
+            "patch" => verbs::patch(self, request, kind),
+            "delete" => verbs::delete(self, request, kind),
+            "deletecollection" => verbs::delete_collection(self, request, kind),
+            _ => Err(method_not_allowed()),
+        }
+    }
+
+    /// What comes before every request, watches included.
+    pub(super) fn admit(&mut self, request: &Request, kind: &Kind) -> Result<(), Refusal> {
+        rules::authorize(self, request)?;
+        self.purge();
+        check_fields(&request.fields, kind.fields)
+    }
+
+    fn special(&self, request: &Request) -> Option<Result<Reply, Refusal>> {
+        let told = self.reviews.told(request).map(|body| Ok(Reply { code: 201, body, writes: Vec::new() }));
+        told.or_else(|| rules::special(self, request)).or_else(|| {
+            let unanswered = request.verb == "create" && named(&request.resource).is_some_and(|kind| !kind.is_stored);
+            unanswered.then(|| Ok(Reply { code: 201, body: Verdicts::refused(request), writes: Vec::new() }))
+        })
+    }
+
+    fn read(&self, request: &Request) -> Result<Answer, Refusal> {
+        let key = (request.namespace.clone(), request.name.clone());
+        let at = self.base(&request.resource, request.query("resourceVersion"));
+        let is_past = at < self.store.rv();
+        let found = if is_past {
+            self.store.list_at(&request.resource, at).into_iter().find(|object| self::key(object) == key)
+        } else {
+            self.store.get(&request.resource, &key).cloned()
+        };
+        let missing = || Refusal::not_found(&request.resource, &request.name);
+        found.map(|object| Answer::new(200, object)).ok_or_else(missing)
+    }
+
+    /// The resource version whose world a read shows: now, unless it asked for any and a fault makes that an old one.
+    pub fn base(&self, resource: &str, asked: Option<&str>) -> u64 {
+        let past = self.switches.stale.filter(|_| asked == Some("0"));
+        let then = past.and_then(|by| SignedDuration::try_from(by).ok()).map(|by| self.now() - by);
+        then.map_or(self.store.rv(), |then| self.store.rv_at(resource, then))
+    }
+
+    /// Commits unless nothing changed; the object as it is stored comes back.
+    pub fn store(&mut self, resource: &str, old: Option<&Value>, new: Value) -> Arc<Value> {
+        let key = key(&new);
+        let now = self.now();
+        if resource == "events" {
+            self.events.insert(key.clone(), now);
+        }
+        if let (Some(old), Some(stored)) = (old, self.store.get(resource, &key))
+            && is_same(old, &new)
+        {
+            return stored.clone();
+        }
+        self.store.commit(resource, &key, Some(new), now)
+    }
+
+    /// Removes an object; as it last was, with the RV of its end, it comes back.
+    pub fn remove(&mut self, resource: &str, key: &Key) -> Arc<Value> {
+        let now = self.now();
+        self.store.commit(resource, key, None, now)
+    }
+
+    /// Writes of rules and tests: nobody is asked.
+    pub fn apply(&mut self, writes: Vec<Write>) {
+        for write in writes {
+            match write {
+                Write::Put { resource, object } => self.put(&resource, object),
+                Write::Remove { resource, namespace, name } => {
+                    let key = (namespace, name);
+                    if self.store.get(&resource, &key).is_some() {
+                        self.remove(&resource, &key);
+                    }
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, resource: &str, mut object: Value) {
+        let old = self.store.get(resource, &key(&object)).cloned();
+        let (uid, now) = (self.uid(), self.now());
+        let metadata = &mut object["metadata"];
+        match &old {
+            Some(old) => {
+                for field in ["uid", "creationTimestamp"] {
+                    metadata[field] = old["metadata"][field].clone();
+                }
+            }
+            None => {
+                if metadata["uid"].is_null() {
+                    metadata["uid"] = json!(uid);
+                }
+                if metadata["creationTimestamp"].is_null() {
+                    metadata["creationTimestamp"] = json!(text(now));
+                }
+            }
+        }
+        self.store(resource, old.as_deref(), object);
+    }
+
+    /// A new one.
+    pub fn uid(&self) -> String {
+        uuid(self.random(), self.random())
+    }
+
+    /// What controllers are to do about what happened since it was last asked.
+    pub fn controllers(&mut self) -> Vec<Later> {
+        let changes = self.store.take_changes();
+        changes.iter().for_each(|change| self.witness.see(change));
+        changes.iter().flat_map(|change| rules::controllers(self, change)).collect()
+    }
+
+    /// Forgets events that nobody wrote for an hour.
+    fn purge(&mut self) {
+        let now = self.now();
+        if now.duration_since(self.purged) < SignedDuration::from_secs(1) {
+            return;
+        }
+        self.purged = now;
+        let is_old = |at: &Timestamp| now.duration_since(*at) > EVENTS_LIVE;
+        let old: Vec<Key> = self.events.iter().filter(|(_, at)| is_old(at)).map(|(key, _)| key.clone()).collect();
+        for key in old {
+            self.events.remove(&key);
+            if self.store.get("events", &key).is_some() {
+                self.remove("events", &key);
+            }
+        }
+    }
+
+    /// Notes who writes in the object's managedFields.
+    pub fn manage(&self, caller: &Caller, request: &Request, object: &mut Value) {
+        let manager = caller.user_agent.split('/').next().unwrap_or_default();
+        let mut entry = json!({"manager": manager, "operation": "Update", "apiVersion": request.api_version,
+                               "time": text(self.now()), "fieldsType": "FieldsV1", "fieldsV1": {}});
+        if self.switches.padding > 0 {
+            entry["fieldsV1"] = json!({"f:padding": "x".repeat(self.switches.padding)});
+        }
+        if !request.subresource.is_empty() {
+            entry["subresource"] = json!(request.subresource);
+        }
+        let is_his = |e: &Value| e["manager"] == entry["manager"] && e["subresource"] == entry["subresource"];
+        let mut entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+        entries.retain(|e| !is_his(e));
+        entries.push(entry);
+        object["metadata"]["managedFields"] = entries.into();
+    }
+}
+
+/// 405.
+pub fn method_not_allowed() -> Refusal {
+    Refusal::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+}
+
+/// Whether nothing changed but what the server itself notes.
+pub fn is_same(old: &Value, new: &Value) -> bool {
+    let (Some(old), Some(new)) = (old.as_object(), new.as_object()) else { return false };
+    let bare = |value: &Value| {
+        let mut metadata = value.clone();
+        if let Some(fields) = metadata.as_object_mut() {
+            fields.retain(|field, value| {
+                !["managedFields", "resourceVersion"].contains(&field.as_str()) && !value.is_null()
+            });
+        }
+        metadata
+    };
+    old.len() == new.len()
+        && old.iter().all(|(field, value)| match (field.as_str(), new.get(field)) {
+            ("metadata", Some(other)) => bare(value) == bare(other),
+            (_, other) => other == Some(value),
+        })
+}

@@ -1,0 +1,307 @@
+//! Every request that came, and what became of it; and waiting for what shall come. Spec 10a §10.
+
+use std::{cell::RefCell, collections::VecDeque, fmt, ops::Deref, sync::Arc, time::Duration};
+
+use http::{HeaderMap, Method};
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::{ApiServer, Shared, view::View};
+
+/// Requests that are remembered.
+const REMEMBERED: usize = 200_000;
+
+/// A request that came.
+#[derive(Clone, Debug)]
+pub struct Logged {
+    /// From 1 in the order of arrival.
+    pub id: u64,
+    /// HTTP method.
+    pub method: Method,
+    /// Path and query.
+    pub path: String,
+    /// Request headers.
+    pub headers: HeaderMap,
+    /// The body; null where it was no JSON.
+    pub body: Value,
+    /// On the server's clock.
+    pub at: Timestamp,
+    /// When the request arrived.
+    pub begun: Instant,
+    /// None as long as it lasts: the last byte of a watch.
+    pub ended: Option<Instant>,
+    /// Number of the connection, from 1.
+    pub connection: u64,
+    /// `h2` or `http/1.1`
+    pub alpn: &'static str,
+    /// Of the client's certificate, in hexadecimal; mostly empty.
+    pub serial: String,
+    /// Name of the authenticated user.
+    pub user: String,
+    /// As authorisation spells it; empty for paths that are no resources.
+    pub verb: &'static str,
+    /// `pods`, `leases.coordination.k8s.io`
+    pub resource: String,
+    /// Empty for the object itself.
+    pub subresource: String,
+    /// Empty for cluster-scoped objects.
+    pub namespace: String,
+    /// Of a list or watch, the name it selects.
+    pub name: String,
+    /// None as long as there is no answer.
+    pub code: Option<u16>,
+    /// What it committed.
+    pub rv: Option<u64>,
+    /// Of the answer's body.
+    pub bytes: usize,
+    /// Of a watch: events sent, bookmarks included.
+    pub events: usize,
+    /// Why the watch ended: `deadline`, `shutdown`, `slow`, `fault`, `client`, …
+    pub end: Option<&'static str>,
+    /// What a fault did to it, as text.
+    pub fault: Option<String>,
+}
+
+impl Logged {
+    /// The value of a header; empty if it is absent.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    /// The `User-Agent` header.
+    pub fn agent(&self) -> &str {
+        self.header("user-agent")
+    }
+
+    /// A parameter of the query.
+    pub fn query(&self, name: &str) -> Option<String> {
+        let query = self.path.split_once('?').map_or("", |(_, query)| query);
+        form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
+    }
+}
+
+impl fmt::Display for Logged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let code = self.code.map_or_else(|| "-".to_owned(), |code| code.to_string());
+        write!(
+            f,
+            "#{} {} c{} {} {} {} -> {code}",
+            self.id, self.at, self.connection, self.user, self.method, self.path
+        )?;
+        if let Some(rv) = self.rv {
+            write!(f, " rv {rv}")?;
+        }
+        if self.verb == "watch" {
+            write!(f, " events {} end {}", self.events, self.end.unwrap_or("-"))?;
+        }
+        if let Some(fault) = &self.fault {
+            write!(f, " fault {fault}")?;
+        }
+        if !self.body.is_null() {
+            let body: String = self.body.to_string().chars().take(400).collect();
+            write!(f, " {body}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Some requests, in order of arrival.
+#[derive(Clone, Debug, Default)]
+pub struct Requests(Vec<Arc<Logged>>);
+
+impl Deref for Requests {
+    type Target = [Arc<Logged>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl Requests {
+    /// The requests that `keep` accepts.
+    pub fn filter(&self, keep: impl Fn(&Logged) -> bool) -> Self {
+        Self(self.0.iter().filter(|logged| keep(logged)).cloned().collect())
+    }
+
+    /// For that resource, subresources included.
+    pub fn of(&self, resource: &str) -> Self {
+        self.filter(|logged| logged.resource == resource)
+    }
+
+    /// For that object.
+    pub fn at(&self, resource: &str, namespace: &str, name: &str) -> Self {
+        self.of(resource).filter(|logged| logged.namespace == namespace && logged.name == name)
+    }
+
+    /// The requests to this subresource.
+    pub fn sub(&self, subresource: &str) -> Self {
+        self.filter(|logged| logged.subresource == subresource)
+    }
+
+    /// The requests with this verb.
+    pub fn verb(&self, verb: &str) -> Self {
+        self.filter(|logged| logged.verb == verb)
+    }
+
+    /// The requests of this user.
+    pub fn by(&self, user: &str) -> Self {
+        self.filter(|logged| logged.user == user)
+    }
+
+    /// After that one.
+    pub fn since(&self, id: u64) -> Self {
+        self.filter(|logged| logged.id > id)
+    }
+
+    /// The verbs of the requests, in their order.
+    pub fn verbs(&self) -> Vec<&'static str> {
+        self.0.iter().map(|logged| logged.verb).collect()
+    }
+
+    /// Codes; 0 where there is no answer.
+    pub fn codes(&self) -> Vec<u16> {
+        self.0.iter().map(|logged| logged.code.unwrap_or_default()).collect()
+    }
+
+    /// Connections they came on.
+    pub fn connections(&self) -> usize {
+        let mut ids: Vec<u64> = self.0.iter().map(|logged| logged.connection).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.len()
+    }
+}
+
+impl fmt::Display for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|logged| writeln!(f, "{logged}"))
+    }
+}
+
+/// What was recorded.
+#[derive(Default)]
+pub(super) struct Recorder {
+    log: VecDeque<Arc<Logged>>,
+    last: u64,
+}
+
+impl Recorder {
+    /// A request came.
+    pub fn begin(&mut self, mut logged: Logged) -> u64 {
+        self.last += 1;
+        logged.id = self.last;
+        self.log.push_back(Arc::new(logged));
+        if self.log.len() > REMEMBERED {
+            self.log.pop_front();
+        }
+        self.last
+    }
+
+    pub fn change(&mut self, id: u64, change: impl FnOnce(&mut Logged)) {
+        let first = self.log.front().map_or(0, |logged| logged.id);
+        let at = id.checked_sub(first).and_then(|at| usize::try_from(at).ok());
+        if let Some(logged) = at.and_then(|at| self.log.get_mut(at)) {
+            change(Arc::make_mut(logged));
+        }
+    }
+
+    pub fn get(&self, id: u64) -> Option<Arc<Logged>> {
+        let first = self.log.front().map_or(0, |logged| logged.id);
+        self.log.get(usize::try_from(id.checked_sub(first)?).ok()?).cloned()
+    }
+
+    pub fn all(&self) -> Requests {
+        Requests(self.log.iter().cloned().collect())
+    }
+
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+}
+
+/// What a condition looks at; it notes what was looked at, so that a failure can tell about that.
+pub struct Seen<'a> {
+    shared: &'a Shared,
+    log: &'a Requests,
+    looked: &'a RefCell<Vec<(String, String, String)>>,
+}
+
+impl Seen<'_> {
+    /// An object of the store.
+    pub fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        let place = (resource.to_owned(), namespace.to_owned(), name.to_owned());
+        let mut looked = self.looked.borrow_mut();
+        if !looked.contains(&place) {
+            looked.push(place);
+        }
+        self.shared.core().get(resource, namespace, name)
+    }
+
+    /// Objects of the store.
+    pub fn all(&self, resource: &str) -> Vec<Arc<Value>> {
+        self.shared.core().list(resource)
+    }
+
+    /// Requests that came.
+    pub fn log(&self) -> &Requests {
+        self.log
+    }
+}
+
+impl ApiServer {
+    /// Requests for that path and query, as they came.
+    pub fn requests(&self, path: &str) -> Vec<Logged> {
+        self.log().filter(|logged| logged.path == path).iter().map(|logged| Logged::clone(logged)).collect()
+    }
+
+    /// All requests, as they came.
+    pub fn log(&self) -> Requests {
+        self.shared.recorder().all()
+    }
+
+    /// The last request; for [`Requests::since`].
+    pub fn last(&self) -> u64 {
+        self.shared.recorder().last()
+    }
+
+    /// Waits until that holds; looked at after each request, answer and commit.
+    ///
+    /// # Panics
+    /// It does not within the deadline: with the requests about the objects that were looked at, and the objects.
+    pub async fn wait_until(&self, what: &str, deadline: Duration, holds: impl Fn(&Seen<'_>) -> bool) {
+        let end = Instant::now() + deadline;
+        let mut changes = self.shared.changed.subscribe();
+        loop {
+            changes.mark_unchanged();
+            let looked = RefCell::default();
+            let log = self.log();
+            if holds(&Seen { shared: &self.shared, log: &log, looked: &looked }) {
+                return;
+            }
+            if tokio::time::timeout_at(end, changes.changed()).await.is_err() {
+                panic!("not within {deadline:?}: {what}\n{}", self.told(&log, &looked.into_inner()));
+            }
+        }
+    }
+
+    fn told(&self, log: &Requests, looked: &[(String, String, String)]) -> String {
+        let is_meant = |logged: &Logged| {
+            let is_it = |(resource, namespace, name): &(String, String, String)| {
+                logged.resource == *resource
+                    && logged.namespace == *namespace
+                    && [name.as_str(), ""].contains(&logged.name.as_str())
+            };
+            looked.is_empty() || looked.iter().any(is_it)
+        };
+        let meant = log.filter(is_meant);
+        let tail = Requests(meant.0.iter().skip(meant.len().saturating_sub(60)).cloned().collect());
+        let core = self.shared.core();
+        let object = |(resource, namespace, name): &(String, String, String)| {
+            let found = core.get(resource, namespace, name);
+            format!("{resource} {namespace}/{name}: {}", found.map_or_else(|| "none".to_owned(), |o| o.to_string()))
+        };
+        let objects: Vec<String> = looked.iter().map(object).collect();
+        format!("{} of {} requests:\n{tail}{}", tail.len(), log.len(), objects.join("\n"))
+    }
+}

@@ -1,0 +1,353 @@
+//! Connections: TLS, HTTP/1.1 or HTTP/2 as ALPN says, and everything that can go wrong with one. Spec 10a §1, §9.
+
+use std::{
+    collections::HashMap,
+    fmt, io,
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::{
+    DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme,
+    client::danger::HandshakeSignatureValid,
+    crypto::WebPkiSupportedAlgorithms,
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
+    server::danger::{ClientCertVerified, ClientCertVerifier},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+    task::JoinHandle,
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+use super::{Shared, serve};
+use berth::agent::certificates::Issued;
+
+/// What is known of a connection, and what can be done to it.
+#[derive(Debug)]
+pub struct Connection {
+    /// From 1 in the order of arrival.
+    pub id: u64,
+    /// `h2` or `http/1.1`; empty during the handshake.
+    pub alpn: std::sync::OnceLock<&'static str>,
+    /// What the client showed, leaf first.
+    pub(super) certificates: std::sync::OnceLock<Vec<CertificateDer<'static>>>,
+    ended: CancellationToken,
+    goes_away: Notify,
+    is_reset: AtomicBool,
+    is_black: AtomicBool,
+    sleepers: Mutex<Vec<Waker>>,
+}
+
+impl Connection {
+    fn new(id: u64, is_black: bool) -> Self {
+        Self {
+            id,
+            alpn: std::sync::OnceLock::new(),
+            certificates: std::sync::OnceLock::new(),
+            ended: CancellationToken::new(),
+            goes_away: Notify::new(),
+            is_reset: AtomicBool::new(false),
+            is_black: AtomicBool::new(is_black),
+            sleepers: Mutex::default(),
+        }
+    }
+
+    /// It ends with FIN.
+    pub fn close(&self) {
+        self.ended.cancel();
+    }
+
+    /// It ends with RST.
+    pub fn reset(&self) {
+        self.is_reset.store(true, Ordering::Relaxed);
+        self.ended.cancel();
+    }
+
+    /// Whether the connection has been closed.
+    pub fn is_ended(&self) -> bool {
+        self.ended.is_cancelled()
+    }
+
+    /// Once it is.
+    pub async fn over(&self) {
+        self.ended.cancelled().await;
+    }
+
+    /// GOAWAY; what was begun is finished.
+    pub fn go_away(&self) {
+        self.goes_away.notify_one();
+    }
+
+    /// Nothing is read or written, until it is light again.
+    pub fn black(&self, is_black: bool) {
+        self.is_black.store(is_black, Ordering::Relaxed);
+        let sleepers = std::mem::take(&mut *self.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
+        sleepers.into_iter().for_each(Waker::wake);
+    }
+
+    fn is_black(&self, context: &Context<'_>) -> bool {
+        if !self.is_black.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        sleepers.retain(|waker| !waker.will_wake(context.waker()));
+        sleepers.push(context.waker().clone());
+        // It may have become light before we were on the list.
+        self.is_black.load(Ordering::Relaxed)
+    }
+}
+
+/// The socket, under TLS.
+struct Wire {
+    stream: TcpStream,
+    connection: Arc<Connection>,
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if self.connection.is_reset.load(Ordering::Relaxed) {
+            let _ = rustix::net::sockopt::set_socket_linger(&self.stream, Some(std::time::Duration::ZERO)); // else FIN
+        }
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.connection.is_black(context) {
+            return Poll::Pending;
+        }
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.connection.is_black(context) {
+            return Poll::Pending;
+        }
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// Where the server listens, and who is connected.
+pub(super) struct Door {
+    tls: Mutex<TlsAcceptor>,
+    listening: Mutex<Option<JoinHandle<()>>>,
+    connections: Mutex<HashMap<u64, Arc<Connection>>>,
+    last: AtomicU64,
+    /// New connections are black holes.
+    pub is_black: AtomicBool,
+    /// Streams per HTTP/2 connection, for new ones.
+    pub streams: AtomicU32,
+    /// HTTP/2 is not offered.
+    pub is_old: AtomicBool,
+    identity: Mutex<Issued>,
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Door {
+    pub fn new(identity: Issued) -> Self {
+        Self {
+            tls: Mutex::new(acceptor(&identity, false)),
+            listening: Mutex::default(),
+            connections: Mutex::default(),
+            last: AtomicU64::new(0),
+            is_black: AtomicBool::new(false),
+            streams: AtomicU32::new(100),
+            is_old: AtomicBool::new(false),
+            identity: Mutex::new(identity),
+        }
+    }
+
+    /// Shows that from now on, and offers HTTP/2 or not.
+    pub fn show(&self, identity: Option<Issued>) {
+        if let Some(identity) = identity {
+            *held(&self.identity) = identity;
+        }
+        *held(&self.tls) = acceptor(&held(&self.identity), self.is_old.load(Ordering::Relaxed));
+    }
+
+    pub fn listen(&self, shared: &Arc<Shared>, listener: TcpListener) {
+        *held(&self.listening) = Some(tokio::spawn(accept(shared.clone(), listener)));
+    }
+
+    /// Nobody listens any more.
+    pub async fn stop(&self) {
+        let listening = held(&self.listening).take();
+        if let Some(listening) = listening {
+            listening.abort();
+            let _ = listening.await; // cancelled, as it was told
+        }
+    }
+
+    pub fn abort(&self) {
+        held(&self.listening).take().inspect(JoinHandle::abort);
+        self.connections().iter().for_each(|connection| connection.close());
+    }
+
+    /// Open connections, oldest first.
+    pub fn connections(&self) -> Vec<Arc<Connection>> {
+        let mut all: Vec<_> = held(&self.connections).values().cloned().collect();
+        all.sort_by_key(|connection| connection.id);
+        all
+    }
+
+    /// Connections that ever came.
+    pub fn accepted(&self) -> u64 {
+        self.last.load(Ordering::Relaxed)
+    }
+}
+
+async fn accept(shared: Arc<Shared>, listener: TcpListener) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let id = shared.door.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let connection = Arc::new(Connection::new(id, shared.door.is_black.load(Ordering::Relaxed)));
+        held(&shared.door.connections).insert(id, connection.clone());
+        shared.moved();
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = connection.ended.cancelled() => {}
+                () = speak(&shared, stream, &connection) => {}
+            }
+            held(&shared.door.connections).remove(&id);
+            shared.moved();
+        });
+    }
+}
+
+async fn speak(shared: &Arc<Shared>, stream: TcpStream, connection: &Arc<Connection>) {
+    let _ = stream.set_nodelay(true); // slower without, no worse
+    let (tls, ending) = (held(&shared.door.tls).clone(), shared.ending());
+    let Ok(stream) = tls.accept(Wire { stream, connection: connection.clone() }).await else { return };
+    let session = stream.get_ref().1;
+    let is_two = session.alpn_protocol() == Some(b"h2");
+    let certificates = session.peer_certificates().unwrap_or_default();
+    let _ = connection.certificates.set(certificates.iter().map(|c| c.clone().into_owned()).collect()); // first and only
+    let _ = connection.alpn.set(if is_two { "h2" } else { "http/1.1" }); // first and only
+    let service = hyper::service::service_fn(|request| serve::answer(shared.clone(), connection.clone(), request));
+    let io = TokioIo::new(stream);
+    // Two kinds of connection, and the same to be done with them: they share no trait for it.
+    macro_rules! drive {
+        ($served:expr) => {{
+            let mut served = pin!($served);
+            loop {
+                tokio::select! {
+                    biased;
+                    () = connection.goes_away.notified() => served.as_mut().graceful_shutdown(),
+                    () = ending.cancelled(), if !connection.ended.is_cancelled() => {
+                        served.as_mut().graceful_shutdown();
+                        let _ = served.as_mut().await; // it ends, well or not
+                        return;
+                    }
+                    _ = served.as_mut() => return,
+                }
+            }
+        }};
+    }
+    if is_two {
+        let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        builder.max_concurrent_streams(shared.door.streams.load(Ordering::Relaxed));
+        drive!(builder.serve_connection(io, service))
+    } else {
+        let builder = hyper::server::conn::http1::Builder::new();
+        drive!(builder.serve_connection(io, service).with_upgrades())
+    }
+}
+
+/// Takes any client certificate that its sender has the key of: what it is worth is asked of each request, on the
+/// server's own clock, as a real server does.
+#[derive(Debug)]
+struct AnyClient(WebPkiSupportedAlgorithms);
+
+impl ClientCertVerifier for AnyClient {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        _leaf: &CertificateDer<'_>,
+        _others: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}
+
+fn acceptor(identity: &Issued, is_old: bool) -> TlsAcceptor {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect();
+    let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).expect("a key");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let clients = Arc::new(AnyClient(provider.signature_verification_algorithms));
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain.expect("a chain"), key)
+        .expect("a pair");
+    // A resumed session would be nobody's, or a former self's.
+    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.alpn_protocols =
+        if is_old { vec![b"http/1.1".to_vec()] } else { vec![b"h2".to_vec(), b"http/1.1".to_vec()] };
+    TlsAcceptor::from(Arc::new(config))
+}
+
+/// The connection is to be cut.
+#[derive(Debug)]
+pub struct Cut;
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cut")
+    }
+}
+
+impl std::error::Error for Cut {}

@@ -1,0 +1,231 @@
+//! A private containerd: own root, state, socket and bridge, and nothing left behind.
+//!
+//! Needs root, containerd, runc, the CNI plugins and busybox-static; where one is missing the
+//! test says so by name and is skipped, except under `CI=true`, where that is a failure.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use berth::{
+    cri::{CriConfig, RuntimeService, connect},
+    metrics::Registry,
+};
+use futures::future::join_all;
+
+use super::{
+    embedded::traces::unmount_below,
+    image::{BUSYBOX, Image, write_archive},
+    subnet::Subnet,
+};
+
+/// A running containerd; stopped and cleaned up when dropped.
+pub struct Containerd {
+    dir: tempfile::TempDir,
+    child: Child,
+    bridge: String,
+    _subnet: Subnet,
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Why real-runtime tests cannot run here; `None` where they can.
+pub fn missing() -> Option<String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("needs root: containerd starts containers".to_owned());
+    }
+    let found = |name: &str| {
+        std::env::var("PATH")
+            .unwrap_or_default()
+            .split(':')
+            .chain(["/usr/sbin", "/sbin"])
+            .any(|p| Path::new(p).join(name).exists())
+    };
+    let programs = ["containerd", "runc", "ctr", "busybox"].into_iter().filter(|name| !found(name));
+    let absent: Vec<&str> = programs.collect();
+    (!absent.is_empty()).then(|| format!("needs {}", absent.join(", ")))
+}
+
+/// Whether a test must be skipped; says so by its name. On CI nothing may be.
+pub fn skips(test: &str) -> bool {
+    let Some(why) = missing() else { return false };
+    assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
+    println!("skipped: {test}: {why}");
+    true
+}
+
+/// Starts a containerd unless this machine cannot; then says so, by the test's name.
+pub fn start_or_skip(test: &str) -> Option<Containerd> {
+    (!skips(test)).then(Containerd::start)
+}
+
+impl Containerd {
+    /// Starts it and imports the test images.
+    pub fn start() -> Self {
+        Self::configured(|config| config)
+    }
+
+    /// Starts it with a changed `config.toml`.
+    pub fn configured(change: impl FnOnce(String) -> String) -> Self {
+        let dir = tempfile::Builder::new().prefix("berth-ctd-").tempdir().expect("a folder");
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let bridge = format!("bt{}x{number}", std::process::id() % 100_000);
+        let subnet = Subnet::take(200);
+        fs::create_dir_all(dir.path().join("cni")).expect("a folder");
+        fs::write(dir.path().join("cni/10-berth.conflist"), fill("cni.conflist", dir.path(), &bridge, subnet.cidr()))
+            .expect("written");
+        let config = change(fill("containerd.toml", dir.path(), &bridge, subnet.cidr()));
+        fs::write(dir.path().join("config.toml"), config).expect("written");
+        let child = spawn(dir.path());
+        let started = Self { dir, child, bridge, _subnet: subnet };
+        started.wait_until_ready();
+        started.import(&[Image::busybox(BUSYBOX), Image::pause()]);
+        started
+    }
+
+    /// Ends it as a crash would and takes its socket away; containers run on.
+    pub fn crash(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("a child");
+        fs::remove_file(self.socket()).expect("the socket was there");
+    }
+
+    /// Starts it again after a crash.
+    pub fn restart(&mut self) {
+        self.child = spawn(self.dir.path());
+        self.wait_until_ready();
+    }
+
+    /// The socket, as `containerRuntimeEndpoint` takes it.
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.socket().display())
+    }
+
+    /// The socket's path.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("containerd.sock")
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// A folder that goes with it.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Its log so far, for failing tests.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Builds and imports images.
+    pub fn import(&self, images: &[Image<'_>]) {
+        let archive = self.dir.path().join("images.tar");
+        write_archive(images, &archive).expect("an archive");
+        let out = self.ctr(&["images", "import", "--no-unpack=false", &archive.to_string_lossy()]);
+        let out = if out.0 { out } else { self.ctr(&["images", "import", &archive.to_string_lossy()]) };
+        assert!(out.0, "import: {}\n{}", out.1, self.log());
+    }
+
+    /// Runs `ctr` in the CRI's namespace: whether it succeeded, and what it printed.
+    pub fn ctr(&self, args: &[&str]) -> (bool, String) {
+        let out = Command::new("ctr")
+            .arg("-a")
+            .arg(self.socket())
+            .args(["-n", "k8s.io"])
+            .args(args)
+            .output()
+            .expect("ctr runs");
+        (out.status.success(), String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned())
+    }
+
+    fn wait_until_ready(&self) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !(self.socket().exists() && self.ctr(&["version"]).0) {
+            assert!(Instant::now() < deadline, "containerd is not ready\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn fill(template: &str, dir: &Path, bridge: &str, subnet: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(template);
+    fs::read_to_string(path)
+        .expect("the template")
+        .replace("@DIR@", &dir.to_string_lossy())
+        .replace("@CNI@", "/usr/lib/cni")
+        .replace("@BRIDGE@", bridge)
+        .replace("@SUBNET@", subnet)
+}
+
+/// The process, with its log.
+fn spawn(dir: &Path) -> Child {
+    let log = fs::OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("a log");
+    Command::new("containerd")
+        .arg("--config")
+        .arg(dir.join("config.toml"))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("a handle"))
+        .stderr(log)
+        .spawn()
+        .expect("containerd starts")
+}
+
+/// Removes every sandbox by the runtime itself: it alone knows what its network plugins set up.
+fn remove_sandboxes(endpoint: String) {
+    let limit = Duration::from_secs(10);
+    let config = CriConfig { endpoint, image_endpoint: String::new(), request_timeout: limit, list_streaming: false };
+    let work = async {
+        let Ok(connection) = connect(&config, &Registry::new()) else { return };
+        let cri = &connection.runtime;
+        let left = cri.list_pod_sandbox(None).await.unwrap_or_default(); // not every test has a CRI
+        let remove = |sandbox: berth::proto::cri::PodSandbox| async move {
+            let _ = cri.stop_pod_sandbox(&sandbox.id).await; // what stays is seen below
+            let _ = cri.remove_pod_sandbox(&sandbox.id).await;
+        };
+        join_all(left.into_iter().map(remove)).await;
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _ = runtime.block_on(async { tokio::time::timeout(limit, work).await });
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|end| end.is_none()) {
+            // A thread, because a runtime may run in this one.
+            let endpoint = self.endpoint();
+            let _ = std::thread::spawn(|| remove_sandboxes(endpoint)).join();
+        }
+        let (_, tasks) = self.ctr(&["tasks", "ls", "-q"]);
+        for task in tasks.lines() {
+            self.ctr(&["tasks", "kill", "-s", "SIGKILL", "-a", task]);
+        }
+        for task in tasks.lines() {
+            self.ctr(&["tasks", "rm", "-f", task]);
+        }
+        let _ = self.child.kill(); // it may have died in the test
+        let _ = self.child.wait();
+        let needle = self.dir.path().to_string_lossy().into_owned();
+        kill_shims(&needle);
+        unmount_below(&needle);
+        let _ = Command::new("ip").args(["link", "del", &self.bridge]).output(); // never made where no pod had a network
+    }
+}
+
+/// Shims outlive their containerd by design; these are told apart by the socket they were given.
+fn kill_shims(needle: &str) {
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
+        let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if String::from_utf8_lossy(&command).contains(needle) {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The embedded runtime of a test's agent: own directories, bridge, addresses and socket, and nothing left behind; and, in
+//! [`in_process`], of the test itself.
+
+pub mod in_process;
+pub mod place;
+pub mod traces;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use serde_json::json;
+
+use super::{
+    image::{BUSYBOX, Image, write_archive},
+    subnet::Subnet,
+};
+
+/// Settings of a runtime that an agent opens; what it leaves is cleaned up when dropped.
+pub struct Embedded {
+    dir: tempfile::TempDir,
+    bridge: String,
+    _subnet: Subnet,
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Why pods cannot run here; `None` where they can.
+pub fn missing() -> Option<String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("needs root: containers are started".to_owned());
+    }
+    let is_there = Path::new("/bin/busybox").exists() || Path::new("/usr/bin/busybox").exists();
+    (!is_there).then(|| "needs busybox-static, of which the test images are made".to_owned())
+}
+
+/// Whether a test must be skipped; says so by its name. On CI nothing may be.
+pub fn skips(test: &str) -> bool {
+    let Some(why) = missing() else { return false };
+    skipped(test, &why);
+    true
+}
+
+/// Says that a test is skipped.
+fn skipped(test: &str, why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
+    println!("skipped: {test}: {why}");
+}
+
+impl Embedded {
+    /// Writes the settings, and the test images where they are imported from.
+    pub fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("berth-emb-").tempdir().expect("a folder");
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let bridge = format!("be{}x{number}", std::process::id() % 100_000);
+        let subnet = Subnet::take(100);
+        let below = |name: &str| dir.path().join(name);
+        let settings = json!({"embeddedRuntime": {
+            "root": below("root"),
+            "state": below("state"),
+            "serveSocket": format!("unix://{}", below("cri.sock").display()),
+            "importDir": below("images"),
+            "cgroupDriver": "cgroupfs",
+            "network": {"mode": "builtin", "bridge": bridge, "defaultPodCIDR": subnet.cidr()},
+        }});
+        fs::write(below("berth.yaml"), settings.to_string()).expect("written");
+        fs::create_dir(below("images")).expect("a folder");
+        let made = Self { dir, bridge, _subnet: subnet };
+        made.import("first", &[Image::busybox(BUSYBOX), Image::pause()]);
+        made
+    }
+
+    /// The file of settings, for `BERTH_CONFIG`.
+    pub fn settings(&self) -> PathBuf {
+        self.dir.path().join("berth.yaml")
+    }
+
+    /// A folder that goes with it.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The socket that is served while the agent runs.
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.dir.path().join("cri.sock").display())
+    }
+
+    /// The process that holds a pod.
+    pub fn shim(&self, sandbox: &str) -> u32 {
+        let text = fs::read_to_string(self.dir.path().join("state/s").join(sandbox).join("shim.pid"));
+        text.expect("a shim").split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a pid")
+    }
+
+    /// Lays images where they are imported from, complete at once.
+    pub fn import(&self, name: &str, images: &[Image<'_>]) {
+        let draft = self.dir.path().join("draft.tar");
+        write_archive(images, &draft).expect("an archive");
+        fs::rename(draft, self.dir.path().join("images").join(format!("{name}.tar"))).expect("renamed");
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        traces::end_shims(&self.dir.path().join("state"));
+        traces::remove_network(&self.bridge);
+        traces::unmount_below(&self.dir.path().to_string_lossy());
+    }
+}

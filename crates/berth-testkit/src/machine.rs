@@ -1,0 +1,317 @@
+//! A virtual machine without acceleration: Debian's cloud kernel, and an initial file system of busybox and programs of ours.
+//!
+//! Needs `qemu-system-x86`, `busybox-static` and an unpacked kernel package, as `examples/install-deps.sh` lays it down.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use super::machine_systemd;
+
+/// Where a kernel is looked for, besides where this variable says.
+const KERNEL: &str = "BERTH_TEST_KERNEL";
+/// See [`KERNEL`].
+const KERNELS: [&str; 2] = ["/var/cache/berth-tests/kernel", "/"];
+/// What of the kernel is not built in, in the order of their needs.
+const MODULES: [&str; 6] = [
+    "fs/overlayfs/overlay",
+    "net/llc/llc",
+    "net/802/stp",
+    "net/bridge/bridge",
+    "drivers/net/veth",
+    "drivers/block/loop",
+];
+/// What client and server of NFS need besides, in the order of their needs.
+pub const NFS_MODULES: [&str; 11] = [
+    "net/sunrpc/sunrpc",
+    "net/sunrpc/auth_gss/auth_rpcgss",
+    "net/dns_resolver/dns_resolver",
+    "fs/nfs_common/grace",
+    "fs/nfs_common/nfs_acl",
+    "fs/lockd/lockd",
+    "fs/netfs/netfs",
+    "fs/fscache/fscache",
+    "fs/nfs/nfs",
+    "fs/nfs/nfsv4",
+    "fs/nfsd/nfsd",
+];
+/// How long a base image is good.
+const BASE_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+const APPLETS: [&str; 16] = [
+    "sh",
+    "mount",
+    "cp",
+    "mkdir",
+    "switch_root",
+    "insmod",
+    "ip",
+    "poweroff",
+    "hostname",
+    "echo",
+    "cat",
+    "ls",
+    "mv",
+    "rm",
+    "umount",
+    "sleep",
+];
+/// The last line of a machine that went down by itself.
+pub const END: &str = "== END";
+
+/// Process 1 until the real file system is there: a root cannot be changed on the first one.
+const FIRST: &str = "#!/bin/sh
+mount -t tmpfs -o size=700m new /new
+cp -a /bin /t /lib /lib64 /usr /etc /second /mods /new 2>/dev/null
+mkdir -p /new/proc /new/sys /new/dev /new/run /new/tmp /new/root /new/var
+exec switch_root /new /second
+";
+
+/// What a process 1 begins with on the real file system.
+const MOUNTS: &str = "#!/bin/sh
+export PATH=/bin RUST_BACKTRACE=0
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+mkdir -p /dev/shm /dev/pts; mount -t tmpfs shm /dev/shm; mount -t devpts pts /dev/pts
+mount -t tmpfs run /run; mount -t tmpfs tmp /tmp; mount -t cgroup2 cgroup /sys/fs/cgroup
+";
+
+/// A kernel and its modules.
+pub struct Kernel {
+    image: PathBuf,
+    modules: PathBuf,
+}
+
+impl Kernel {
+    /// Whether it has all of these, too.
+    pub fn has(&self, modules: &[&str]) -> bool {
+        modules.iter().all(|module| self.modules.join(format!("{module}.ko")).is_file())
+    }
+}
+
+/// A kernel to boot, or why there can be no machine.
+pub fn kernel() -> Result<Kernel, &'static str> {
+    if let Some(why) = obstacle() {
+        return Err(why);
+    }
+    let said = std::env::var_os(KERNEL).map(PathBuf::from);
+    let places = said.into_iter().chain(KERNELS.map(PathBuf::from));
+    let mut found = places.filter_map(|place| {
+        let images = fs::read_dir(place.join("boot")).ok()?.flatten().map(|entry| entry.path());
+        images.into_iter().find_map(|image| {
+            let version = image.file_name()?.to_str()?.strip_prefix("vmlinuz-")?.to_owned();
+            let modules = place.join("lib/modules").join(version).join("kernel");
+            let is_whole = MODULES.iter().all(|module| modules.join(format!("{module}.ko")).is_file());
+            is_whole.then_some(Kernel { image, modules })
+        })
+    });
+    found.next().ok_or("needs an unpacked Debian cloud kernel: examples/install-deps.sh")
+}
+
+fn obstacle() -> Option<&'static str> {
+    let has = |program: &str| Command::new(program).arg("--help").stdout(Stdio::null()).status().is_ok();
+    if !cfg!(target_arch = "x86_64") {
+        return Some("runs on x86_64 only");
+    }
+    if !has("qemu-system-x86_64") {
+        return Some("needs qemu-system-x86");
+    }
+    if !has("/bin/busybox") { Some("needs busybox-static") } else { None }
+}
+
+/// Says that a test is skipped; on CI none of them may be.
+pub fn skip(name: &str, why: &str) {
+    let may_be = std::env::var_os("CI").is_none() || !cfg!(target_arch = "x86_64");
+    assert!(may_be, "{name} may not be skipped on CI: {why}");
+    println!("skipped {name}: {why}");
+}
+
+/// What a machine has besides the base image: the programs under test, and files of the test.
+pub struct Root(PathBuf);
+
+/// The image that all machines boot: busybox, kernel modules, systemd with what it runs. Made once per build directory.
+///
+/// A machine's own files are another archive behind it: the kernel unpacks one after the other.
+fn base(kernel: &Kernel) -> PathBuf {
+    let directory = std::env::current_exe().expect("this program").ancestors().nth(2).expect("two up").to_owned();
+    let image = directory.join("machine-base.cpio.gz");
+    let lock = fs::File::create(directory.join("machine-base.lock")).expect("a lock file");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+    let changed = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).ok();
+    // Programs of other packages change with an upgrade of this machine only: a day.
+    let is_new = |at: SystemTime| at.elapsed().is_ok_and(|age| age < BASE_AGE) && changed(&kernel.image) < Some(at);
+    if !changed(&image).is_some_and(is_new) {
+        let place = tempfile::tempdir_in(&directory).expect("a directory");
+        let root = Root::new(place.path());
+        root.lay_down_base(kernel);
+        fs::rename(root.archive(), &image).expect("renamed");
+    }
+    image
+}
+
+impl Root {
+    /// In that place, with nothing yet.
+    pub fn new(place: &Path) -> Self {
+        let root = place.join("root");
+        for folder in ["bin", "t", "lib", "lib64", "usr", "etc", "mods", "new", "dev"] {
+            fs::create_dir_all(root.join(folder)).expect("a directory");
+        }
+        Self(root)
+    }
+
+    fn lay_down_base(&self, kernel: &Kernel) {
+        fs::copy("/bin/busybox", self.0.join("bin/busybox")).expect("busybox");
+        for applet in APPLETS {
+            symlink("busybox", self.0.join("bin").join(applet)).expect("an applet");
+        }
+        for module in MODULES.iter().chain(&NFS_MODULES) {
+            let from = kernel.modules.join(format!("{module}.ko"));
+            // Those of NFS may be missing: its test says so.
+            if from.is_file() {
+                fs::copy(from, self.0.join("mods").join(format!("{}.ko", file_name(module)))).expect(module);
+            }
+        }
+        self.file("etc/passwd", "root:x:0:0::/:/bin/sh\n");
+        self.file("etc/group", "root:x:0:\n");
+        self.executable("init", FIRST);
+        machine_systemd::lay_down_base(self);
+    }
+
+    fn executable(&self, name: &str, text: &str) {
+        fs::write(self.0.join(name), text).expect("written");
+        fs::set_permissions(self.0.join(name), fs::Permissions::from_mode(0o755)).expect("a program");
+    }
+
+    /// A program with the libraries it is linked with, if any.
+    pub fn program(&self, from: &Path, name: &str) {
+        let to = self.0.join(name);
+        fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
+        // Most of ours is what debuggers read; without `strip` they are only larger.
+        let stripped = Command::new("strip").arg("-o").arg(&to).arg(from).status();
+        if !stripped.is_ok_and(|status| status.success()) {
+            fs::copy(from, &to).expect("a program");
+        }
+        for library in libraries(from) {
+            let to = self.0.join(library.strip_prefix("/").expect("a whole path"));
+            fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
+            fs::copy(&library, to).expect("a library");
+        }
+    }
+
+    /// A file of this machine, at the same place.
+    pub fn same(&self, name: &str) {
+        let to = self.0.join(name.trim_start_matches('/'));
+        fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
+        fs::copy(name, to).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+
+    /// A link.
+    pub fn link(&self, to: &str, name: &str) {
+        let at = self.0.join(name);
+        fs::create_dir_all(at.parent().expect("a directory")).expect("a directory");
+        symlink(to, at).expect("a link");
+    }
+
+    /// Where that file lies here, for what writes it by itself.
+    pub fn path(&self, name: &str) -> PathBuf {
+        let at = self.0.join(name);
+        fs::create_dir_all(at.parent().expect("a directory")).expect("a directory");
+        at
+    }
+
+    /// Writes a text file.
+    pub fn file(&self, name: &str, text: &str) {
+        let to = self.0.join(name);
+        fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
+        fs::write(to, text).expect("written");
+    }
+
+    /// The archive a kernel takes. `second` is what process 1 does on the real file system.
+    pub fn pack(&self, kernel: &Kernel, second: &str) -> PathBuf {
+        self.executable("second", &format!("{MOUNTS}{}{second}", load(&MODULES)));
+        let (own, whole) = (self.archive(), self.0.with_file_name("initrd"));
+        let mut out = fs::File::create(&whole).expect("a file");
+        for part in [base(kernel), own] {
+            io::copy(&mut fs::File::open(&part).expect("an archive"), &mut out).expect("room");
+        }
+        whole
+    }
+
+    /// All of it, as an archive beside it.
+    fn archive(&self) -> PathBuf {
+        let pack = "find . | busybox cpio -o -H newc 2>/dev/null | gzip -1 > ../archive";
+        let packed = Command::new("sh").args(["-c", pack]).current_dir(&self.0).status().expect("a shell");
+        assert!(packed.success());
+        self.0.with_file_name("archive")
+    }
+}
+
+/// The commands that load kernel modules, in this order.
+pub fn load(modules: &[&str]) -> String {
+    modules.iter().map(|module| format!("insmod /mods/{}.ko\n", file_name(module))).collect()
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// The libraries a program is linked with; none where it is static.
+fn libraries(program: &Path) -> Vec<PathBuf> {
+    let told = Command::new("ldd").arg(program).output().map(|told| told.stdout).unwrap_or_default();
+    let text = String::from_utf8_lossy(&told).into_owned();
+    let words = text.split_whitespace().filter(|word| word.starts_with('/'));
+    words.map(PathBuf::from).collect()
+}
+
+/// Runs a machine; what it says until it goes down, or is ended.
+pub fn run(kernel: &Kernel, image: &Path, limit: Duration) -> Vec<String> {
+    let mut machine = Command::new("qemu-system-x86_64");
+    machine.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1280", "-nographic", "-no-reboot"]);
+    machine.args(["-nodefaults", "-serial", "stdio", "-kernel"]).arg(&kernel.image).arg("-initrd").arg(image);
+    machine.args(["-append", "console=ttyS0 quiet panic=-1 cgroup_no_v1=all"]);
+    let machine = machine.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
+    watch(machine.expect("a machine"), limit)
+}
+
+fn watch(mut machine: Child, limit: Duration) -> Vec<String> {
+    let (said, done) = (machine.stdout.take().expect("its console"), Arc::new(AtomicBool::new(false)));
+    let is_done = done.clone();
+    let machine = thread::spawn(move || {
+        let begun = Instant::now();
+        while !is_done.load(Ordering::Relaxed) && begun.elapsed() < limit {
+            thread::sleep(Duration::from_millis(100));
+        }
+        let _ = machine.kill();
+        let _ = machine.wait();
+    });
+    let mut lines = Vec::new();
+    for line in BufReader::new(said).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+        let is_end = line.ends_with(END);
+        lines.push(line);
+        if is_end {
+            break;
+        }
+    }
+    done.store(true, Ordering::Relaxed);
+    machine.join().expect("ended");
+    lines
+}
+
+/// Which of these tests did not pass, by what the machine said; all that it said is shown then.
+pub fn failed<'a>(names: impl IntoIterator<Item = &'a str>, lines: &[String]) -> Vec<&'a str> {
+    let has = |name: &str| lines.iter().any(|line| line.ends_with(&format!("test {name} ... ok")));
+    let failed: Vec<&str> = names.into_iter().filter(|name| !has(name)).collect();
+    if !failed.is_empty() {
+        println!("--- what the machine said\n{}\n---", lines.join("\n"));
+    }
+    failed
+}

@@ -1,0 +1,485 @@
+//! The agent as a process: the real binary with a home of its own (manifests, root directory,
+//! logs, ports), watched through its own doors only: healthz, `/pods`, `/metrics`, its log.
+//!
+//! Everything waits with a deadline; what is not there in time fails with the end of the log.
+
+use std::{
+    fs,
+    net::TcpListener,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nix::{sys::signal::Signal, unistd::Pid};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::programs;
+
+/// Patience with anything that should take moments; the machine may be busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Pause between two looks.
+const LOOK: Duration = Duration::from_millis(5);
+/// The node's name in tests.
+pub const NODE: &str = "test-node";
+
+/// Why the agent cannot be run here; `None` where it can.
+pub fn missing() -> Option<String> {
+    let is_root = nix::unistd::geteuid().is_root();
+    (!is_root).then(|| "needs root: the agent makes /var/log/containers and owns what it mounts".to_owned())
+}
+
+/// Whether the test must be skipped; says so by name. On CI nothing may be.
+pub fn skips(test: &str) -> bool {
+    let Some(why) = missing() else { return false };
+    assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
+    println!("skipped: {test}: {why}");
+    true
+}
+
+/// By which name the binary is called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Called {
+    /// `kubelet`: the drop-in.
+    Kubelet,
+    /// `berth run`.
+    Berth,
+}
+
+/// A folder that goes with everything that was mounted in it.
+struct Folder(tempfile::TempDir);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        unmount_below(self.0.path());
+    }
+}
+
+/// Unmounts what is mounted below a folder, as a reboot does.
+pub fn unmount_below(folder: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let places =
+        mounts.lines().filter_map(|line| line.split(' ').nth(4)).filter(|at| Path::new(at).starts_with(folder));
+    let places: Vec<&str> = places.collect();
+    for place in places.iter().rev() {
+        let _ = nix::mount::umount2(*place, nix::mount::MntFlags::MNT_DETACH); // it may be gone with another
+    }
+}
+
+/// Where an agent lives: what outlasts its process.
+pub struct Home {
+    dir: Arc<Folder>,
+    config: Value,
+    flags: Vec<String>,
+    environment: Vec<(String, String)>,
+    called: Called,
+    healthz: u16,
+    read_only: u16,
+}
+
+impl Home {
+    /// A home for an agent on the runtime at `endpoint`, with ports that are free.
+    pub fn new(endpoint: &str) -> Self {
+        let dir = tempfile::Builder::new().prefix("berth-home-").tempdir().expect("a folder");
+        for folder in ["pods", "root", "logs"] {
+            fs::create_dir(dir.path().join(folder)).expect("a folder");
+        }
+        let [healthz, read_only] = free_ports();
+        let config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "staticPodPath": dir.path().join("pods"),
+            "podLogsDir": dir.path().join("logs"),
+            "containerRuntimeEndpoint": endpoint,
+            "address": "127.0.0.1",
+            "readOnlyPort": read_only,
+            "healthzPort": healthz,
+            "enableServer": false,
+            "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": false}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "failCgroupV1": false,
+            "failSwapOn": false,
+            "cgroupsPerQOS": false,
+            "enforceNodeAllocatable": ["none"],
+            "maxPods": 250,
+            // However full the machine's disk is, test images stay.
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            // And no pod has to go.
+            "evictionHard": {},
+        });
+        let flags =
+            vec![format!("--root-dir={}", dir.path().join("root").display()), format!("--hostname-override={NODE}")];
+        Self {
+            dir: Arc::new(Folder(dir)),
+            config,
+            flags,
+            environment: Vec::new(),
+            called: Called::Kubelet,
+            healthz,
+            read_only,
+        }
+    }
+
+    /// Sets fields of the configuration.
+    #[must_use]
+    pub fn with(mut self, fields: Value) -> Self {
+        for (key, value) in fields.as_object().expect("an object") {
+            self.config[key] = value.clone();
+        }
+        self
+    }
+
+    /// Adds a flag; one given later wins.
+    #[must_use]
+    pub fn flag(mut self, flag: impl Into<String>) -> Self {
+        self.flags.push(flag.into());
+        self
+    }
+
+    /// Sets a variable of the environment.
+    #[must_use]
+    pub fn environment(mut self, key: &str, value: impl Into<String>) -> Self {
+        self.environment.push((key.to_owned(), value.into()));
+        self
+    }
+
+    /// Sets the name it is called by.
+    #[must_use]
+    pub fn called(mut self, name: Called) -> Self {
+        self.called = name;
+        self
+    }
+
+    /// The folder of it all.
+    pub fn path(&self) -> &Path {
+        self.dir.0.path()
+    }
+
+    /// The static pod directory.
+    pub fn manifests(&self) -> PathBuf {
+        self.path().join("pods")
+    }
+
+    /// The agent's root directory.
+    pub fn root(&self) -> PathBuf {
+        self.path().join("root")
+    }
+
+    /// The directory of pod logs.
+    pub fn logs(&self) -> PathBuf {
+        self.path().join("logs")
+    }
+
+    /// The read-only port.
+    pub fn read_only_port(&self) -> u16 {
+        self.read_only
+    }
+
+    /// Writes a file into the static pod directory, complete at once.
+    pub fn put(&self, file: &str, content: impl AsRef<[u8]>) {
+        // Tests that share a home write at the same time.
+        let draft = self.path().join(format!("{file}.draft"));
+        fs::write(&draft, content).expect("written");
+        fs::rename(draft, self.manifests().join(file)).expect("renamed");
+    }
+
+    /// Writes a pod's manifest into `<name>.json`.
+    pub fn put_pod(&self, manifest: &Value) {
+        let name = manifest["metadata"]["name"].as_str().expect("a name");
+        self.put(&format!("{name}.json"), manifest.to_string());
+    }
+
+    /// Removes a file from the static pod directory.
+    pub fn remove(&self, file: &str) {
+        fs::remove_file(self.manifests().join(file)).expect("removed");
+    }
+
+    /// Starts the process and leaves it alone.
+    pub fn spawn(&self) -> Agent {
+        let program = self.path().join(if self.called == Called::Kubelet { "kubelet" } else { "berth" });
+        if !program.exists() {
+            std::os::unix::fs::symlink(programs::berth(), &program).expect("a link");
+        }
+        let config = self.path().join("config.json");
+        fs::write(&config, self.config.to_string()).expect("written");
+        let path = self.path().join("log");
+        let log = fs::OpenOptions::new().create(true).append(true).open(&path).expect("a log");
+        let log_start = log.metadata().expect("a size").len();
+        let mut command = Command::new(program);
+        if self.called == Called::Berth {
+            command.arg("run");
+        }
+        let child = command
+            .arg(format!("--config={}", config.display()))
+            .args(&self.flags)
+            .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a handle"))
+            .stderr(log)
+            .spawn()
+            .expect("the agent is a program");
+        Agent { child, _dir: self.dir.clone(), log: path, log_start, healthz: self.healthz, read_only: self.read_only }
+    }
+
+    /// Starts the process and waits until it is healthy.
+    pub async fn start(&self) -> Agent {
+        let mut agent = self.spawn();
+        agent.healthy().await;
+        agent
+    }
+}
+
+/// A process. Killed when dropped; its pods are not.
+pub struct Agent {
+    child: Child,
+    /// Kept as long as there is a process in it.
+    _dir: Arc<Folder>,
+    log: PathBuf,
+    log_start: u64,
+    healthz: u16,
+    read_only: u16,
+}
+
+impl Agent {
+    /// Waits until healthz is content.
+    pub async fn healthy(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while get(self.healthz, "/healthz").await.is_none_or(|answer| answer.body != "ok") {
+            if let Some(end) = self.child.try_wait().expect("a child") {
+                panic!("the agent ended: {end}\n{}", self.log_end());
+            }
+            assert!(Instant::now() < deadline, "not healthy after {PATIENCE:?}\n{}", self.log_end());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// An answer of the read-only port; `None` where nobody answers.
+    pub async fn get(&self, path: &str) -> Option<Answer> {
+        get(self.read_only, path).await
+    }
+
+    /// An answer of the healthz port; `None` where nobody answers.
+    pub async fn healthz(&self, path: &str) -> Option<Answer> {
+        get(self.healthz, path).await
+    }
+
+    /// All pods it shows; `None` where nobody answers.
+    pub async fn try_pods(&self) -> Option<Vec<Value>> {
+        let page: Value = serde_json::from_str(&self.get("/pods").await?.body).ok()?;
+        Some(page["items"].as_array().cloned().unwrap_or_default())
+    }
+
+    /// All pods it shows.
+    pub async fn pods(&self) -> Vec<Value> {
+        self.try_pods().await.unwrap_or_else(|| panic!("no pods are shown\n{}", self.log_end()))
+    }
+
+    /// The pod `<name>-<node>` of a static manifest, while it is there.
+    pub async fn pod(&self, name: &str) -> Option<Value> {
+        let full = format!("{name}-{NODE}");
+        self.pods().await.into_iter().find(|pod| pod["metadata"]["name"] == full.as_str())
+    }
+
+    /// The page of metrics.
+    pub async fn metrics(&self) -> String {
+        let answer = self.get("/metrics").await;
+        answer.unwrap_or_else(|| panic!("no metrics are shown\n{}", self.log_end())).body
+    }
+
+    /// The value of one series, spelled as the page does; `None` where there is none.
+    pub async fn metric(&self, series: &str) -> Option<f64> {
+        let page = self.metrics().await;
+        let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+        Some(line.parse().expect("a number"))
+    }
+
+    /// Waits until something holds of a static pod, and returns the pod.
+    pub async fn until_pod(&self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let pod = self.pod(name).await;
+            if let Some(pod) = pod.as_ref().filter(|pod| holds(pod)) {
+                return pod.clone();
+            }
+            let shown = || pod.map_or("no such pod".to_owned(), |pod| format!("{:#}", pod["status"]));
+            assert!(Instant::now() < deadline, "{name}: not {what}: {}\n{}", shown(), self.log_end());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until a static pod is Running and Ready.
+    pub async fn until_ready(&self, name: &str) -> Value {
+        self.until_pod(name, "ready", is_ready).await
+    }
+
+    /// Waits until a static pod is not shown any more.
+    pub async fn until_gone(&self, name: &str) {
+        self.until(&format!("pod {name} is gone"), async || self.pod(name).await.is_none()).await;
+    }
+
+    /// Waits until its log holds a text.
+    pub async fn until_log(&self, text: &str) -> String {
+        self.until(&format!("the log holds {text:?}"), async || self.log().contains(text)).await;
+        let log = self.log();
+        log.lines().find(|line| line.contains(text)).unwrap_or(&log).to_owned()
+    }
+
+    /// Waits until something holds.
+    pub async fn until(&self, what: &str, holds: impl AsyncFn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds().await {
+            assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}\n{}", self.log_end());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// What it has logged, since this process began.
+    pub fn log(&self) -> String {
+        let bytes = fs::read(&self.log).unwrap_or_default();
+        let start = usize::try_from(self.log_start).unwrap_or(usize::MAX);
+        String::from_utf8_lossy(bytes.get(start..).unwrap_or_default()).into_owned()
+    }
+
+    /// What it has logged, without a line that is being written.
+    pub fn whole_log(&self) -> String {
+        let mut log = self.log();
+        log.truncate(log.rfind('\n').map_or(0, |end| end + 1));
+        log
+    }
+
+    /// The last lines it wrote.
+    pub fn log_end(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        lines.get(lines.len().saturating_sub(25)..).unwrap_or_default().join("\n")
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
+        nix::sys::signal::kill(pid, signal).expect("the agent lives");
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
+    /// Waits for its end.
+    pub async fn end(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(end) = self.child.try_wait().expect("a child") {
+                return end;
+            }
+            assert!(Instant::now() < deadline, "has not ended after {PATIENCE:?}\n{}", self.log_end());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Sends a signal and waits for the end.
+    pub async fn end_with(&mut self, signal: Signal) -> ExitStatus {
+        self.signal(signal);
+        self.end().await
+    }
+
+    /// Asks it to end; returns its exit code.
+    pub async fn stop(mut self) -> Option<i32> {
+        self.end_with(Signal::SIGTERM).await.code()
+    }
+
+    /// Ends it as a crash would.
+    pub async fn kill(mut self) {
+        assert_eq!(self.end_with(Signal::SIGKILL).await.signal(), Some(9));
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.wait();
+        let is_sound = !self.log().contains("panicked at");
+        assert!(is_sound || std::thread::panicking(), "the agent panicked\n{}", self.log_end());
+    }
+}
+
+/// Whether a pod is Running and Ready.
+pub fn is_ready(pod: &Value) -> bool {
+    pod["status"]["phase"] == "Running" && condition(pod, "Ready") == Some("True")
+}
+
+/// A condition's status.
+pub fn condition<'a>(pod: &'a Value, kind: &str) -> Option<&'a str> {
+    let conditions = pod["status"]["conditions"].as_array()?;
+    conditions.iter().find(|condition| condition["type"] == kind)?["status"].as_str()
+}
+
+/// The status of a container of any kind.
+pub fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
+    let lists = ["containerStatuses", "initContainerStatuses"];
+    let mut all = lists.iter().filter_map(|list| pod["status"][list].as_array()).flatten();
+    all.find(|status| status["name"] == name).unwrap_or(&Value::Null)
+}
+
+/// A manifest of a pod with one container `main` of an image that every runtime of tests has.
+pub fn manifest(name: &str) -> Value {
+    manifest_of(name, json!({"containers": [{"name": "main"}]}))
+}
+
+/// A manifest of a pod; containers get an image and a pull policy where they have none.
+pub fn manifest_of(name: &str, mut spec: Value) -> Value {
+    for list in ["containers", "initContainers"] {
+        for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+            let fields = container.as_object_mut().expect("a container");
+            fields.entry("image").or_insert("docker.io/library/busybox:1".into());
+            fields.entry("imagePullPolicy").or_insert("IfNotPresent".into());
+        }
+    }
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+}
+
+/// An answer over HTTP.
+#[derive(Debug, Clone, Default)]
+pub struct Answer {
+    /// The status code.
+    pub status: u16,
+    /// The head, status line included.
+    pub head: String,
+    /// The body.
+    pub body: String,
+}
+
+/// The answer to a GET; `None` where nobody answers.
+pub async fn get(port: u16, path: &str) -> Option<Answer> {
+    let exchange = async {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+        // HTTP 1.0: one answer, without chunks, until the end of the stream.
+        stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await.ok()?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.ok()?;
+        Some(String::from_utf8_lossy(&answer).into_owned())
+    };
+    let answer = tokio::time::timeout(PATIENCE, exchange).await.ok()??;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    Some(Answer { status, head: head.to_owned(), body: body.to_owned() })
+}
+
+/// Ports that nobody listens on now.
+pub fn free_ports<const N: usize>() -> [u16; N] {
+    // All at once, so that they differ.
+    let held: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    held.map(|listener| listener.local_addr().expect("an address").port())
+}

@@ -1,0 +1,72 @@
+//! The runtime as a process of its own, on a socket, until it is killed.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
+
+use berth::embedded::{
+    config::{EmbeddedConfig, NetworkConfig},
+    cri as services,
+    images::store::verify::Mending,
+    parts::{self, Surroundings},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use berth_testkit::embedded::in_process::has_busybox;
+
+/// The pods' bridge.
+pub const BRIDGE: &str = "crash0";
+
+/// Where its socket is.
+pub fn socket(place: &Path) -> PathBuf {
+    place.join("cri.sock")
+}
+
+/// Runs it.
+pub fn run(place: &Path) -> ExitCode {
+    tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(serve(place));
+    ExitCode::SUCCESS
+}
+
+async fn serve(place: &Path) {
+    let network = NetworkConfig {
+        mode: "builtin".to_owned(),
+        bridge: BRIDGE.to_owned(),
+        default_pod_cidr: "10.199.0.0/24,fd99:1::/64".to_owned(),
+        ..NetworkConfig::default()
+    };
+    let config = EmbeddedConfig {
+        root: place.join("root"),
+        state: place.join("state"),
+        import_dir: place.join("archives"),
+        cgroup_driver: "cgroupfs".to_owned(),
+        snapshotter: std::env::var(SNAPSHOTTER).unwrap_or_default(),
+        network,
+        ..EmbeddedConfig::default()
+    };
+    let stop = CancellationToken::new();
+    let around = Surroundings {
+        hostname: "node".to_owned(),
+        has_builtin_images: false,
+        unpacker: None,
+        tasks: TaskTracker::new(),
+        stop: stop.clone(),
+    };
+    let (runtime, images) = parts::open(config, around).await.expect("opened");
+    if std::env::var_os(VERIFIES).is_some() {
+        let verified = images.verify(Mending::No, Arc::default()).await.expect("looked through");
+        assert_eq!(verified.findings, [], "of {} images", verified.images);
+    }
+    has_busybox(&images, place).await;
+    parts::start(&runtime);
+    services::over_socket(&runtime, socket(place), "", stop).await.expect("served");
+}
+
+/// The variable that says whether all images are looked through first.
+pub const VERIFIES: &str = "CRASH_VERIFIES";
+/// The variable that names the snapshotter.
+pub const SNAPSHOTTER: &str = "CRASH_SNAPSHOTTER";

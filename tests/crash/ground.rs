@@ -1,0 +1,248 @@
+//! The machine of the tests, and what is on it.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+};
+
+use berth::sys::{
+    interface,
+    netlink::{Protocol, Socket, filter, route},
+};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+    sys::{
+        signal::Signal,
+        wait::{WaitStatus, wait},
+    },
+};
+
+/// Where the control groups of the pods are, below those of the kernel.
+const GROUPS: &str = "berth-crash";
+/// The variable that names the group of a run: two may run at once.
+const GROUP: &str = "CRASH_GROUP";
+/// Where daemons live; a file system of the machine's own.
+pub const PLACE: &str = "/run/crash";
+
+/// Why tests cannot run here.
+pub fn obstacle() -> Option<&'static str> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("needs root: namespaces are made");
+    }
+    if !Path::new("/bin/busybox").exists() {
+        return Some("needs busybox-static");
+    }
+    if shim().is_some() { None } else { Some("needs berth-shim beside the test") }
+}
+
+/// The shim that is used.
+pub fn shim() -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?;
+    let folders = own.ancestors().skip(1).take(2);
+    folders.map(|folder| folder.join("berth-shim")).find(|path| path.is_file())
+}
+
+/// Copies a program without what debuggers read, which is most of it; as it is where nothing takes that out.
+pub fn copy_stripped(from: &Path, to: &Path) {
+    let stripped = Command::new("strip").arg("-o").arg(to).arg(from).status();
+    if !stripped.is_ok_and(|status| status.success()) {
+        fs::copy(from, to).expect("a program");
+    }
+}
+
+/// Runs tests on a machine of their own; whether all passed.
+pub fn run_machine(names: &[String]) -> bool {
+    let group = format!("{GROUPS}-{}", std::process::id());
+    let mut machine = Command::new(std::env::current_exe().expect("this program"));
+    let status = machine.arg("machine").args(names).env(GROUP, &group).stdin(Stdio::null()).status();
+    remove_groups(&group);
+    status.is_ok_and(|status| status.success())
+}
+
+/// The outer end of the machine: makes its namespaces, and ends with what is in them.
+pub fn machine(names: &[String]) -> ExitCode {
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("not alone");
+    unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET).expect("namespaces");
+    let mut init = Command::new(std::env::current_exe().expect("this program"));
+    let status = init.arg("init").args(names).status().expect("a process 1");
+    if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Process 1 of the machine: what nobody waits for is waited for here.
+#[allow(clippy::zombie_processes, reason = "it is waited for with all others")]
+pub fn init(names: &[String]) -> ExitCode {
+    let none: Option<&str> = None;
+    if !is_virtual() {
+        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("not alone");
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
+        detach_other_tests();
+        mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none).expect("processes");
+        mount(Some("run"), "/run", Some("tmpfs"), MsFlags::empty(), none).expect("a file system");
+        interface::set_loopback_up().expect("a link");
+    }
+    let mut inside = Command::new(std::env::current_exe().expect("this program"));
+    let inside = inside.arg("inside").args(names).spawn().expect("started");
+    loop {
+        match wait() {
+            Ok(WaitStatus::Exited(pid, code)) if u32::try_from(pid.as_raw()) == Ok(inside.id()) => {
+                return ExitCode::from(u8::try_from(code).unwrap_or(1));
+            }
+            Ok(WaitStatus::Signaled(pid, ..)) if u32::try_from(pid.as_raw()) == Ok(inside.id()) => {
+                return ExitCode::FAILURE;
+            }
+            Ok(_) => {}
+            Err(error) => panic!("wait: {error}"),
+        }
+    }
+}
+
+/// Unmounts the copies of what other tests have mounted: those would change while a test counts mounts.
+fn detach_other_tests() {
+    let theirs = [std::env::temp_dir(), PathBuf::from("/run")];
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+    let points: Vec<&Path> =
+        points.filter(|at| theirs.iter().any(|theirs| at.starts_with(theirs) && at != theirs)).collect();
+    for at in points.iter().rev() {
+        let _ = nix::mount::umount2(*at, nix::mount::MntFlags::MNT_DETACH); // it may have gone with another
+    }
+}
+
+/// Whether this is the virtual machine, all of which is the test's.
+pub fn is_virtual() -> bool {
+    std::env::var_os(GROUP).is_none()
+}
+
+/// The parent of the pods' control groups.
+pub fn parent() -> String {
+    format!("/{}/pods", std::env::var(GROUP).unwrap_or_else(|_| GROUPS.to_owned()))
+}
+
+/// Where control groups are mounted.
+fn hierarchies() -> Vec<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    if root.join("cgroup.controllers").exists() {
+        return vec![root.to_owned()];
+    }
+    fs::read_dir(root).expect("control groups").flatten().map(|entry| entry.path()).collect()
+}
+
+fn remove_groups(group: &str) {
+    for root in hierarchies() {
+        for folder in below(&root.join(group)).into_iter().rev().chain([root.join(group)]) {
+            let pids = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            for pid in pids.lines().filter_map(|line| line.parse().ok()) {
+                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            // Its machine has ended: what is there still is on its way out.
+            for _ in 0..100 {
+                match fs::remove_dir(&folder) {
+                    Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {
+                        std::thread::sleep(std::time::Duration::from_millis(10));
+                    }
+                    _ => break,
+                }
+            }
+        }
+    }
+}
+
+/// All directories below one, those above first.
+fn below(folder: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        all.push(entry.path());
+        all.extend(below(&entry.path()));
+    }
+    all
+}
+
+/// The directories of a group that is the pods' or below.
+pub fn directories(group: &str) -> Vec<PathBuf> {
+    let all = hierarchies().into_iter().map(|root| root.join(group.trim_start_matches('/')));
+    all.filter(|folder| folder.is_dir()).collect()
+}
+
+/// What is on the machine that a pod could leave behind, in words.
+pub fn inventory(place: &Path) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    all.extend(mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(|at| format!("mount {at}")));
+    for folder in directories(&parent()).iter().chain(&directories("/berth")).flat_map(|folder| below(folder)) {
+        all.insert(format!("group {}", folder.display()));
+    }
+    let mut socket = Socket::open(Protocol::Route).expect("a socket");
+    let links = socket.dump(&route::get_links()).expect("links");
+    all.extend(links.iter().filter_map(route::link).map(|link| format!("link {}", link.name)));
+    all.extend(
+        fs::read_dir("/run/netns").into_iter().flatten().flatten().map(|e| format!("netns {:?}", e.file_name())),
+    );
+    all.extend(packet_filter());
+    all.extend(processes());
+    for folder in ["root/sandboxes", "root/containers", "root/snap", "state/s"] {
+        let entries = fs::read_dir(place.join(folder)).into_iter().flatten().flatten();
+        all.extend(entries.map(|entry| format!("directory {}", entry.path().display())));
+    }
+    let leases = fs::read_to_string(place.join("state/net/leases.json")).unwrap_or_default();
+    all.extend(leases.contains("address").then(|| format!("leases {leases}")));
+    all
+}
+
+/// The packet filter: rules, and what hosts' ports lead to.
+fn packet_filter() -> Vec<String> {
+    let Ok(mut socket) = Socket::open(Protocol::Netfilter) else { return Vec::new() };
+    let rules = socket.dump(&filter::get_rules()).unwrap_or_default();
+    let rules = rules.iter().filter_map(filter::rule_of).map(|(table, chain)| format!("rule {table} {chain}"));
+    let told = Command::new("nft").args(["list", "ruleset"]).output();
+    let text = told.map(|told| String::from_utf8_lossy(&told.stdout).into_owned()).unwrap_or_default();
+    let ports = text.lines().filter(|line| line.contains("elements = { tcp")).map(|line| format!("port {line}"));
+    rules.chain(ports.collect::<Vec<_>>()).collect()
+}
+
+/// Ends all processes but the test and process 1.
+pub fn end_processes() {
+    for pid in others() {
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
+/// Ends all processes but the test and process 1, and takes away what a reboot does: what lives in memory below a
+/// directory, and pods' network namespaces.
+pub async fn go_down(state: &Path) {
+    while others().next().is_some() {
+        end_processes();
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    let all = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+    let gone: Vec<&Path> = all.filter(|at| at.starts_with(state) || at.starts_with("/run/netns/")).collect();
+    for at in gone.iter().rev() {
+        nix::mount::umount2(*at, nix::mount::MntFlags::MNT_DETACH).expect("unmounted");
+    }
+    for folder in [state, Path::new("/run/netns")] {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+/// Processes besides the test and process 1.
+fn others() -> impl Iterator<Item = i32> {
+    let own = nix::unistd::getpid().as_raw();
+    let all = fs::read_dir("/proc").expect("processes").flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(move |pid| *pid != 1 && *pid != own)
+}
+
+/// Processes besides those of the test itself; the dead are not told.
+fn processes() -> Vec<String> {
+    let told = others().filter_map(|pid| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        let is_test = line.contains(" daemon ") || line.is_empty();
+        (!is_test).then(|| format!("process {pid} {line}"))
+    });
+    told.collect()
+}

@@ -1,0 +1,300 @@
+//! The power goes: what was not synced is lost. Behaviour: spec 09 §7 (AC-09-E4).
+//!
+//! `$ROOT` is an ext4 of its own that forgets as much as it may: its journal is written every ten minutes only, and files
+//! that are renamed over others are not written first. The power goes as in the kernel's own tests: that file system is
+//! shut down at once and its journal is not written. All processes are killed then, what a reboot takes away goes, the file
+//! system is mounted again, and the next daemon has another boot. It looks through every image before it answers.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use berth::proto::cri::{self, ContainerState, PodSandboxState, image_service_client::ImageServiceClient};
+use nix::mount::{MsFlags, mount, umount2};
+use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
+use tonic::{Status, transport::Channel};
+
+use crate::{
+    ground,
+    registry::{self, Registry},
+    rig::{Manner, Pids, Rig, container, pod},
+    shims::halted,
+    tests,
+};
+
+tests! {
+    a_power_cut_at_any_step_of_a_pull_leaves_whole_images
+    power_cuts_at_any_time_leave_nothing_to_clean
+}
+
+/// Steps of a pull.
+const PULL: &[&str] = &[
+    "blob.written",
+    "blob.synced",
+    "blob.renamed",
+    "layer.unpacked",
+    "layer.synced",
+    "layer.written",
+    "image.content",
+    "image.written",
+];
+/// Steps of a removal.
+const REMOVE: &[&str] = &["image.removed", "layer.hidden"];
+/// Environment variable for how often the power goes at any time (`make test-long`: 100).
+const CUTS_VARIABLE: &str = "BERTH_POWER_CUTS";
+/// How often it goes without that variable: about 15 s.
+const CUTS: u32 = 10;
+/// A pull, a pod and a removal take about that long.
+const CYCLE: Duration = Duration::from_millis(900);
+/// Nothing that is on its way out takes longer.
+const LIMIT: Duration = Duration::from_secs(20);
+
+type Images = ImageServiceClient<Channel>;
+
+/// All steps of images.
+pub fn steps() -> impl Iterator<Item = String> {
+    [PULL, REMOVE].into_iter().flatten().map(|step| (*step).to_owned())
+}
+
+/// A disk, and the machine's number of its boot.
+struct Disk {
+    image: PathBuf,
+    at: PathBuf,
+    boot: PathBuf,
+}
+
+impl Disk {
+    fn new(place: &Path) -> Self {
+        let out = Self { image: place.join("disk"), at: place.join("root"), boot: place.join("boot") };
+        // Sparse, in memory; a pull wants a gigabyte to stay free.
+        File::create(&out.image).and_then(|file| file.set_len(3 << 30)).expect("a file");
+        let made = Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-m", "0"]).arg(&out.image).status();
+        assert!(made.expect("mke2fs").success());
+        fs::create_dir_all(&out.at).expect("a directory");
+        fs::write(&out.boot, "").expect("written");
+        let (at, none) = ("/proc/sys/kernel/random/boot_id", None::<&str>);
+        mount(Some(&out.boot), at, none, MsFlags::MS_BIND, none).expect("mounted");
+        out.mount();
+        out
+    }
+
+    fn mount(&self) {
+        fs::write(&self.boot, format!("{:032x}\n", rand::random::<u128>())).expect("written");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "ext4", "-o", "loop,noauto_da_alloc,commit=600,data=writeback"]);
+        assert!(mount.arg(&self.image).arg(&self.at).status().expect("mount").success());
+    }
+
+    /// Whatever is not on the disk is lost.
+    fn go_dark(&self) {
+        /// `FS_IOC_SHUTDOWN`.
+        const SHUTDOWN: Opcode = opcode::read::<u32>(b'X', 125);
+        /// Without writing the journal.
+        const AT_ONCE: u32 = 2;
+        let root = File::open(&self.at).expect("a directory");
+        #[allow(unsafe_code, reason = "no program that is everywhere does it")]
+        // SAFETY: the request reads one number of that size and writes nothing.
+        let done = unsafe { ioctl(&root, Setter::<SHUTDOWN, u32>::new(AT_ONCE)) };
+        done.expect("shut down");
+    }
+
+    /// Until nobody has it any more.
+    async fn unmount(&self) {
+        let begun = Instant::now();
+        while let Err(error) = umount2(&self.at, nix::mount::MntFlags::empty()) {
+            assert!(begun.elapsed() < LIMIT, "{error}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let has_device = || {
+            let told = Command::new("losetup").arg("-j").arg(&self.image).output().expect("losetup");
+            !told.stdout.is_empty()
+        };
+        while has_device() {
+            assert!(begun.elapsed() < LIMIT, "the disk is in use");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Why the power cannot go here.
+fn obstacle() -> Option<&'static str> {
+    let has =
+        |program: &str| Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !has("mke2fs") || !has("losetup") {
+        return Some("needs mke2fs and losetup");
+    }
+    let systems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    if !systems.contains("\text4\n") {
+        return Some("needs ext4");
+    }
+    if Path::new("/dev/loop-control").exists() { None } else { Some("needs loop devices") }
+}
+
+fn skips(test: &str) -> bool {
+    let Some(why) = obstacle() else { return false };
+    assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
+    println!("skipped {test}: {why}");
+    true
+}
+
+/// A daemon with a disk that can be cut off.
+async fn powered() -> (Rig, Disk) {
+    let mut disk = None;
+    let rig = Rig::with(|place| {
+        disk = Some(Disk::new(place));
+        Manner { verifies: true, ..Manner::default() }
+    });
+    (rig.await, disk.expect("made"))
+}
+
+/// The power goes, and comes back: a daemon answers, every image is whole, and nothing runs.
+async fn cut(rig: &mut Rig, disk: &Disk, what: &str) {
+    disk.go_dark();
+    rig.kill();
+    rig.disarm();
+    ground::go_down(&rig.place.join("state")).await;
+    disk.unmount().await;
+    disk.mount();
+    println!("{what}");
+    rig.again().await;
+    let ready: Vec<_> =
+        rig.sandboxes().await.into_iter().filter(|s| s.state() == PodSandboxState::SandboxReady).collect();
+    assert_eq!(ready, [], "{what}");
+    let runs = |c: &cri::Container| c.state() == ContainerState::ContainerRunning;
+    let running: Vec<_> = rig.containers().await.into_iter().filter(runs).collect();
+    assert_eq!(running, [], "{what}");
+    rig.remove_all(what).await;
+}
+
+async fn pull(images: &Images, name: &str) -> Result<String, Status> {
+    let image = Some(cri::ImageSpec { image: name.to_owned(), ..Default::default() });
+    let request = cri::PullImageRequest { image, auth: None, sandbox_config: None };
+    Ok(images.clone().pull_image(request).await?.into_inner().image_ref)
+}
+
+async fn has(images: &Images, name: &str) -> bool {
+    let image = Some(cri::ImageSpec { image: name.to_owned(), ..Default::default() });
+    let request = cri::ImageStatusRequest { image, verbose: false };
+    images.clone().image_status(request).await.expect("answers").into_inner().image.is_some()
+}
+
+async fn forget(images: &Images, name: &str) -> Result<(), Status> {
+    let image = Some(cri::ImageSpec { image: name.to_owned(), ..Default::default() });
+    images.clone().remove_image(cri::RemoveImageRequest { image }).await.map(drop)
+}
+
+/// A pod of an image of the registry, whose files are all read; how many bytes and links there are.
+async fn reads_all(rig: &Rig, image: &str) -> Result<String, Status> {
+    let mut config = pod(rig, "reads", Pids::Container);
+    config.port_mappings.clear();
+    let sandbox = rig.run(&config).await?;
+    let mut one = container("c", "echo x > /own; while :; do sleep 0.1; done", Pids::Container);
+    one.image = Some(cri::ImageSpec { image: image.to_owned(), ..Default::default() });
+    let id = rig.create(&sandbox, &one).await?;
+    rig.start_container(&id).await?;
+    let script = "/bin/busybox find /data-* -type f -exec cat {} + | wc -c; /bin/busybox find /data-* -type l | wc -l";
+    Ok(rig.exec(&id, script).await?.0)
+}
+
+/// What is there and runs after the power has come back.
+async fn all_is_well(rig: &mut Rig, image: &str, what: &str) {
+    pull(&rig.images, image).await.unwrap_or_else(|e| panic!("{what}, pulled: {e}"));
+    // Looked through again by the next one.
+    rig.again().await;
+    let read = reads_all(rig, image).await.unwrap_or_else(|e| panic!("{what}, runs: {e}"));
+    assert_eq!(read, registry::told(), "{what}");
+    rig.remove_all(what).await;
+}
+
+// AC-09-E4: at every point at which something is synced, and between them
+async fn a_power_cut_at_any_step_of_a_pull_leaves_whole_images(rig: Rig) {
+    drop(rig);
+    if skips("a_power_cut_at_any_step_of_a_pull_leaves_whole_images") {
+        return;
+    }
+    let (mut rig, disk) = powered().await;
+    let registry = Registry::start(&rig.place);
+    let [first, second] = &registry.images;
+    let alone = stored(&rig);
+    for (step, is_pull) in PULL.iter().map(|step| (step, true)).chain(REMOVE.iter().map(|step| (step, false))) {
+        // The other image shares a layer, and is there already every second time.
+        for has_other in [false, true] {
+            let what = format!("power cut at {step}, {}", if has_other { "beside another" } else { "alone" });
+            if has_other {
+                pull(&rig.images, second).await.unwrap_or_else(|e| panic!("{what}: {e}"));
+            }
+            if !is_pull {
+                pull(&rig.images, first).await.unwrap_or_else(|e| panic!("{what}: {e}"));
+            }
+            rig.arm(step, "halt");
+            let (images, name) = (rig.images.clone(), first.clone());
+            let asking = tokio::spawn(async move {
+                match is_pull {
+                    true => pull(&images, &name).await.map(drop),
+                    false => forget(&images, &name).await,
+                }
+            });
+            halted().await;
+            cut(&mut rig, &disk, &what).await;
+            let _lost = asking.await;
+            let is_here = has(&rig.images, second).await;
+            assert!(is_here == has_other, "{what}: what was there before is there still");
+            all_is_well(&mut rig, first, &what).await;
+            for name in [first, second] {
+                forget(&rig.images, name).await.unwrap_or_else(|e| panic!("{what}, removed: {e}"));
+            }
+            let begun = Instant::now();
+            while stored(&rig) != alone {
+                assert!(begun.elapsed() < LIMIT, "{what}: {:?} instead of {alone:?}", stored(&rig));
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+}
+
+/// How many layers, blobs and parts of blobs are stored.
+fn stored(rig: &Rig) -> [usize; 3] {
+    ["layers", "content/blobs/sha256", "content/ingest"]
+        .map(|folder| fs::read_dir(rig.place.join("root").join(folder)).into_iter().flatten().count())
+}
+
+/// Pulls, runs and removes until the power goes.
+async fn live(rig: &Rig, [first, second]: &[String; 2]) -> Result<(), Status> {
+    loop {
+        pull(&rig.images, first).await?;
+        tokio::try_join!(reads_all(rig, first), pull(&rig.images, second))?;
+        rig.remove_all("lives").await;
+        forget(&rig.images, first).await?;
+        pull(&rig.images, first).await?;
+        forget(&rig.images, second).await?;
+        forget(&rig.images, first).await?;
+    }
+}
+
+// AC-09-E4
+async fn power_cuts_at_any_time_leave_nothing_to_clean(rig: Rig) {
+    drop(rig);
+    if skips("power_cuts_at_any_time_leave_nothing_to_clean") {
+        return;
+    }
+    let (mut rig, disk) = powered().await;
+    let registry = Registry::start(&rig.place);
+    all_is_well(&mut rig, &registry.images[0], "at first").await;
+    let cuts = std::env::var(CUTS_VARIABLE).map_or(CUTS, |text| text.parse().expect("a number of power cuts"));
+    for number in 0..cuts {
+        let after = CYCLE.mul_f64(rand::random_range(0.0..1.0));
+        let what = format!("power cut {number}, after {after:?}");
+        tokio::select! {
+            lived = live(&rig, &registry.images) => panic!("{what}: {lived:?}"),
+            () = tokio::time::sleep(after) => {}
+        }
+        cut(&mut rig, &disk, &what).await;
+        if number % 10 == 9 {
+            all_is_well(&mut rig, &registry.images[0], &what).await;
+        }
+    }
+    all_is_well(&mut rig, &registry.images[1], "at last").await;
+}

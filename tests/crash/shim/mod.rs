@@ -1,0 +1,45 @@
+//! A shim as a process of its own: the real loop, driven by the real client, starting plain processes.
+//!
+//! The test program is also the shim that it starts: with the path of a directory as argument it runs the loop there, in a
+//! process with one thread.
+
+mod plain;
+mod pods;
+mod rig;
+mod tests;
+
+use std::{path::Path, process::ExitCode};
+
+use libtest_mimic::Trial;
+
+/// Makes the table of a file's tests by their names.
+#[macro_export]
+macro_rules! shim_tests {
+    ($($name:ident)*) => {
+        /// All tests by their names.
+        pub const ALL: &[$crate::Test] = &[$((stringify!($name), || $crate::shim::rig::run($name))),*];
+    };
+}
+
+/// All tests of a shim.
+pub fn trials() -> impl Iterator<Item = Trial> {
+    let all = [("tests", tests::ALL), ("pods", pods::ALL)];
+    let all = all.into_iter().flat_map(|(module, tests)| tests.iter().map(move |test| (module, test)));
+    all.map(|(module, (name, test))| {
+        Trial::test(format!("shim::{module}::{name}"), move || {
+            test();
+            Ok(())
+        })
+    })
+}
+
+/// Runs the loop of a shim in that directory.
+pub fn serve(directory: &Path) -> ExitCode {
+    match berth::embedded::shim::worker::run_on_stdin(directory, &plain::Plain) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("{e}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The daemon is killed at each step of a pod's life; the next one continues or cleans up. Behaviour: spec 09 §7, §8.
+
+use std::collections::BTreeSet;
+
+use berth::proto::cri::{ContainerConfig, ContainerState, PodSandboxConfig};
+
+use crate::{
+    rig::{Pids, Rig, container, pod},
+    tests,
+};
+
+tests! {
+    a_daemon_killed_at_any_step_leaves_nothing_behind_asked_again
+    a_daemon_killed_at_any_step_leaves_nothing_behind_removed
+    every_step_is_killed_at
+}
+
+/// What is asked of the runtime in the life of a pod.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Act {
+    Run,
+    Create,
+    Start,
+    /// It ends by itself when it is asked to.
+    Stop,
+    /// It is given no time.
+    Kill,
+    Remove,
+    StopPod,
+    RemovePod,
+}
+
+/// All steps of the daemon, by the act that comes to them.
+const STEPS: &[(Act, &[&str])] = &[
+    (
+        Act::Run,
+        &[
+            "run.begun",
+            "run.directory",
+            "run.meta",
+            "run.files",
+            "run.memory",
+            "run.group",
+            "run.shim",
+            "run.namespaces",
+            "network.file",
+            "network.leased",
+            "network.ports",
+            "network.links",
+            "run.network",
+            "run.final",
+            "run.ready",
+        ],
+    ),
+    (
+        Act::Create,
+        &[
+            "create.root",
+            "create.directory",
+            "create.planned",
+            "create.spec",
+            "create.state",
+            "create.meta",
+            "create.known",
+        ],
+    ),
+    (Act::Start, &["start.begun", "start.group", "start.devices", "start.launched", "start.written"]),
+    (Act::Stop, &["stop.decided", "stop.asked", "exit.heard", "exit.written", "exit.group"]),
+    (Act::Kill, &["kill.decided", "kill.sent"]),
+    (
+        Act::Remove,
+        &[
+            "kill.sent",
+            "remove.marked",
+            "remove.forgotten",
+            "remove.group",
+            "remove.record",
+            "delete.renamed",
+            "remove.directory",
+            "remove.root",
+        ],
+    ),
+    (
+        Act::StopPod,
+        &[
+            "kill.decided",
+            "stop-pod.killed",
+            "unnetwork.ports",
+            "unnetwork.links",
+            "unnetwork.lease",
+            "stop-pod.network",
+            "stop-pod.memory",
+            "stop-pod.shim",
+            "stop-pod.group",
+            "stop-pod.written",
+        ],
+    ),
+    (
+        Act::RemovePod,
+        &[
+            "stop-pod.group",
+            "remove.directory",
+            "bury.begun",
+            "bury.freed",
+            "bury.shim",
+            "bury.deleted",
+            "delete.renamed",
+        ],
+    ),
+];
+
+/// A pod, as far as it has come.
+struct Life {
+    pod: PodSandboxConfig,
+    container: ContainerConfig,
+    sandbox: String,
+    id: String,
+}
+
+impl Life {
+    fn new(rig: &Rig, pids: Pids) -> Self {
+        let script = "trap 'exit 3' TERM; echo begun; while :; do sleep 0.05; done";
+        let (pod, container) = (pod(rig, "life", pids), container("c", script, pids));
+        Self { pod, container, sandbox: String::new(), id: String::new() }
+    }
+
+    async fn act(&mut self, rig: &Rig, act: Act) -> Result<(), tonic::Status> {
+        match act {
+            Act::Run => self.sandbox = rig.run(&self.pod).await?,
+            Act::Create => {
+                let _ = std::fs::remove_file(rig.place.join("logs/c.log")); // of the life before
+                self.id = rig.create(&self.sandbox, &self.container).await?;
+            }
+            Act::Start => rig.start_container(&self.id).await?,
+            Act::Stop => {
+                // A shell that is not yet told what to do with the signal ends of it.
+                rig.until_said(&self.id, "begun").await;
+                rig.stop_container(&self.id, 10).await?;
+            }
+            Act::Kill => rig.stop_container(&self.id, 0).await?,
+            Act::Remove => rig.remove_container(&self.id).await?,
+            Act::StopPod => rig.stop(&self.sandbox).await?,
+            Act::RemovePod => rig.remove(&self.sandbox).await?,
+        }
+        Ok(())
+    }
+
+    /// What comes before an act.
+    async fn lead_up(&mut self, rig: &Rig, act: Act) {
+        for earlier in [Act::Run, Act::Create, Act::Start].into_iter().filter(|earlier| *earlier < act) {
+            self.act(rig, earlier).await.expect("a life without events");
+        }
+    }
+
+    /// As the kubelet does: what got no answer is asked again, and the life goes on.
+    async fn go_on(&mut self, rig: &Rig, act: Act, what: &str) {
+        let state = |id: String| async move { rig.status(&id).await.state() };
+        if act == Act::Start && state(self.id.clone()).await == ContainerState::ContainerRunning {
+            // Its list tells the kubelet.
+        } else {
+            self.act(rig, act).await.unwrap_or_else(|e| panic!("{what}, asked again: {e}"));
+        }
+        for later in [Act::Create, Act::Start].into_iter().filter(|later| *later > act) {
+            self.act(rig, later).await.unwrap_or_else(|e| panic!("{what}, then {later:?}: {e}"));
+        }
+        match act {
+            Act::Run | Act::Create | Act::Start => {
+                assert_eq!(state(self.id.clone()).await, ContainerState::ContainerRunning, "{what}");
+                let (out, code) = rig.exec(&self.id, "ip addr show eth0; echo hi").await.expect(what);
+                assert!(out.contains("10.199.0.") && out.ends_with("hi\n") && code == 0, "{what}: {out:?} {code}");
+                self.act(rig, Act::Stop).await.unwrap_or_else(|e| panic!("{what}, then stop: {e}"));
+                assert_eq!(rig.status(&self.id).await.exit_code, 3, "{what}");
+            }
+            Act::Stop => assert_eq!(rig.exited(&self.id).await.exit_code, 3, "{what}"),
+            Act::Kill => assert_eq!(rig.exited(&self.id).await.exit_code, 137, "{what}"),
+            Act::Remove => assert_eq!(rig.containers().await, [], "{what}"),
+            Act::StopPod => assert!(rig.sandboxes().await.iter().all(|s| s.state != 0), "{what}"),
+            Act::RemovePod => assert_eq!(rig.sandboxes().await, [], "{what}"),
+        }
+    }
+}
+
+async fn a_daemon_killed_at_any_step_leaves_nothing_behind_asked_again(mut rig: Rig) {
+    kill_at_each(&mut rig, &[], Aftermath::AskedAgain).await;
+    rig.no_leaks();
+}
+
+async fn a_daemon_killed_at_any_step_leaves_nothing_behind_removed(mut rig: Rig) {
+    kill_at_each(&mut rig, &[], Aftermath::Removed).await;
+    rig.no_leaks();
+}
+
+/// What the kubelet does once the next daemon answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Aftermath {
+    /// It repeats the call that failed, and the life goes on.
+    AskedAgain,
+    /// It removes the pod.
+    Removed,
+}
+
+/// Kills the daemon at these steps, or at all of them if the list is empty.
+pub async fn kill_at_each(rig: &mut Rig, wanted: &[&str], then: Aftermath) {
+    // Once without events: bridge and packet filter are there from now on.
+    let mut life = Life::new(rig, Pids::Container);
+    for act in [Act::Run, Act::Create, Act::Start, Act::Stop, Act::Remove, Act::StopPod, Act::RemovePod] {
+        life.act(rig, act).await.expect("a life without events");
+    }
+    rig.look_around();
+    let all = STEPS.iter().flat_map(|(act, steps)| steps.iter().map(move |step| (*act, *step)));
+    let chosen = all.filter(|(_, step)| wanted.is_empty() || wanted.contains(step));
+    for (number, (act, step)) in chosen.enumerate() {
+        let pids = if number % 2 == 0 { Pids::Container } else { Pids::Pod };
+        kill_at(rig, (act, step), then, pids).await;
+    }
+}
+
+async fn kill_at(rig: &mut Rig, (act, step): (Act, &str), then: Aftermath, pids: Pids) {
+    let what = format!(
+        "killed at {step} of {act:?}, {}",
+        if then == Aftermath::AskedAgain { "asked again" } else { "removed" }
+    );
+    let mut life = Life::new(rig, pids);
+    life.lead_up(rig, act).await;
+    rig.arm(step, "kill");
+    let answer = life.act(rig, act).await;
+    // What follows from a stop happens by itself.
+    assert!(step.starts_with("exit.") || rig.has_fired(), "{what}: nobody came there: {answer:?}");
+    rig.until_dead(&what).await;
+    rig.again().await;
+    if then == Aftermath::AskedAgain {
+        life.go_on(rig, act, &what).await;
+    }
+    rig.remove_all(&what).await;
+    rig.nothing_left(&what).await;
+}
+
+async fn every_step_is_killed_at(_rig: Rig) {
+    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = BTreeSet::new();
+    steps_in(&sources, &mut found);
+    let daemon = STEPS.iter().flat_map(|(_, steps)| *steps).map(|step| (*step).to_owned());
+    let known: BTreeSet<String> = daemon.chain(crate::shims::steps()).chain(crate::power::steps()).collect();
+    if found.is_empty() {
+        println!("skipped every_step_is_killed_at: needs the sources");
+        return;
+    }
+    // Those of volumes are gone through beside an API server: tests/node/cluster/csi.rs.
+    found.retain(|step| !step.starts_with("csi.") && !step.starts_with("block."));
+    assert_eq!(found, known);
+}
+
+fn steps_in(folder: &std::path::Path, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            steps_in(&entry.path(), found);
+            continue;
+        }
+        let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        let rest = text.split("step::reached(\"").skip(1);
+        found.extend(rest.filter_map(|rest| rest.split('"').next()).map(str::to_owned));
+    }
+}

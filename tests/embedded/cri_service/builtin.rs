@@ -1,0 +1,98 @@
+//! A pod of the images made from our own program: nothing is fetched, nothing is installed.
+//!
+//! Needs root and the shim's program beside the test; says so where it is skipped.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use berth::proto::cri;
+
+use berth_testkit::embedded::{
+    in_process::{Builtin, container, daemon_with, pod},
+    place::{Place, obstacle},
+};
+
+/// Most memory of its own that a paused container may hold, KiB: what is not shared with the others of its image.
+const MOST_ANONYMOUS: u64 = 600;
+
+fn of_image(name: &str, image: &str, command: &[&str]) -> cri::ContainerConfig {
+    cri::ContainerConfig {
+        image: Some(cri::ImageSpec { image: image.to_owned(), ..Default::default() }),
+        command: command.iter().map(ToString::to_string).collect(),
+        ..container(name, "")
+    }
+}
+
+/// A port nobody listens on; somebody might by the time it is used, but hardly.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("bound").port()
+}
+
+fn get(port: u16, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+fn kilobytes(pid: &str, field: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a field");
+    line.trim_matches([':', '\t', ' ']).trim_end_matches(" kB").parse().expect("a number")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
+    if let Some(why) = obstacle().filter(|why| !why.contains("busybox")) {
+        assert!(std::env::var_os("CI").is_none(), "may not be skipped on CI: {why}");
+        println!("skipped a_pod_of_built_in_images_serves_logs_executes_and_is_small: {why}");
+        return;
+    }
+    let place = Place::new();
+    let daemon = daemon_with(place.path(), Builtin::Made).await;
+    let sandbox = daemon.run(pod(place.path(), "demo")).await;
+    let port = free_port();
+    let command = ["/bin/httpd", &format!(":{port}")];
+    let web = daemon.start(&sandbox, of_image("web", "berth.local/demo", &command)).await;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let answer = loop {
+        match get(port, "/healthz") {
+            Some(answer) => break answer,
+            None => assert!(Instant::now() < deadline, "nobody serves: {:?}", daemon.status(&web).await),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer:?}");
+    let (out, code) = daemon.exec(&web, "id; echo $HOME; exit 7").await;
+    assert!(out.contains("uid=0") && code == 7, "{out:?} {code}");
+    let log = fs::read_to_string(daemon.status(&web).await.log_path).expect("a log");
+    assert!(log.contains(&format!(" stdout F httpd: listening on [::]:{port}\n")), "{log:?}");
+    // AC-09-E7's other half: what a pod holds besides its shim.
+    let pause = daemon.start(&sandbox, of_image("pause", "berth.local/pause:latest", &[])).await;
+    let told = daemon.calls.rpc.clone();
+    let request = cri::ContainerStatusRequest { container_id: pause.clone(), verbose: true };
+    let info = told.clone().container_status(request).await.expect("known").into_inner().info;
+    let info: serde_json::Value = serde_json::from_str(&info["info"]).expect("JSON");
+    let pid = info["pid"].to_string();
+    let held = ["RssAnon", "VmRSS"].map(|field| kilobytes(&pid, field));
+    println!("pause holds {} KiB of its own, {} KiB in all", held[0], held[1]);
+    assert!(held[0] <= MOST_ANONYMOUS, "{held:?}");
+    // Both end when they are told to, long before they would be killed.
+    let begun = Instant::now();
+    for (id, expected) in [(pause, 0), (web, 143)] {
+        let request = cri::StopContainerRequest { container_id: id.clone(), timeout: 20 };
+        daemon.calls.rpc.clone().stop_container(request).await.expect("stops");
+        assert_eq!(daemon.exited(&id).await.exit_code, expected);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    daemon.remove(&sandbox).await;
+    place.is_left_clean();
+    daemon.stop.cancel();
+}

@@ -1,0 +1,436 @@
+//! Parts that keep the contracts of `embedded::ports` without touching the machine.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use berth::{
+    embedded::{
+        config::EmbeddedConfig,
+        errors::{ErrorKind, RuntimeError, RuntimeResult},
+        launch::devices::Rule,
+        ports::{
+            Attached, Connected, ContainerAsk, Groups, Image, Images, Limits, Network, NetworkPod, Planned, Planner,
+            Ports, Shim, Shims,
+        },
+        runtime::{HostFacts, Runtime, now_ns},
+        shim::plan::{
+            Event, ExecPlan, Exit, Held, Hello, LaunchPlan, Namespace, NamespacePlan, Reply, Request, Scope, Started,
+            Target,
+        },
+        stats::{Cpu, Depth, Memory, Reading},
+    },
+    proto::cri,
+};
+use tokio::{
+    net::TcpStream,
+    sync::{mpsc, watch},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use berth_testkit::plans;
+
+/// What all fakes of a test know and note.
+#[derive(Default)]
+pub struct World {
+    /// Shims by sandbox.
+    pub shims: Mutex<BTreeMap<String, Arc<FakeShim>>>,
+    /// Groups that exist, and what they were given last.
+    pub groups: Mutex<BTreeMap<String, Limits>>,
+    /// Networks that exist.
+    pub networks: Mutex<Vec<String>>,
+    /// Why networks cannot be made.
+    pub no_network: Mutex<Option<String>>,
+    /// That some network may be gone.
+    pub disturbances: watch::Sender<u64>,
+    /// How long a network takes.
+    pub slow_network: Mutex<Duration>,
+    /// Which images are held for which containers.
+    pub held: Mutex<Vec<(String, String)>>,
+}
+
+/// A shim whose processes are entries of a map.
+pub struct FakeShim {
+    pub state: Mutex<ShimState>,
+    events: Mutex<Option<mpsc::Sender<Event>>>,
+    is_dead: AtomicBool,
+}
+
+#[derive(Default)]
+pub struct ShimState {
+    pub containers: BTreeMap<String, Held>,
+    pub signals: Vec<(Target, i32, Scope)>,
+    pub plans: Vec<LaunchPlan>,
+    pub reopened: Vec<String>,
+    /// Signals that processes do not mind.
+    pub ignores_term: bool,
+    events: Vec<Event>,
+    number: u64,
+    next_pid: u32,
+}
+
+impl FakeShim {
+    fn tell(&self, state: &mut ShimState, of: Target, exit: Exit) {
+        state.number += 1;
+        if let (Target::Container(id), number) = (&of, state.number) {
+            let _ = number;
+            if let Some(held) = state.containers.get_mut(id) {
+                held.exit = Some(exit);
+            }
+        }
+        let event = Event { number: state.number, of, exit };
+        state.events.push(event.clone());
+        if let Some(events) = &*self.events.lock().expect("whole") {
+            let _ = events.try_send(event);
+        }
+    }
+
+    /// A container ends.
+    pub fn exit(&self, id: &str, code: i32) {
+        let mut state = self.state.lock().expect("whole");
+        self.tell(&mut state, Target::Container(id.to_owned()), exit(code));
+    }
+
+    /// The connection is lost, the shim is not.
+    pub fn disconnect(&self) {
+        self.events.lock().expect("whole").take();
+    }
+
+    /// A container ends while no daemon is connected.
+    pub fn exit_unseen(&self, id: &str, code: i32) {
+        self.disconnect();
+        self.exit(id, code);
+    }
+
+    /// The shim dies.
+    pub fn die(&self) {
+        self.is_dead.store(true, Ordering::Release);
+        self.events.lock().expect("whole").take();
+    }
+
+    fn connect(self: &Arc<Self>) -> (Connected, Hello) {
+        let (sender, events) = mpsc::channel(64);
+        *self.events.lock().expect("whole") = Some(sender);
+        let state = self.state.lock().expect("whole");
+        let hello = Hello {
+            version: 1,
+            pid: 1000,
+            namespaces: Vec::new(),
+            init: None,
+            containers: state.containers.values().cloned().collect(),
+            starting: Vec::new(),
+            events: state.events.clone(),
+        };
+        (Connected { shim: self.clone(), events }, hello)
+    }
+}
+
+fn exit(code: i32) -> Exit {
+    Exit { code, is_signal: code > 128, at_ns: now_ns(), is_oom: false, oom_kills: 0, lost_lines: 0 }
+}
+
+#[async_trait]
+impl Shim for FakeShim {
+    async fn ask(&self, request: Request, files: Vec<OwnedFd>, _: Duration) -> RuntimeResult<(Reply, Vec<OwnedFd>)> {
+        if self.events.lock().expect("whole").is_none() {
+            return Err(RuntimeError::other("the shim is gone"));
+        }
+        let mut state = self.state.lock().expect("whole");
+        let unknown = || RuntimeError::new(ErrorKind::NotFound, "unknown");
+        let reply = match request {
+            Request::MakeNamespaces(plan) => {
+                let made: Vec<_> = plan.made;
+                let files = made.iter().map(|_| std::fs::File::open("/dev/null").expect("there").into()).collect();
+                return Ok((Reply::Namespaces { made, init: None }, files));
+            }
+            Request::Launch(plan) => {
+                if plan.process.args == ["missing"] {
+                    let text = "exec: \"missing\": executable file not found in $PATH";
+                    return Err(RuntimeError::other(text));
+                }
+                state.next_pid += 1;
+                let started = Started { pid: state.next_pid, start_ticks: 1, at_ns: now_ns(), ..Started::default() };
+                let held = Held { id: plan.container.clone(), started, exit: None };
+                state.containers.insert(plan.container.clone(), held);
+                state.plans.push(*plan);
+                Reply::Started(started)
+            }
+            Request::Exec(plan) => {
+                let ExecPlan { container, exec, process, .. } = *plan;
+                state.containers.get(&container).ok_or_else(unknown)?;
+                use std::io::Write;
+                let mut files = files.into_iter().skip(1).map(std::fs::File::from);
+                let (mut out, _err) = (files.next().expect("stdout"), files.next().expect("stderr"));
+                let _ = out.write_all(process.args.join(" ").as_bytes());
+                let code = if process.args[0] == "false" { 1 } else { 0 };
+                if process.args[0] != "sleep" {
+                    self.tell(&mut state, Target::Exec(container, exec), exit(code));
+                }
+                Reply::Started(Started { pid: 99, start_ticks: 1, at_ns: now_ns(), ..Started::default() })
+            }
+            Request::Signal { to, signal, scope } => {
+                state.signals.push((to.clone(), signal, scope));
+                let dies = signal == 9 || !state.ignores_term;
+                match &to {
+                    Target::Container(id) => {
+                        let held = state.containers.get(id).ok_or_else(unknown)?;
+                        if held.exit.is_none() && dies {
+                            self.tell(&mut state, to, exit(128 + signal));
+                        }
+                    }
+                    Target::Exec(..) => self.tell(&mut state, to, exit(128 + signal)),
+                    Target::Init => {}
+                }
+                Reply::Done
+            }
+            Request::ReopenLog(id) => {
+                state.reopened.push(id);
+                Reply::Done
+            }
+            Request::Forget(id) => {
+                state.containers.remove(&id);
+                Reply::Done
+            }
+            Request::Acknowledge(number) => {
+                state.events.retain(|event| event.number > number);
+                Reply::Done
+            }
+            Request::Shutdown => {
+                drop(state);
+                self.die();
+                Reply::Done
+            }
+            _ => Reply::Done,
+        };
+        Ok((reply, Vec::new()))
+    }
+}
+
+#[derive(Clone)]
+pub struct Fakes(pub Arc<World>);
+
+#[async_trait]
+impl Shims for Fakes {
+    async fn spawn(&self, sandbox: &str, _: &[PathBuf]) -> RuntimeResult<Connected> {
+        let shim =
+            Arc::new(FakeShim { state: Mutex::default(), events: Mutex::default(), is_dead: AtomicBool::default() });
+        self.0.shims.lock().expect("whole").insert(sandbox.to_owned(), shim.clone());
+        Ok(shim.connect().0)
+    }
+
+    async fn find(&self, sandbox: &str) -> RuntimeResult<(Connected, Hello)> {
+        let shim = self.0.shims.lock().expect("whole").get(sandbox).cloned();
+        let shim = shim.filter(|shim| !shim.is_dead.load(Ordering::Acquire));
+        shim.map(|shim| shim.connect()).ok_or_else(|| RuntimeError::other("nobody answers"))
+    }
+
+    fn noted(&self, _: &Path, _: &str) -> Option<Exit> {
+        None
+    }
+}
+
+#[async_trait]
+impl Images for Fakes {
+    async fn resolve(&self, name: &str) -> RuntimeResult<Option<Arc<Image>>> {
+        if name == "absent" {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(Image {
+            id: "sha256:1".to_owned(),
+            tags: vec!["docker.io/library/busybox:1".to_owned()],
+            digests: vec!["docker.io/library/busybox@sha256:2".to_owned()],
+            stop_signal: String::new(),
+        })))
+    }
+
+    async fn hold(&self, image: &str, container: &str) -> RuntimeResult<()> {
+        self.release(image, container).await;
+        self.0.held.lock().expect("whole").push((image.to_owned(), container.to_owned()));
+        Ok(())
+    }
+
+    async fn release(&self, _: &str, container: &str) {
+        self.0.held.lock().expect("whole").retain(|(_, held)| held != container);
+    }
+
+    async fn release_others(&self, containers: &BTreeSet<String>) {
+        self.0.held.lock().expect("whole").retain(|(_, held)| containers.contains(held));
+    }
+
+    async fn list(&self, _: Option<cri::ImageFilter>) -> RuntimeResult<Vec<cri::Image>> {
+        Ok(Vec::new())
+    }
+
+    async fn status(&self, _: cri::ImageStatusRequest) -> RuntimeResult<cri::ImageStatusResponse> {
+        Ok(cri::ImageStatusResponse::default())
+    }
+
+    async fn pull(&self, _: cri::PullImageRequest) -> RuntimeResult<String> {
+        Ok("sha256:1".to_owned())
+    }
+
+    async fn remove(&self, _: &str) -> RuntimeResult<()> {
+        Ok(())
+    }
+
+    async fn written(&self, container: &str) -> RuntimeResult<(u64, u64)> {
+        let held = self.0.held.lock().expect("whole").iter().any(|(_, held)| held == container);
+        if held { Ok((4096, 3)) } else { Err(RuntimeError::no_container(container)) }
+    }
+
+    async fn file_systems(&self) -> RuntimeResult<cri::ImageFsInfoResponse> {
+        Ok(cri::ImageFsInfoResponse::default())
+    }
+}
+
+#[async_trait]
+impl Planner for Fakes {
+    fn namespaces(&self, pod: &cri::PodSandboxConfig) -> RuntimeResult<NamespacePlan> {
+        let hostname = pod.hostname.clone();
+        Ok(NamespacePlan { made: vec![Namespace::Network, Namespace::Uts], hostname, ..NamespacePlan::default() })
+    }
+
+    async fn container(&self, ask: ContainerAsk) -> RuntimeResult<Planned> {
+        let args: Vec<&str> = ask.config.command.iter().map(String::as_str).collect();
+        let plan = LaunchPlan { log: Some("/log".into()), ..plans::plain(&ask.id, &args) };
+        let images = ask.config.mounts.iter().filter(|mount| mount.image.is_some());
+        let mounted = images.map(|mount| (mount.container_path.clone(), "sha256:1".to_owned())).collect();
+        Ok(Planned { plan, user: (0, 0, vec![0]), devices: Vec::new(), mounted })
+    }
+
+    fn exec(&self, container: &LaunchPlan, exec: &str, args: &[String], _: bool) -> RuntimeResult<ExecPlan> {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        Ok(plans::exec(&container.container, exec, &args))
+    }
+}
+
+#[async_trait]
+impl Network for Fakes {
+    async fn attach(&self, pod: NetworkPod, namespace: Option<OwnedFd>) -> RuntimeResult<Attached> {
+        assert!(namespace.is_some(), "a pod's network needs its namespace");
+        let slow = *self.0.slow_network.lock().expect("whole");
+        tokio::time::sleep(slow).await;
+        if let Some(cause) = self.0.no_network.lock().expect("whole").clone() {
+            return Err(RuntimeError::other(cause));
+        }
+        self.0.networks.lock().expect("whole").push(pod.id);
+        Ok(Attached { netns: "/run/netns/x".into(), ips: vec!["10.1.0.2".to_owned()], kept: "kept".into() })
+    }
+
+    async fn detach(&self, pod: NetworkPod) -> RuntimeResult<()> {
+        assert!(pod.kept.is_null() || pod.kept == "kept", "{:?}", pod.kept);
+        self.0.networks.lock().expect("whole").retain(|one| *one != pod.id);
+        Ok(())
+    }
+
+    async fn recover(&self, pods: Vec<NetworkPod>) -> RuntimeResult<Vec<String>> {
+        self.0.networks.lock().expect("whole").retain(|one| pods.iter().any(|pod| pod.id == *one));
+        self.lost(pods).await
+    }
+
+    async fn lost(&self, pods: Vec<NetworkPod>) -> RuntimeResult<Vec<String>> {
+        let there = self.0.networks.lock().expect("whole");
+        Ok(pods.into_iter().map(|pod| pod.id).filter(|id| !there.contains(id)).collect())
+    }
+
+    fn disturbances(&self) -> watch::Receiver<u64> {
+        self.0.disturbances.subscribe()
+    }
+
+    async fn trouble(&self) -> Option<String> {
+        self.0.no_network.lock().expect("whole").clone()
+    }
+
+    async fn warning(&self) -> Option<String> {
+        Some("a warning".to_owned())
+    }
+
+    fn last_cni_load(&self) -> String {
+        "OK".to_owned()
+    }
+
+    async fn set_ranges(&self, _: &str) -> RuntimeResult<()> {
+        Ok(())
+    }
+
+    async fn dial(&self, _: Option<&Path>, _: &str, port: u16) -> RuntimeResult<TcpStream> {
+        TcpStream::connect(("127.0.0.1", port)).await.map_err(|error| RuntimeError::other(error.to_string()))
+    }
+}
+
+impl Groups for Fakes {
+    fn name(&self, parent: &str, id: &str) -> RuntimeResult<String> {
+        Ok(format!("{}/{id}", if parent.is_empty() { "/berth" } else { parent }))
+    }
+
+    fn find(&self, id: &str) -> RuntimeResult<Vec<String>> {
+        let groups = self.0.groups.lock().expect("whole");
+        Ok(groups.keys().filter(|group| group.rsplit('/').next() == Some(id)).cloned().collect())
+    }
+
+    fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>> {
+        self.0.groups.lock().expect("whole").insert(group.to_owned(), limits.clone());
+        Ok(vec![Path::new("/sys/fs/cgroup").join(group.trim_start_matches('/'))])
+    }
+
+    fn allow_devices(&self, _: &str, _: &[Rule]) -> RuntimeResult<()> {
+        Ok(())
+    }
+
+    fn limit(&self, group: &str, limits: &Limits) -> RuntimeResult<()> {
+        self.0.groups.lock().expect("whole").insert(group.to_owned(), limits.clone());
+        Ok(())
+    }
+
+    fn remove(&self, group: &str) -> RuntimeResult<()> {
+        self.0.groups.lock().expect("whole").remove(group);
+        Ok(())
+    }
+
+    fn read(&self, group: &str, _: Depth) -> Reading {
+        if !self.0.groups.lock().expect("whole").contains_key(group) && !group.ends_with("pods") {
+            return Reading::default();
+        }
+        let cpu = Some(Cpu { usage_ns: 2_000_000_000, ..Cpu::default() });
+        let memory = Some(Memory { usage: 100, inactive_file: 30, limit: u64::MAX, ..Memory::default() });
+        Reading { at_ns: now_ns(), cpu, memory, tasks: Some(2), processes: vec![1], ..Reading::default() }
+    }
+
+    fn tells_pressure(&self) -> bool {
+        false
+    }
+}
+
+/// A runtime whose parts are fakes, in this boot.
+pub fn runtime(directory: &Path, world: &Arc<World>, boot_id: &str) -> Arc<Runtime> {
+    let fakes = Arc::new(Fakes(world.clone()));
+    let ports = Ports {
+        shims: fakes.clone(),
+        images: fakes.clone(),
+        planner: fakes.clone(),
+        network: fakes.clone(),
+        groups: fakes,
+    };
+    let config = EmbeddedConfig {
+        root: directory.join("root"),
+        state: directory.join("state"),
+        exec_io_drain: Duration::from_millis(50),
+        ..EmbeddedConfig::default()
+    };
+    let host = HostFacts {
+        boot_id: boot_id.into(),
+        hostname: "node".to_owned(),
+        driver: cri::CgroupDriver::Cgroupfs,
+        has_recursive_read_only: true,
+        has_user_namespaces: false,
+    };
+    Runtime::open(config, ports, host, (TaskTracker::new(), CancellationToken::new())).expect("a fresh directory")
+}

@@ -1,0 +1,109 @@
+//! A pod on this machine's kernel: shim, namespaces, overlay, control groups, log.
+//!
+//! Every test has a network namespace of its own, so that bridge, packet filter and settings of this machine stay as they
+//! are, and what a test that failed has left is cleaned up.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use berth::proto::cri;
+
+use berth_testkit::embedded::{
+    in_process::{container, daemon, pod},
+    place::on_a_machine,
+    traces,
+};
+
+mod changes;
+mod confinement;
+mod filesystems;
+mod full_disk;
+mod hooks;
+mod images;
+mod lifecycle;
+mod network;
+mod stats;
+
+#[test]
+fn a_pod_of_busybox_runs_logs_executes_stops_and_leaves_nothing() {
+    on_a_machine("a_pod_of_busybox_runs_logs_executes_stops_and_leaves_nothing", async |place| {
+        let daemon = daemon(place.path()).await;
+        let sandbox = daemon.run(pod(place.path(), "a")).await;
+        let id = daemon
+            .start(
+                &sandbox,
+                container("c", "echo hello; echo oops >&2; trap 'exit 3' TERM; while :; do sleep 0.1; done"),
+            )
+            .await;
+        let status = daemon.status(&id).await;
+        assert_eq!(status.state(), cri::ContainerState::ContainerRunning);
+        let (out, code) = daemon.exec(&id, "cat /proc/1/cmdline | tr '\\0' ' '; hostname; exit 5").await;
+        assert!(out.starts_with("/bin/sh -c echo hello") && code == 5, "{out:?} {code}");
+        // AC-09a-X7
+        let begun = Instant::now();
+        assert_eq!(daemon.exec(&id, "sleep 300 & echo hi").await, ("hi\n".to_owned(), 0));
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        let (out, _) = daemon.exec(&id, "mknod /tmp/sda b 8 0 && head -c 1 /tmp/sda; echo done").await;
+        assert_eq!(out, "done\n", "devices of the host are out of reach");
+        let log = fs::read_to_string(&status.log_path).expect("a log");
+        assert!(log.contains(" stdout F hello\n") && log.contains(" stderr F oops\n"), "{log:?}");
+        let request = cri::StopContainerRequest { container_id: id.clone(), timeout: 10 };
+        daemon.calls.rpc.clone().stop_container(request).await.expect("stops");
+        let status = daemon.exited(&id).await;
+        assert_eq!((status.exit_code, status.reason.as_str()), (3, "Error"));
+        // AC-09a-X6
+        let missing = cri::ContainerConfig { command: vec!["/nowhere".to_owned()], ..container("m", "") };
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox.clone(),
+            config: Some(missing),
+            sandbox_config: None,
+        };
+        let missing = daemon.calls.rpc.clone().create_container(request).await.expect("made").into_inner().container_id;
+        let request = cri::StartContainerRequest { container_id: missing.clone() };
+        let refused = daemon.calls.rpc.clone().start_container(request).await.expect_err("missing");
+        assert!(refused.message().contains("/nowhere"), "{refused:?}");
+        let status = daemon.status(&missing).await;
+        assert_eq!((status.exit_code, status.reason.as_str()), (128, "StartError"));
+        daemon.remove(&sandbox).await;
+        place.is_left_clean();
+        daemon.stop.cancel();
+    });
+}
+
+#[test]
+fn pods_outlive_the_daemon_and_a_killed_shim_is_noticed() {
+    on_a_machine("pods_outlive_the_daemon_and_a_killed_shim_is_noticed", async |place| {
+        // AC-09-E2, small
+        let at = place.path().to_owned();
+        let first = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+            let told = runtime.block_on(async {
+                let daemon = daemon(&at).await;
+                let sandbox = daemon.run(pod(&at, "b")).await;
+                let on = daemon.start(&sandbox, container("on", "while :; do echo tick; sleep 0.05; done")).await;
+                let ends = daemon.start(&sandbox, container("ends", "sleep 0.5; exit 42")).await;
+                (sandbox, daemon.status(&on).await, ends)
+            });
+            // As if it was killed: nothing is told to stop.
+            runtime.shutdown_timeout(Duration::from_millis(100));
+            told
+        });
+        let (sandbox, on, ends) = first.join().expect("ran");
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        let daemon = daemon(place.path()).await;
+        assert_eq!(daemon.status(&on.id).await, on);
+        assert_eq!(daemon.exited(&ends).await.exit_code, 42);
+        assert_eq!(daemon.exec(&on.id, "echo hi").await, ("hi\n".to_owned(), 0));
+        // AC-09-E3
+        traces::end(traces::shim_of(&place.path().join("state/s").join(&sandbox)).expect("a shim"));
+        let begun = Instant::now();
+        let status = daemon.exited(&on.id).await;
+        assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"));
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+        daemon.remove(&sandbox).await;
+        place.is_left_clean();
+        daemon.stop.cancel();
+    });
+}

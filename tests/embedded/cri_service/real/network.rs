@@ -1,0 +1,155 @@
+//! Pods with a network of their own, through the services. Spec 09a §2, 09b §11, §14.
+
+use std::{
+    io::Read,
+    net::{SocketAddr, TcpStream},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use berth::{
+    proto::cri,
+    sys::{
+        net_namespace,
+        netlink::{Protocol, Socket, route},
+    },
+};
+
+use berth_testkit::embedded::{
+    in_process::{container, daemon, pod},
+    place::{namespace_file, on_a_machine},
+};
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The same pod with a network of its own.
+pub fn with_network(mut pod: cri::PodSandboxConfig) -> cri::PodSandboxConfig {
+    let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("there");
+    context.namespace_options.as_mut().expect("there").network = cri::NamespaceMode::Pod.into();
+    pod
+}
+
+/// A container that answers every connection to a port with a word.
+fn server(word: &str) -> cri::ContainerConfig {
+    container(word, &format!("while :; do echo {word} | busybox nc -l -p 80; done"))
+}
+
+/// What is answered at an address, once somebody listens.
+async fn asked(to: &str) -> String {
+    let (to, begun): (SocketAddr, Instant) = (to.parse().expect("an address"), Instant::now());
+    tokio::task::spawn_blocking(move || {
+        loop {
+            let mut answer = String::new();
+            let read = TcpStream::connect_timeout(&to, LIMIT).and_then(|mut stream| {
+                stream.set_read_timeout(Some(LIMIT))?;
+                stream.read_to_string(&mut answer)
+            });
+            match read {
+                Ok(_) if !answer.is_empty() => return answer,
+                other => assert!(begun.elapsed() < LIMIT, "{to}: {other:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    })
+    .await
+    .expect("asked")
+}
+
+/// Links, rules with elements, and files that pods have left.
+fn left_of_networks() -> Vec<String> {
+    let links = Socket::open(Protocol::Route).and_then(|mut socket| socket.dump(&route::get_links())).expect("links");
+    let mut left: Vec<_> = links.iter().filter_map(route::link).map(|link| link.name).collect();
+    left.retain(|name| name.starts_with("veth"));
+    let rules = Command::new("nft").args(["list", "ruleset"]).output();
+    let rules = rules.map(|told| String::from_utf8_lossy(&told.stdout).into_owned()).unwrap_or_default();
+    left.extend(rules.lines().filter(|line| line.contains("elements = { tcp")).map(str::to_owned));
+    left
+}
+
+#[test]
+fn pods_reach_each_other_and_are_reached() {
+    on_a_machine("pods_reach_each_other_and_are_reached", async |place| {
+        // AC-09b-N1, N14 and AC-09-E8, through the services
+        let daemon = daemon(place.path()).await;
+        let mut config = with_network(pod(place.path(), "one"));
+        config.port_mappings = vec![cri::PortMapping { host_port: 8080, container_port: 80, ..Default::default() }];
+        let one = daemon.run(config).await;
+        let two = daemon.run(with_network(pod(place.path(), "two"))).await;
+        daemon.start(&one, server("first")).await;
+        let client = daemon.start(&two, container("client", "while :; do sleep 1; done")).await;
+        let (first, second) = (daemon.address(&one).await, daemon.address(&two).await);
+        assert!(first.starts_with("10.") && second.starts_with("10.") && first != second, "{first} {second}");
+        assert_eq!(asked(&format!("{first}:80")).await, "first\n");
+        assert_eq!(asked("127.0.0.1:8080").await, "first\n");
+        let script = format!("until busybox nc -w 2 {first} 80 </dev/null; do sleep 0.05; done");
+        assert_eq!(daemon.exec(&client, &script).await, ("first\n".to_owned(), 0));
+        let (out, _) = daemon.exec(&client, "busybox ip -o addr show dev eth0").await;
+        assert!(out.contains(&format!("inet {second}/")), "{out}");
+        for sandbox in [&one, &two] {
+            assert!(namespace_file(place.path(), sandbox).exists());
+            daemon.remove(sandbox).await;
+            assert!(!namespace_file(place.path(), sandbox).exists());
+        }
+        place.is_left_clean();
+        assert_eq!(left_of_networks(), Vec::<String>::new());
+        daemon.stop.cancel();
+    });
+}
+
+#[test]
+fn a_pod_that_lost_its_network_is_not_ready() {
+    on_a_machine("a_pod_that_lost_its_network_is_not_ready", async |place| {
+        let daemon = daemon(place.path()).await;
+        let (file, link, kept) = (
+            daemon.run(with_network(pod(place.path(), "file"))).await,
+            daemon.run(with_network(pod(place.path(), "link"))).await,
+            daemon.run(with_network(pod(place.path(), "kept"))).await,
+        );
+        let runs = daemon.start(&link, container("c", "while :; do sleep 1; done")).await;
+        // As `ip netns del` does.
+        net_namespace::unbind_file(&namespace_file(place.path(), &file)).expect("removed");
+        daemon.until_not_ready(&file).await;
+        let mut socket = Socket::open(Protocol::Route).expect("a socket");
+        let links = socket.dump(&route::get_links()).expect("links");
+        let end = links.iter().filter_map(route::link).find(|end| end.alias == link).expect("the pod's link");
+        socket.request(route::delete_link(end.index)).expect("removed");
+        daemon.until_not_ready(&link).await;
+        assert_eq!(daemon.status(&runs).await.state(), cri::ContainerState::ContainerRunning, "the kubelet ends it");
+        assert_eq!(daemon.pod_status(&kept).await.state(), cri::PodSandboxState::SandboxReady);
+        for sandbox in [&file, &link, &kept] {
+            daemon.remove(sandbox).await;
+        }
+        place.is_left_clean();
+        assert_eq!(left_of_networks(), Vec::<String>::new());
+        daemon.stop.cancel();
+    });
+}
+
+#[test]
+fn a_network_that_went_while_nobody_looked_is_missed_at_the_start() {
+    on_a_machine("a_network_that_went_while_nobody_looked_is_missed_at_the_start", async |place| {
+        let at = place.path().to_owned();
+        let first = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+            let told = runtime.block_on(async {
+                let daemon = daemon(&at).await;
+                (daemon.run(with_network(pod(&at, "lost"))).await, daemon.run(with_network(pod(&at, "kept"))).await)
+            });
+            // As if it was killed.
+            runtime.shutdown_timeout(Duration::from_millis(100));
+            told
+        });
+        let (lost, kept) = first.join().expect("ran");
+        net_namespace::unbind_file(&namespace_file(place.path(), &lost)).expect("removed");
+        let daemon = daemon(place.path()).await;
+        assert_eq!(daemon.pod_status(&lost).await.state(), cri::PodSandboxState::SandboxNotready);
+        assert_eq!(daemon.pod_status(&kept).await.state(), cri::PodSandboxState::SandboxReady);
+        for sandbox in [&lost, &kept] {
+            daemon.remove(sandbox).await;
+        }
+        place.is_left_clean();
+        assert_eq!(left_of_networks(), Vec::<String>::new());
+        daemon.stop.cancel();
+    });
+}

@@ -1,0 +1,98 @@
+//! Clients of a container that runs; any of them may stop to read.
+
+use berth::{
+    proto::cri,
+    server::streaming::spdy::{Headers, frames::Encoder},
+};
+use bytes::{Bytes, BytesMut};
+use tokio::{io::AsyncWriteExt, time::timeout};
+
+use super::world::{ALL, READS, SUCCESS, World};
+use berth_testkit::{
+    embedded::in_process::container,
+    streams::clients::{LIMIT, all, channels, next, say, spdy_head, up_to},
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_clients_attach_and_none_holds_up_the_container() {
+    let config = cri::ContainerConfig {
+        stdin: true,
+        stdin_once: true,
+        ..container("c", "while read line; do echo \"got $line\"; echo \"err $line\" >&2; done; echo bye; exit 5")
+    };
+    let Some(world) = World::with("several_clients_attach_and_none_holds_up_the_container", config).await else {
+        return;
+    };
+    let spdy = world.door.spdy(&world.attach(ALL).await, &["v4.channel.k8s.io"]).await;
+    let mut streams = spdy.command(&["error", "stdin", "stdout", "stderr"]).await;
+    let (_, mut socket) = world.door.web_socket(&world.attach(READS).await, "v4.channel.k8s.io").await;
+    assert_eq!(next(&mut socket).await, [1]);
+    // That one is attached, too: a WebSocket is answered before it is.
+    let (_, mut writes) = world.door.web_socket(&world.attach(ALL).await, "v5.channel.k8s.io").await;
+    assert_eq!(next(&mut writes).await, [1]);
+    say(&mut writes, b"\0one\n").await;
+    assert_eq!(up_to(streams.get_mut("stdout").expect("open"), "got one\n").await, "got one\n");
+    assert_eq!(up_to(streams.get_mut("stderr").expect("open"), "err one\n").await, "err one\n");
+    streams["stdin"].write(Bytes::from("two\n")).await.expect("sent");
+    up_to(streams.get_mut("stdout").expect("open"), "got two\n").await;
+    // The first end of input is the container's.
+    streams.get_mut("stdin").expect("open").finish().await.expect("sent");
+    assert_eq!(all(streams.get_mut("stdout").expect("open")).await, "bye\n");
+    assert_eq!(all(streams.get_mut("error").expect("open")).await, SUCCESS, "its end is no failure of attaching");
+    let [stdout, stderr, status] = channels(&mut socket).await;
+    assert!(stdout.ends_with("got two\nbye\n") && stderr.is_empty(), "{stdout:?} {stderr:?}");
+    assert_eq!(status, SUCCESS);
+    let [_, stderr, status] = channels(&mut writes).await;
+    assert_eq!((stderr.as_str(), status.as_str()), ("err one\nerr two\n", r#"{"metadata":{},"status":"Success"}"#));
+    assert_eq!(world.daemon.exited(&world.container).await.exit_code, 5);
+    let request = cri::AttachRequest { container_id: world.container.clone(), stdout: true, ..Default::default() };
+    let refused = world.daemon.calls.rpc.clone().attach(request).await.expect_err("it has ended");
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (tonic::Code::FailedPrecondition, "container is in CONTAINER_EXITED state")
+    );
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_stops_reading_holds_up_nobody_else() {
+    // The container prints more than all buffers hold, and writes down that it got through.
+    let script = "while [ ! -e /tmp/go ]; do sleep 0.05; done; head -c 20000000 /dev/zero; echo through > /tmp/through; \
+                  trap 'exit 0' TERM; while :; do sleep 0.1; done";
+    let Some(world) = World::with("who_stops_reading_holds_up_nobody_else", container("c", script)).await else {
+        return;
+    };
+    let url = world.attach(READS).await;
+    // That client opens its streams, and then does not even read its connection.
+    let (head, mut silent) = world.door.request(&spdy_head(&url, &["v4.channel.k8s.io"])).await;
+    assert_eq!(head.status, 101);
+    let mut frames = BytesMut::new();
+    let mut encoder = Encoder::default();
+    for (id, kind) in [(1, "error"), (3, "stdout")] {
+        encoder.syn_stream(id, &Headers::of(&[("streamType", kind)]), &mut frames).expect("packed");
+    }
+    silent.write_all(&frames).await.expect("sent");
+    let (_, mut socket) = world.door.web_socket(&world.attach(READS).await, "v5.channel.k8s.io").await;
+    assert_eq!(next(&mut socket).await, [1]);
+    world.daemon.exec(&world.container, "touch /tmp/go").await;
+    let (said, _) =
+        world.daemon.exec(&world.container, "while ! cat /tmp/through 2>/dev/null; do sleep 0.05; done").await;
+    assert_eq!(said, "through\n", "clients that do not read are no reason to wait");
+
+    // AC-04b-S13: what is printed flows while complaints are unread.
+    const LOTS: usize = 100_000_000;
+    let url = world.exec(&format!("head -c 100000 /dev/zero >&2; head -c {LOTS} /dev/zero"), ALL).await;
+    let client = world.door.spdy(&url, &["v4.channel.k8s.io"]).await;
+    let mut streams = client.command(&["error", "stdin", "stdout", "stderr"]).await;
+    let mut got = 0;
+    while let Some(bytes) =
+        timeout(LIMIT, streams.get_mut("stdout").expect("open").read()).await.expect("in time").expect("whole")
+    {
+        got += bytes.len();
+    }
+    assert_eq!(got, LOTS);
+    assert_eq!(all(streams.get_mut("error").expect("open")).await, SUCCESS);
+    assert_eq!(all(streams.get_mut("stderr").expect("open")).await.len(), 100_000);
+    drop((silent, socket));
+    world.end().await;
+}

@@ -1,0 +1,137 @@
+//! Containers in the namespaces of a pod.
+
+use std::{collections::BTreeMap, fs::File, os::fd::AsFd};
+
+use berth::embedded::shim::{
+    child::{Around, Made, make_namespaces_with},
+    plan::{Access, Failure, Namespace, NamespacePlan, Processes, Propagation},
+};
+
+use berth_testkit::bench::{Bench, MAP, NOTHING, Running, bind, exec, image, is_root, process, said, start};
+
+fn make(plan: &NamespacePlan) -> Result<Made, Failure> {
+    let program = File::open(env!("CARGO_BIN_EXE_berth-shim")).expect("the shim is built");
+    make_namespaces_with(plan, program.as_fd())
+}
+
+fn around(made: &Made) -> Around<'_> {
+    Around { namespaces: &made.namespaces, init: made.init, users: None }
+}
+
+fn plan(made: &[Namespace]) -> NamespacePlan {
+    NamespacePlan { made: made.to_vec(), hostname: "pod".to_owned(), ..NamespacePlan::default() }
+}
+
+#[test]
+fn containers_of_a_pod_share_its_namespaces() {
+    if !is_root() {
+        return;
+    }
+    Bench::new().shim(|bench| {
+        let mut wanted = plan(&[Namespace::Uts, Namespace::Network, Namespace::Ipc]);
+        wanted.sysctls = BTreeMap::from([
+            ("net/ipv4/ip_unprivileged_port_start".to_owned(), "0".to_owned()),
+            ("kernel/shm_rmid_forced".to_owned(), "1".to_owned()),
+        ]);
+        let made = make(&wanted).expect("made");
+        let kinds: Vec<Namespace> = made.namespaces.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds, [Namespace::Network, Namespace::Ipc, Namespace::Uts]);
+        let script = "hostname; cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/kernel/shm_rmid_forced; cat \
+                      /sys/class/net/lo/flags; for n in net ipc uts; do readlink /proc/self/ns/$n; done";
+        let first = said(start(&bench.plan(&["sh", "-c", script]), &around(&made)).map(Running::end));
+        assert!(first.starts_with("pod\n0\n1\n0x9\n"), "{first}");
+        assert_eq!(said(start(&bench.plan(&["sh", "-c", script]), &around(&made)).map(Running::end)), first);
+        wanted.sysctls = BTreeMap::from([("../../etc/x".to_owned(), String::new())]);
+        assert_eq!(make(&wanted).expect_err("no setting").text, "\"../../etc/x\" is no kernel setting");
+    });
+}
+
+#[test]
+fn processes_are_seen_as_the_plan_says() {
+    // AC-09a-X14
+    if !is_root() {
+        return;
+    }
+    Bench::new().shim(|bench| {
+        let wanted = NamespacePlan { shares_processes: true, ..plan(&[Namespace::Uts]) };
+        let made = make(&wanted).expect("made");
+        let around = around(&made);
+        let mut pod = bench.plan(&["sh", "-c", "ls /proc/1/root/ 2>&1; ls /proc/1/fd 2>&1; cat /proc/1/status; cat"]);
+        pod.processes = Processes::Pod;
+        let out = said(start(&pod, &around).map(Running::end));
+        assert!(out.starts_with("ls: /proc/1/root/: Permission denied\nName:\tberth-shim\n"), "{out}");
+        assert!(out.contains("Uid:\t65535\t65535\t65535\t65535\n") && out.contains("CapBnd:\t0000000000000000\n"));
+        // With every right over it there is still nothing to see.
+        let all = (1 << 38) - 1;
+        let sets = &mut pod.process.capabilities;
+        (sets.bounding, sets.effective, sets.permitted) = (all, all, all);
+        pod.process.args = ["sh", "-c", "ls -a /proc/1/root/; ls /proc/1/fd"].map(str::to_owned).to_vec();
+        assert_eq!(said(start(&pod, &around).map(Running::end)), ".\n..\n");
+
+        let mut own = bench.plan(&["sh", "-c", "echo up; cat"]);
+        own.container = "target".to_owned();
+        let mut target = start(&own, &NOTHING).expect("it runs");
+        assert_eq!(target.line(), "up");
+        let script = "cat /proc/1/cmdline | wc -c; [ $$ = 1 ] && echo first; readlink /proc/self/ns/pid";
+        let see = |processes| {
+            let mut plan = bench.plan(&["sh", "-c", script]);
+            plan.processes = processes;
+            said(start(&plan, &around).map(Running::end))
+        };
+        let line = |text: &str, index: usize| text.lines().nth(index).unwrap_or_default().to_owned();
+        let of_target =
+            format!("{}\n", std::fs::read_link(format!("/proc/{}/ns/pid", target.pid)).expect("read").display());
+        assert!(see(Processes::Of(target.pid)).ends_with(&of_target));
+        assert_eq!(line(&see(Processes::Own), 1), "first");
+        let host = format!("{}\n", std::fs::read_link("/proc/self/ns/pid").expect("a link").display());
+        assert!(see(Processes::Host).ends_with(&host));
+        target.kill();
+        let init = nix::unistd::Pid::from_raw(made.init.expect("process 1").cast_signed());
+        nix::sys::signal::kill(init, nix::sys::signal::Signal::SIGTERM).expect("there");
+        assert_eq!(berth_testkit::bench::reap(init.as_raw().cast_unsigned()), 0);
+    });
+}
+
+#[test]
+fn a_pod_may_have_users_of_its_own() {
+    // AC-09a-X10
+    if !is_root() {
+        return;
+    }
+    Bench::new().shim(|bench| {
+        let all = [Namespace::User, Namespace::Network, Namespace::Ipc, Namespace::Uts];
+        let wanted = NamespacePlan { users: Some((MAP, MAP)), shares_processes: true, ..plan(&all) };
+        let made = make(&wanted).expect("made");
+        let around = Around { users: Some((MAP, MAP)), ..around(&made) };
+        let volume = bench.volume("volume");
+        let script = "cat /proc/self/uid_map; id -u; stat -c '%u %g %n' / /etc/passwd /dev/null /v/file /one/etc/passwd /both/etc/passwd; echo x > \
+                      /dev/null && echo written; touch /etc/mine && stat -c %u /etc/mine; hostname; [ $$ = 1 ] && echo \
+                      first; echo up; cat";
+        let mut plan = bench.plan(&["sh", "-c", script]);
+        let mut shown = bind(&volume, "/v", Access::ReadOnly, Propagation::Private);
+        shown.ids = Some((MAP, MAP));
+        plan.mounts.push(shown);
+        plan.mounts.push(image(bench, "/one", &["2/d"]));
+        plan.mounts.push(image(bench, "/both", &["2/d", "1/d"]));
+        let mut container = start(&plan, &around).expect("it runs");
+        let map: Vec<String> = container.line().split_whitespace().map(str::to_owned).collect();
+        assert_eq!(map, ["0", "200000", "65536"]);
+        for expected in
+            ["0", "0 0 /", "0 0 /etc/passwd", "0 0 /dev/null", "0 0 /v/file", "0 0 /one/etc/passwd", "0 0 /both/etc/passwd", "written", "0", "pod", "first", "up"]
+        {
+            assert_eq!(container.line(), expected);
+        }
+        let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(bench.at("u/etc/mine")).expect("made"));
+        assert_eq!(owner, 200_000);
+        let mut given = process(&["sh", "-c", "cat /proc/self/uid_map; id -u; cat /etc/passwd > /dev/stdout"]);
+        (given.uid, given.gid) = (1000, 1000);
+        let out = said(exec(&plan, container.pid, given).map(Running::end));
+        let words: Vec<&str> = out.split_whitespace().collect();
+        assert_eq!(words.get(..4), Some(&["0", "200000", "65536", "1000"][..]), "{out}");
+        container.kill();
+        plan.processes = Processes::Pod;
+        plan.process.args = ["sh", "-c", "ls /proc/1/root 2>&1; stat -c %u /proc/1"].map(str::to_owned).to_vec();
+        let out = said(start(&plan, &around).map(Running::end));
+        assert!(out.starts_with("ls: /proc/1/root: Permission denied\n"), "{out}");
+    });
+}

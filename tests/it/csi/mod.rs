@@ -1,0 +1,408 @@
+//! The plugin watcher and the CSI plugin with a driver that speaks the real contract over real sockets and makes real
+//! mounts; the objects of the API server are played. Needs root for the mounts, otherwise each test is skipped by name.
+
+mod failures;
+mod registration;
+mod sequence;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use berth::{
+    engine::ports::{
+        Attached, NodeDriver, NodeDrivers, ObjectError, ObjectSource, PluginHandler, PullSecret, StorageError,
+        StorageObjects, SystemClock, TokenAsk,
+    },
+    metrics::{CsiMetrics, PluginMetrics, Registry},
+    plugins::{Handlers, Watcher, WatcherDeps},
+    pod::{Pod, PodUid, api},
+    volumes::{
+        DevicePlugin, PodLayout, Removal, Usage, VolumeSpec,
+        csi::{Csi, CsiDeps, Drivers, DriversDeps},
+    },
+};
+use berth_testkit::csi::{CsiDriver, Nature, Plugin};
+use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// The driver of most tests.
+pub const DRIVER: &str = "disk.example.com";
+/// What a volume holds.
+pub const DATA: &str = "precious";
+
+/// What the node is told of drivers, and what objects there are.
+#[derive(Default)]
+pub struct Objects {
+    drivers: Mutex<BTreeMap<String, CSIDriver>>,
+    attachments: Mutex<BTreeMap<String, VolumeAttachment>>,
+    secrets: Mutex<BTreeMap<String, BTreeMap<String, Vec<u8>>>>,
+    on_node: Mutex<BTreeMap<String, NodeDriver>>,
+    refusal: Mutex<Option<String>>,
+    moved: watch::Sender<u64>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Objects {
+    /// A driver's object, with what a server adds.
+    pub fn driver(&self, name: &str, spec: Value) {
+        let mut object = json!({"metadata": {"name": name}, "spec": {"volumeLifecycleModes": ["Persistent"]}});
+        merge(&mut object["spec"], spec);
+        lock(&self.drivers).insert(name.to_owned(), serde_json::from_value(object).expect("a driver"));
+        self.moved.send_modify(|times| *times += 1);
+    }
+
+    /// An attachment.
+    pub fn attachment(&self, name: &str, status: Value) {
+        let object = json!({"metadata": {"name": name}, "status": status,
+            "spec": {"attacher": DRIVER, "nodeName": "n", "source": {}}});
+        lock(&self.attachments).insert(name.to_owned(), serde_json::from_value(object).expect("an attachment"));
+    }
+
+    /// A secret with one key.
+    pub fn secret(&self, name: &str, key: &str, value: &str) {
+        let data = BTreeMap::from([(key.to_owned(), value.as_bytes().to_vec())]);
+        lock(&self.secrets).insert(name.to_owned(), data);
+    }
+
+    /// What the node is told of a driver.
+    pub fn on_node(&self, name: &str) -> Option<NodeDriver> {
+        lock(&self.on_node).get(name).cloned()
+    }
+
+    /// The node's objects cannot be written, or can again.
+    pub fn refuse(&self, why: Option<&str>) {
+        *lock(&self.refusal) = why.map(str::to_owned);
+    }
+
+    fn written(&self) -> Result<(), String> {
+        lock(&self.refusal).clone().map_or(Ok(()), Err)
+    }
+}
+
+#[async_trait]
+impl NodeDrivers for Objects {
+    async fn install(&self, driver: &NodeDriver) -> Result<(), String> {
+        self.written()?;
+        lock(&self.on_node).insert(driver.name.clone(), driver.clone());
+        Ok(())
+    }
+
+    async fn update(&self, driver: &NodeDriver) -> Result<(), String> {
+        self.install(driver).await
+    }
+
+    async fn uninstall(&self, name: &str) -> Result<(), String> {
+        self.written()?;
+        lock(&self.on_node).remove(name);
+        Ok(())
+    }
+}
+
+fn missing(what: &str) -> StorageError {
+    StorageError::NotFound(format!("{what} not found"))
+}
+
+#[async_trait]
+impl StorageObjects for Objects {
+    async fn claim(&self, _: &str, name: &str) -> Result<Arc<api::PersistentVolumeClaim>, StorageError> {
+        Err(missing(name))
+    }
+
+    async fn volume(&self, name: &str) -> Result<Arc<api::PersistentVolume>, StorageError> {
+        Err(missing(name))
+    }
+
+    async fn attachment(&self, name: &str) -> Result<Arc<VolumeAttachment>, StorageError> {
+        lock(&self.attachments).get(name).cloned().map(Arc::new).ok_or_else(|| missing(name))
+    }
+
+    async fn secret(&self, namespace: &str, name: &str) -> Result<BTreeMap<String, Vec<u8>>, StorageError> {
+        assert_eq!(namespace, "ns");
+        lock(&self.secrets).get(name).cloned().ok_or_else(|| missing(name))
+    }
+
+    async fn driver(&self, name: &str) -> Result<Option<Arc<CSIDriver>>, StorageError> {
+        Ok(lock(&self.drivers).get(name).cloned().map(Arc::new))
+    }
+
+    async fn patch_claim(&self, _: &str, name: &str, _: String) -> Result<(), StorageError> {
+        Err(missing(name))
+    }
+
+    fn attached(&self) -> watch::Receiver<Attached> {
+        watch::channel(None).1
+    }
+
+    fn moved(&self) -> watch::Receiver<u64> {
+        self.moved.subscribe()
+    }
+}
+
+#[async_trait]
+impl ObjectSource for Objects {
+    async fn config_map(&self, _: &str, name: &str) -> Result<Arc<BTreeMap<String, String>>, ObjectError> {
+        Err(ObjectError::Other(name.to_owned()))
+    }
+
+    async fn secret(&self, _: &str, name: &str) -> Result<Arc<BTreeMap<String, Vec<u8>>>, ObjectError> {
+        Err(ObjectError::Other(format!("{name}: drivers' secrets are never from a cache")))
+    }
+
+    fn services(&self, _: &str) -> Option<Vec<Arc<api::Service>>> {
+        None
+    }
+
+    async fn runtime_handler(&self, _: Option<&str>) -> Result<String, ObjectError> {
+        Ok(String::new())
+    }
+
+    async fn pull_secrets(&self, _: &Pod) -> (Vec<PullSecret>, Vec<String>) {
+        (Vec::new(), Vec::new())
+    }
+
+    async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
+        Ok(format!("token of {} for {}", pod.name(), ask.audience))
+    }
+}
+
+/// Everything but the agent.
+pub struct World {
+    /// The agent's root directory.
+    pub root: PathBuf,
+    /// Where the driver keeps its volumes.
+    pub data: PathBuf,
+    /// The API server.
+    pub objects: Arc<Objects>,
+    /// The registry.
+    pub drivers: Arc<Drivers>,
+    /// The plugin.
+    pub csi: Csi,
+    /// What is counted.
+    pub registry: Registry,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    _folder: Folder,
+}
+
+struct Folder(tempfile::TempDir);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        berth_testkit::process::unmount_below(self.0.path());
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.tasks.close();
+        // Who watches a directory makes it anew when it goes, and would leave it behind.
+        let until = std::time::Instant::now() + Duration::from_secs(10);
+        while !self.tasks.is_empty() && std::time::Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl World {
+    /// Without any driver.
+    pub fn open() -> Self {
+        let folder = tempfile::Builder::new().prefix("berth-csi-").tempdir().expect("a folder");
+        let (root, data) = (folder.path().join("root"), folder.path().join("data"));
+        fs::create_dir(&root).expect("a directory");
+        let (objects, registry) = (Arc::new(Objects::default()), Registry::new());
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let drivers = Drivers::new(DriversDeps {
+            node: objects.clone(),
+            objects: objects.clone(),
+            metrics: CsiMetrics::new(&registry),
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        });
+        let csi = csi(&root, &drivers, &objects);
+        Self { root, data, objects, drivers, csi, registry, tasks, stop, _folder: Folder(folder) }
+    }
+
+    /// Watches for plugins from now on.
+    pub fn watch(&self) {
+        let handler: Arc<dyn PluginHandler> = Arc::new(self.drivers.clone());
+        let handlers: Handlers = Arc::new(BTreeMap::from([("CSIPlugin", handler)]));
+        let watcher = Watcher::new(WatcherDeps {
+            directory: self.plugins(),
+            handlers,
+            metrics: PluginMetrics::new(&self.registry),
+            tasks: self.tasks.clone(),
+        });
+        self.tasks.spawn(watcher.run(self.stop.clone()));
+    }
+
+    /// Where plugins register.
+    pub fn plugins(&self) -> PathBuf {
+        self.root.join("plugins_registry")
+    }
+
+    /// A socket there.
+    pub fn socket(&self, name: &str) -> PathBuf {
+        self.plugins().join(format!("{name}-reg.sock"))
+    }
+
+    /// A driver that is registered, and attaches nothing.
+    pub async fn with_driver() -> (Self, CsiDriver, Plugin) {
+        let world = Self::open();
+        world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
+        let (driver, plugin) = world.register(Nature::of(DRIVER)).await;
+        (world, driver, plugin)
+    }
+
+    /// Starts a driver, and waits until it is registered.
+    pub async fn register(&self, nature: Nature) -> (CsiDriver, Plugin) {
+        self.watch();
+        let name = nature.name.clone();
+        let driver = CsiDriver::start(nature, &self.root, &self.data).await;
+        let plugin = Plugin::csi(&self.socket(&name), &name, &driver.endpoint, &["1.9.0"]);
+        plugin.registered().await;
+        (driver, plugin)
+    }
+
+    /// What a pod wants of a volume behind a claim.
+    pub fn usage(&self, pod: &str, volume: Value) -> Usage {
+        let mut object = json!({"metadata": {"name": "pv"}, "spec": {"accessModes": ["ReadWriteOnce"],
+            "csi": {"driver": DRIVER, "volumeHandle": "h"}}});
+        merge(&mut object["spec"], volume);
+        let volume = serde_json::from_value(object).expect("a volume");
+        let spec = VolumeSpec::persistent(Arc::new(volume), Arc::default(), false);
+        self.usage_of(pod, spec)
+    }
+
+    /// What a pod wants of a volume that it describes itself.
+    pub fn inline(&self, pod: &str, csi: Value) -> Usage {
+        let volume = serde_json::from_value(json!({"name": "v", "csi": csi})).expect("a volume");
+        self.usage_of(pod, VolumeSpec::inline(&volume))
+    }
+
+    fn usage_of(&self, name: &str, spec: VolumeSpec) -> Usage {
+        let pod = json!({"metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}")},
+            "spec": {"serviceAccountName": "robot", "containers": []}});
+        let pod = Arc::new(Pod::new(serde_json::from_value(pod).expect("a pod")).expect("complete"));
+        let layout = PodLayout::new(&self.root, pod.uid()).expect("a good UID");
+        let target = layout.pod().join("volumes/kubernetes.io~csi").join(&spec.name);
+        Usage {
+            unique: berth::volumes::UniqueName::shared("kubernetes.io/csi", &spec.name),
+            mode: spec.mode(),
+            pod,
+            spec: Arc::new(spec),
+            layout,
+            target,
+            device: String::new(),
+            group: None,
+            user: None,
+            label: None,
+            is_shared_now: false,
+            is_republish: false,
+            was_rebuilt: false,
+            operation: berth::volumes::Operation::default(),
+        }
+    }
+
+    /// What is mounted below the agent's root.
+    pub fn mounts(&self) -> Vec<PathBuf> {
+        berth_testkit::csi::mounts_below(&self.root)
+    }
+
+    /// Files and directories of CSI volumes, shared and of pods.
+    pub fn left(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        for directory in [self.root.join("plugins/kubernetes.io/csi"), self.root.join("pods")] {
+            walk(&directory, &mut found);
+        }
+        let is_volume = |path: &PathBuf| {
+            let text = path.display().to_string();
+            text.ends_with("vol_data.json") || text.ends_with("globalmount") || text.ends_with("/mount")
+        };
+        found.retain(is_volume);
+        found
+    }
+}
+
+/// The plugin as a new agent has it.
+pub fn csi(root: &Path, drivers: &Arc<Drivers>, objects: &Arc<Objects>) -> Csi {
+    let deps = CsiDeps {
+        drivers: drivers.clone(),
+        objects: objects.clone(),
+        tokens: objects.clone(),
+        clock: Arc::new(SystemClock),
+        asks_health: true,
+    };
+    Csi::new(root, "n", deps)
+}
+
+fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for entry in entries.map(|entry| entry.expect("an entry")) {
+        found.push(entry.path());
+        if entry.file_type().expect("a type").is_dir() {
+            walk(&entry.path(), found);
+        }
+    }
+}
+
+fn merge(object: &mut Value, changes: Value) {
+    match (object, changes) {
+        (Value::Object(object), Value::Object(changes)) => {
+            for (key, value) in changes {
+                merge(object.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (object, changes) => *object = changes,
+    }
+}
+
+/// What undoing a usage needs.
+pub fn removal(usage: &Usage) -> Removal {
+    Removal {
+        spec: usage.spec.clone(),
+        unique: usage.unique.clone(),
+        mode: usage.mode,
+        pod: Some((usage.pod.uid().clone(), usage.target.clone())),
+        device: String::new(),
+        operation: berth::volumes::Operation::default(),
+    }
+}
+
+/// What undoing a stage needs.
+pub fn staged(usage: &Usage) -> Removal {
+    Removal { pod: None, ..removal(usage) }
+}
+
+/// Stages and publishes.
+pub async fn mount(csi: &Csi, usage: &Usage) -> PathBuf {
+    csi.stage(usage).await.expect("staged");
+    csi.publish(usage).await.expect("published").path
+}
+
+/// Unpublishes and unstages.
+pub async fn unmount(csi: &Csi, usage: &Usage) {
+    csi.unpublish(&removal(usage)).await.expect("unpublished");
+    csi.unstage(&staged(usage)).await.expect("unstaged");
+}
+
+/// The UID of a pod here.
+pub fn uid(pod: &str) -> PodUid {
+    format!("uid-{pod}").as_str().into()
+}
+
+/// A while in which nothing may happen.
+pub async fn a_moment() {
+    tokio::time::sleep(Duration::from_millis(300)).await;
+}

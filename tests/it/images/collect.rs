@@ -1,0 +1,319 @@
+//! Garbage collection, and the list for the node status.
+
+use std::{sync::Arc, time::Duration};
+
+use berth::{
+    cri::RuntimeService,
+    images::{GcPolicy, Room},
+    proto::cri,
+};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use crate::images::room::{Choice, ImagesRoom, secs, simple};
+use berth_testkit::{
+    clock::TokioClock,
+    scripted::{Fault, ScriptedCri},
+};
+
+fn start(room: &ImagesRoom) -> CancellationToken {
+    let (manager, stop) = (room.manager.clone(), CancellationToken::new());
+    let token = stop.clone();
+    tokio::spawn(async move { manager.run(token).await });
+    stop
+}
+
+fn set_available(room: &ImagesRoom, available: u64) {
+    *room.space.lock().expect("lock") = Room { capacity: 1000, available };
+}
+
+/// Collection as it would be with hand-made sizes: `busybox:1` is pinned out of the way.
+async fn room(gc: GcPolicy) -> ImagesRoom {
+    let room = ImagesRoom::with(Choice { gc, ..Choice::default() }).await;
+    put(&room, "docker.io/library/busybox:1", 1, true);
+    room
+}
+
+fn put(room: &ImagesRoom, tag: &str, size: u64, pinned: bool) -> String {
+    let id = room.cri.add_image(tag, size);
+    let image = cri::Image { id: id.clone(), repo_tags: vec![tag.into()], size, pinned, ..Default::default() };
+    room.cri.put_image(image);
+    id
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[tokio::test(start_paused = true)]
+async fn the_old_go_when_the_disk_is_full() {
+    // AC-03b-20
+    let room = room(GcPolicy::default()).await;
+    let old = put(&room, "r.io/old:1", 80, false);
+    start(&room);
+    sleep(4 * MINUTE).await;
+    set_available(&room, 100);
+    put(&room, "r.io/young:1", 80, false);
+    sleep(20 * SECOND).await;
+    assert_eq!(room.cri.targets("remove_image"), [old]);
+    assert_eq!(
+        room.events(),
+        ["node Warning FreeDiskSpaceFailed: Insufficient free disk space on the node's image filesystem (90% of \
+          1000 B used). Failed to free sufficient space by deleting unused images (freed 80 bytes). Investigate disk \
+          usage, as it could be used by active images, logs, volumes, or other data."]
+    );
+    assert_eq!(room.counter("kubelet_image_garbage_collected_total", &[("reason", "space")]), 1.0);
+    sleep(5 * MINUTE).await;
+    let told = room.events();
+    assert!(told.iter().any(|e| e.starts_with("node Warning ImageGCFailed: Insufficient free disk space")), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_fills_up_is_not_left_until_the_next_round() {
+    let room = room(GcPolicy::default()).await;
+    let old = put(&room, "r.io/old:1", 80, false);
+    start(&room);
+    sleep(3 * MINUTE).await;
+    assert_eq!(room.cri.count("remove_image"), 0);
+    set_available(&room, 149);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(room.cri.targets("remove_image"), [old]);
+    // Still over: that is seen to, and not by a round every second.
+    let looks = room.cri.count("list_containers");
+    sleep(Duration::from_secs(28)).await;
+    assert_eq!(room.cri.count("list_containers"), looks);
+    sleep(2 * MINUTE).await;
+    let rounds = room.cri.count("list_containers") - looks;
+    assert!((3..=5).contains(&rounds), "{rounds}");
+    // Below and above again: that is news, but not twice within a while.
+    set_available(&room, 500);
+    sleep(MINUTE).await;
+    let looks = room.cri.count("list_containers");
+    for _ in 0..3 {
+        set_available(&room, 100);
+        sleep(Duration::from_secs(2)).await;
+        set_available(&room, 500);
+        sleep(Duration::from_secs(2)).await;
+    }
+    assert_eq!(room.cri.count("list_containers"), looks + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_that_failed_does_not_put_off_the_next() {
+    let room = room(GcPolicy::default()).await;
+    let old = put(&room, "r.io/old:1", 80, false);
+    start(&room);
+    sleep(3 * MINUTE).await;
+    room.cri.fault("remove_image", "", Fault::Error(Code::Internal, "busy".into()), Some(1));
+    set_available(&room, 149);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(room.cri.count("remove_image"), 1);
+    sleep(Duration::from_secs(28)).await;
+    assert_eq!(room.cri.count("remove_image"), 1, "not at once");
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!(room.cri.targets("remove_image"), [old.clone(), old], "but not minutes later");
+}
+
+#[tokio::test(start_paused = true)]
+async fn enough_is_enough() {
+    let room = room(GcPolicy::default()).await;
+    for tag in ["r.io/a:1", "r.io/b:1", "r.io/c:1"] {
+        put(&room, tag, 60, false);
+    }
+    start(&room);
+    sleep(4 * MINUTE).await;
+    set_available(&room, 100);
+    sleep(20 * SECOND).await;
+    assert_eq!(room.cri.count("remove_image"), 2, "100 bytes were wanted");
+    assert!(room.events().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_dead_container_refers_to_stays() {
+    // AC-03b-21, AC-03b-22
+    let room = room(GcPolicy::default()).await;
+    let unused = put(&room, "r.io/unused:1", 10, false);
+    put(&room, "r.io/used:1", 10, false);
+    put(&room, "r.io/pinned:1", 10, true);
+    let meta = cri::PodSandboxMetadata { name: "p".into(), uid: "u".into(), namespace: "d".into(), attempt: 0 };
+    let sandbox = cri::PodSandboxConfig { metadata: Some(meta), ..Default::default() };
+    let id = room.cri.run_pod_sandbox(sandbox.clone(), "").await.expect("a sandbox");
+    let config = cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata { name: "c".into(), attempt: 0 }),
+        image: Some(cri::ImageSpec { image: "r.io/used:1".into(), ..Default::default() }),
+        ..Default::default()
+    };
+    let container = room.cri.create_container(&id, config, sandbox).await.expect("a container");
+    room.cri.start_container(&container).await.expect("starts");
+    room.cri.kill(&container, 1, "Error");
+    start(&room);
+    sleep(3 * MINUTE).await;
+    assert_eq!(room.manager.delete_unused().await, Ok(10));
+    assert_eq!(room.cri.targets("remove_image"), [unused]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_just_handed_out_stays() {
+    let room = room(GcPolicy::default()).await;
+    put(&room, "r.io/x:1", 10, false);
+    start(&room);
+    sleep(3 * MINUTE).await;
+    room.ensure(simple("r.io/x:1")).await.expect("present");
+    assert_eq!(room.manager.delete_unused().await, Ok(0), "its container is about to be created");
+    sleep(6 * MINUTE).await;
+    assert_eq!(room.manager.delete_unused().await, Ok(10), "no container came");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_young_stay_even_for_eviction() {
+    let room = room(GcPolicy::default()).await;
+    start(&room);
+    sleep(Duration::from_secs(1)).await;
+    put(&room, "r.io/young:1", 10, false);
+    assert_eq!(room.manager.delete_unused().await, Ok(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_idle_go_by_age_even_after_a_restart() {
+    let gc = GcPolicy { maximum_age: 30 * MINUTE, high_percent: 100, ..GcPolicy::default() };
+    let first = room(gc).await;
+    put(&first, "r.io/idle:1", 10, false);
+    let stop = start(&first);
+    sleep(20 * MINUTE).await;
+    stop.cancel();
+    let second =
+        ImagesRoom::at(first.cri.clone(), first.clock.clone(), first.dir.clone(), Choice { gc, ..Choice::default() })
+            .await;
+    start(&second);
+    sleep(16 * MINUTE).await;
+    assert_eq!(second.cri.count("remove_image"), 1, "ages hold across restarts");
+    assert_eq!(second.counter("kubelet_image_garbage_collected_total", &[("reason", "age")]), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_removal_does_not_stop_the_others() {
+    let gc = GcPolicy { maximum_age: 3 * MINUTE, ..GcPolicy::default() };
+    let room = room(gc).await;
+    let (bad, good) = (put(&room, "r.io/bad:1", 10, false), put(&room, "r.io/good:1", 10, false));
+    room.cri.fault("remove_image", &bad, Fault::Error(Code::Internal, "busy".into()), None);
+    start(&room);
+    sleep(11 * MINUTE).await;
+    assert!(room.cri.targets("remove_image").contains(&good));
+    let text = "node Warning ImageGCFailed: wanted to free images older than 3m0s, encountered errors in image \
+                deletion: rpc error: code = Internal desc = busy";
+    assert!(room.events().contains(&text.to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_filesystem_without_capacity() {
+    let room = room(GcPolicy::default()).await;
+    *room.space.lock().expect("lock") = Room { capacity: 0, available: 0 };
+    start(&room);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(room.events(), ["node Warning InvalidDiskCapacity: invalid capacity 0 on image filesystem"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_go_with_their_images_only() {
+    let room = room(GcPolicy::default()).await;
+    room.ensure(simple("r.io/a")).await.expect("pulled");
+    room.ensure(simple("r.io/b")).await.expect("pulled");
+    assert_eq!(room.files("pulled"), 2);
+    start(&room);
+    sleep(6 * MINUTE).await;
+    assert_eq!(room.files("pulled"), 2, "unused, but still here");
+    // handed out six minutes ago and never used by a container
+    room.manager.delete_unused().await.expect("freed");
+    assert_eq!(room.files("pulled"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn off_means_off_but_the_list_goes_on() {
+    let gc = GcPolicy { high_percent: 100, ..GcPolicy::default() };
+    let room = room(gc).await;
+    set_available(&room, 0);
+    put(&room, "r.io/big:1", 500, false);
+    start(&room);
+    let mut listed = room.manager.listed();
+    listed.changed().await.expect("a list");
+    let sizes: Vec<u64> = listed.borrow_and_update().iter().map(|image| image.size).collect();
+    assert_eq!(sizes, [500, 1]);
+    put(&room, "r.io/bigger:1", 900, false);
+    tokio::time::timeout(secs(31), listed.changed()).await.expect("within 30 s").expect("a list");
+    assert_eq!(listed.borrow().first().map(|image| image.size), Some(900));
+    sleep(11 * MINUTE).await;
+    assert_eq!(room.cri.count("remove_image"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_is_set_back_keeps_no_image() {
+    let clock = Arc::new(TokioClock::new());
+    let dir = Arc::new(tempfile::tempdir().expect("a directory"));
+    let room = ImagesRoom::at(ScriptedCri::new(clock.clone()), clock.clone(), dir, Choice::default()).await;
+    put(&room, "docker.io/library/busybox:1", 1, true);
+    let old = put(&room, "r.io/old:1", 80, false);
+    put(&room, "r.io/used:1", 80, false);
+    start(&room);
+    sleep(6 * MINUTE).await;
+    room.ensure(simple("r.io/used:1")).await.expect("present");
+    clock.set(-24 * 3_600_000);
+    // Ages begin anew: nothing is older than the clock.
+    assert_eq!(room.manager.delete_unused().await, Ok(0));
+    sleep(3 * MINUTE).await;
+    assert_eq!(room.manager.delete_unused().await, Ok(80), "what was handed out is still held");
+    assert_eq!(room.cri.targets("remove_image"), [old]);
+    sleep(3 * MINUTE).await;
+    assert_eq!(room.manager.delete_unused().await, Ok(80), "and no longer than otherwise");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_that_had_nothing_to_do_puts_off_nothing() {
+    let room = room(GcPolicy::default()).await;
+    let old = put(&room, "r.io/old:1", 80, false);
+    start(&room);
+    sleep(5 * MINUTE + SECOND).await;
+    set_available(&room, 149);
+    sleep(SECOND).await;
+    assert_eq!(room.cri.targets("remove_image"), [old], "the last round was just before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_round_that_fails_leaves_nobody_blind() {
+    let room = room(GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }).await;
+    let old = put(&room, "r.io/old:1", 80, false);
+    room.cri.fault("list_containers", "", Fault::Error(Code::Unavailable, "not yet".into()), Some(1));
+    set_available(&room, 149);
+    start(&room);
+    sleep(29 * SECOND).await;
+    assert_eq!(room.cri.count("remove_image"), 0, "not at once");
+    sleep(3 * SECOND).await;
+    assert_eq!(room.cri.targets("remove_image"), [old], "but not minutes later");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_stays_full_is_told_of_now_and_then() {
+    let room = room(GcPolicy::default()).await;
+    set_available(&room, 100);
+    start(&room);
+    sleep(4 * MINUTE + 50 * SECOND).await;
+    let count = |told: &[String], reason: &str| told.iter().filter(|text| text.contains(reason)).count();
+    let told = room.events();
+    assert_eq!((count(&told, "FreeDiskSpaceFailed"), count(&told, "ImageGCFailed")), (1, 1), "{told:?}");
+    sleep(10 * MINUTE).await;
+    let told = room.events();
+    assert_eq!((count(&told, "FreeDiskSpaceFailed"), count(&told, "ImageGCFailed")), (2, 2), "{told:?}");
+    set_available(&room, 50);
+    sleep(MINUTE).await;
+    assert_eq!(count(&room.events(), "FreeDiskSpaceFailed"), 1, "that is news");
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_there_is_is_named_as_the_most_there_can_be() {
+    let room = room(GcPolicy::default()).await;
+    put(&room, "r.io/old:1", 80, false);
+    start(&room);
+    sleep(4 * MINUTE).await;
+    room.cri.fault("remove_image", "", Fault::Error(Code::Internal, "busy".into()), Some(1));
+    let error = room.manager.delete_unused().await.expect_err("it cannot be removed").to_string();
+    assert!(error.starts_with("wanted to free 9223372036854775807 bytes, but freed 0 bytes space"), "{error}");
+}

@@ -1,0 +1,26 @@
+//! Components with scripted and real counterparts in one process: no agent is started and no cluster is needed.
+//!
+//! What needs root, control groups or a container runtime says so by name where it is skipped.
+
+mod api_server;
+mod bombs;
+mod cluster_objects;
+mod config;
+mod cri;
+mod csi;
+mod endpoints;
+mod engine;
+mod images;
+mod logs;
+mod pleg;
+mod request;
+mod resources;
+mod runtime;
+mod selftest;
+mod server;
+mod server_auth;
+mod server_streaming;
+mod sockets;
+mod sources;
+mod stats;
+mod tidy;

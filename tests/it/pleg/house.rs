@@ -1,0 +1,195 @@
+//! A PLEG over the scripted CRI, and short words for what tests do with it.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use berth::{
+    cri::RuntimeService,
+    engine::ports::{ContainerExit, Observation, PodObserver, PodView, TerminationMessages},
+    metrics::{PlegMetrics, Registry},
+    pleg::{self, ContainerDied, CriEvents, EventHints, Hint, HintError, HintStream, Pleg, PlegConfig, PlegDeps},
+    pod::PodRef,
+    proto::cri,
+};
+use futures::StreamExt;
+use tokio::{
+    sync::{Mutex, mpsc},
+    task::JoinHandle,
+};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use berth_testkit::{clock::TokioClock, scripted::ScriptedCri};
+
+/// Shows the runtime's own message.
+pub struct NoMessages;
+
+#[async_trait]
+impl TerminationMessages for NoMessages {
+    async fn message(&self, exit: ContainerExit) -> String {
+        exit.message
+    }
+}
+
+/// A source that says what the test says.
+pub struct Told(Mutex<Option<mpsc::UnboundedReceiver<Result<Hint, HintError>>>>);
+
+#[async_trait]
+impl EventHints for Told {
+    fn name(&self) -> &'static str {
+        "test"
+    }
+
+    async fn open(&self) -> Result<HintStream, HintError> {
+        let receiver = self.0.lock().await.take().ok_or_else(|| HintError::Unsupported("used up".into()))?;
+        Ok(UnboundedReceiverStream::new(receiver).boxed())
+    }
+}
+
+/// A source of hints, and the end to feed it by.
+pub fn told() -> (Arc<dyn EventHints>, mpsc::UnboundedSender<Result<Hint, HintError>>) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    (Arc::new(Told(Mutex::new(Some(receiver)))), sender)
+}
+
+/// PLEG and the runtime below it.
+pub struct House {
+    pub cri: Arc<ScriptedCri>,
+    pub pleg: Arc<Pleg>,
+    pub died: mpsc::Receiver<ContainerDied>,
+    pub registry: Registry,
+    pub task: JoinHandle<()>,
+    pub stop: DropGuard,
+}
+
+/// Who a test pod is.
+pub fn who(name: &str) -> PodRef {
+    PodRef { uid: format!("uid-{name}").into(), name: name.into(), namespace: "default".into() }
+}
+
+/// The labels of all that belongs to a pod.
+pub fn labels(name: &str) -> HashMap<String, String> {
+    [("uid", format!("uid-{name}")), ("name", name.to_owned()), ("namespace", "default".to_owned())]
+        .map(|(key, value)| (format!("io.kubernetes.pod.{key}"), value))
+        .into()
+}
+
+fn sandbox_config(name: &str, attempt: u32) -> cri::PodSandboxConfig {
+    let metadata =
+        cri::PodSandboxMetadata { name: name.into(), namespace: "default".into(), uid: format!("uid-{name}"), attempt };
+    cri::PodSandboxConfig { metadata: Some(metadata), labels: labels(name), ..Default::default() }
+}
+
+impl House {
+    /// Follows the CRI's events.
+    pub fn new() -> Self {
+        let cri = Self::runtime();
+        let hints: Arc<dyn EventHints> = Arc::new(CriEvents::new(cri.clone()));
+        Self::over(cri, vec![hints], PlegConfig::default())
+    }
+
+    /// Lists once a second.
+    pub fn without_events() -> Self {
+        Self::over(Self::runtime(), Vec::new(), PlegConfig::default())
+    }
+
+    pub fn runtime() -> Arc<ScriptedCri> {
+        ScriptedCri::new(Arc::new(TokioClock::new()))
+    }
+
+    pub fn over(cri: Arc<ScriptedCri>, hints: Vec<Arc<dyn EventHints>>, config: PlegConfig) -> Self {
+        let registry = Registry::new();
+        let (died_to, died) = mpsc::channel(50);
+        let deps = PlegDeps {
+            cri: cri.clone(),
+            hints,
+            messages: Arc::new(NoMessages),
+            clock: Arc::new(TokioClock::new()),
+            metrics: PlegMetrics::new(&registry),
+            died: Some(died_to),
+        };
+        let stop = CancellationToken::new();
+        let (pleg, task) = pleg::start(deps, config, stop.clone());
+        Self { cri, pleg, died, registry, task, stop: stop.drop_guard() }
+    }
+
+    /// Runs a sandbox; returns its id.
+    pub async fn sandbox(&self, pod: &str, attempt: u32) -> String {
+        sandbox(&self.cri, pod, attempt).await
+    }
+
+    /// Creates and starts a container; returns its id.
+    pub async fn container(&self, sandbox: &str, pod: &str, name: &str, attempt: u32) -> String {
+        container(&self.cri, sandbox, pod, name, attempt).await
+    }
+
+    /// A pod with one running container `main`, as a worker would make it: the id, and a look
+    /// that began after it.
+    pub async fn running(&self, pod: &str) -> (String, PodView) {
+        let mut view = self.pleg.view(&who(pod));
+        let sandbox = self.sandbox(pod, 0).await;
+        let id = self.container(&sandbox, pod, "main", 0).await;
+        let seen = view.fresh(self.pleg.acted(&who(pod).uid)).await;
+        assert_eq!((seen.error.as_deref(), seen.pod.running().count()), (None, 1), "{seen:?}");
+        (id, view)
+    }
+
+    /// The value of a series such as `kubelet_running_containers{exited}`.
+    pub fn metric(&self, name: &str, label: &str) -> f64 {
+        let families = self.registry.gather();
+        let family = families.iter().find(|f| f.name() == name).expect("a family");
+        let is_it =
+            |m: &&prometheus::proto::Metric| label.is_empty() || m.get_label().iter().any(|l| l.value() == label);
+        let metric = family.get_metric().iter().find(is_it).expect("a series");
+        metric.get_gauge().get_value() + metric.get_counter().get_value()
+    }
+}
+
+/// Runs a sandbox; returns its id.
+pub async fn sandbox(cri: &ScriptedCri, pod: &str, attempt: u32) -> String {
+    cri.run_pod_sandbox(sandbox_config(pod, attempt), "").await.expect("a sandbox")
+}
+
+/// Creates and starts a container; returns its id.
+pub async fn container(cri: &ScriptedCri, sandbox: &str, pod: &str, name: &str, attempt: u32) -> String {
+    let config = cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata { name: name.into(), attempt }),
+        image: Some(cri::ImageSpec { image: "busybox:1".into(), ..Default::default() }),
+        labels: labels(pod),
+        ..Default::default()
+    };
+    let id = cri.create_container(sandbox, config, sandbox_config(pod, 0)).await.expect("a container");
+    cri.start_container(&id).await.expect("started");
+    id
+}
+
+/// Waits until an observation passes; panics after `limit` of tokio's time.
+pub async fn until(
+    view: &mut PodView,
+    what: &str,
+    limit: Duration,
+    test: impl Fn(&Observation) -> bool,
+) -> Observation {
+    let wait = async {
+        loop {
+            if let Some(seen) = view.latest().filter(&test) {
+                return seen;
+            }
+            view.moved().await;
+        }
+    };
+    match tokio::time::timeout(limit, wait).await {
+        Ok(seen) => seen,
+        Err(_) => panic!("not within {limit:?}: {what}; last: {:?}", view.latest()),
+    }
+}
+
+/// Whether a look shows no running container.
+pub fn ended(seen: &Observation) -> bool {
+    seen.error.is_none() && seen.pod.running().count() == 0
+}
+
+/// Lets everything that is ready run, for a little of tokio's time.
+pub async fn settle() {
+    tokio::time::sleep(Duration::from_millis(5)).await;
+}

@@ -1,0 +1,87 @@
+//! PLEG over real runtimes and their events: containerd's own, since 1.6 has none on the CRI, and the embedded runtime's on
+//! the CRI. Needs root.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use berth::{
+    cri::RuntimeService,
+    engine::ports::{Observation, PodObserver, SystemClock},
+    metrics::{PlegMetrics, Registry},
+    pleg::{self, ContainerdEvents, CriEvents, EventHints, PlegConfig, PlegDeps},
+    pod::observed::ContainerState,
+    proto::cri,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::pleg::house::{NoMessages, ended, labels, until, who};
+use berth_testkit::{cri_calls, runtimes::On};
+
+berth_testkit::on_real_runtimes! {
+    an_exit_is_observed_by_the_runtimes_events
+}
+
+fn finished(seen: &Observation) -> Option<jiff::Timestamp> {
+    seen.pod.newest("main").filter(|c| c.state == ContainerState::Exited)?.finished_at
+}
+
+async fn an_exit_is_observed_by_the_runtimes_events(on: On) {
+    let Some(runtime) = on.runtime().await else { return };
+    let registry = Registry::new();
+    let connection = runtime.connection(&registry);
+    let cri: Arc<dyn RuntimeService> = connection.runtime.clone();
+    let hints: Vec<Arc<dyn EventHints>> =
+        vec![Arc::new(CriEvents::new(cri.clone())), Arc::new(ContainerdEvents::new(connection.runtime_channel()))];
+    let deps = PlegDeps {
+        cri: cri.clone(),
+        hints,
+        messages: Arc::new(NoMessages),
+        clock: Arc::new(SystemClock),
+        metrics: PlegMetrics::new(&registry),
+        died: None,
+    };
+    // Lists are switched off as far as can be: what is seen comes from events.
+    let config = PlegConfig {
+        relist_period: Duration::from_secs(600),
+        open_patience: Duration::from_millis(200),
+        ..PlegConfig::default()
+    };
+    let stop = CancellationToken::new();
+    let (pleg, task) = pleg::start(deps, config, stop.clone());
+
+    let mut latencies = Vec::new();
+    for at in 0..5 {
+        let name = format!("web-{at}");
+        let mut view = pleg.view(&who(&name));
+        let config = cri::PodSandboxConfig { labels: labels(&name), ..runtime.pod(&name) };
+        let pod = cri.run_pod_sandbox(config.clone(), "").await.expect("a sandbox");
+        let script = "trap 'exit 3' TERM; sleep 1000 & wait";
+        let container = cri_calls::container("main", script, cri::NamespaceMode::Container);
+        let container = cri::ContainerConfig { labels: labels(&name), ..container };
+        let id = cri.create_container(&pod, container, config).await.expect("a container");
+        cri.start_container(&id).await.expect("started");
+        let seen = view.fresh(pleg.acted(&who(&name).uid)).await;
+        assert_eq!((seen.error.as_deref(), seen.pod.running().count()), (None, 1), "{seen:?}");
+        tokio::time::sleep(Duration::from_millis(700)).await;
+
+        let kill = ["/bin/kill", "-TERM", "1"].map(str::to_owned);
+        let _ = cri.exec_sync(&id, &kill, Duration::from_secs(10)).await; // it ends with the container it ends
+        let asked = Instant::now();
+        let seen = until(&mut view, "the exit", Duration::from_secs(5), ended).await;
+        assert_eq!(seen.pod.newest("main").map(|c| c.exit_code), Some(3));
+        let behind = jiff::Timestamp::now().duration_since(finished(&seen).expect("a time"));
+        latencies.push((behind.as_millis(), asked.elapsed().as_millis()));
+    }
+    println!("exit to observation, ms (by the runtime's time, by ours): {latencies:?}");
+    latencies.sort_unstable();
+    // containerd itself takes most of it: it clears up before its CRI part says "exited".
+    assert!(latencies[2].0 <= 500, "the median of {latencies:?} is too long");
+    let streams = if matches!(on, On::Embedded(_)) { 1.0 } else { 0.0 };
+    let told = registry.gather().into_iter().find(|f| f.name() == "kubelet_evented_pleg_connection_success_count");
+    let told = told.and_then(|family| Some(family.get_metric().first()?.get_counter().get_value()));
+    assert!(told.unwrap_or_default() >= streams, "the embedded runtime has events on the CRI: {told:?}");
+    stop.cancel();
+    task.await.expect("ended");
+}

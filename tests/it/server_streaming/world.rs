@@ -1,0 +1,215 @@
+//! The endpoints before a runtime that runs one pod: scripted, or embedded and then real.
+
+use std::sync::Arc;
+
+use berth::{
+    agent::embedded_streams::RuntimeTargets,
+    cri::RuntimeService,
+    embedded::streams::IN_PROCESS,
+    engine::ports::SystemClock,
+    metrics::{Registry, exposition::Format},
+    proto::cri,
+    server::streaming::StreamingConfig,
+};
+use serde_json::json;
+use tokio::time::timeout;
+
+use berth_testkit::{
+    embedded::{
+        in_process::{self, Daemon, daemon},
+        place::{self, Place},
+        traces,
+    },
+    image::BUSYBOX,
+    pods,
+    scripted::{ScriptedCri, streaming::StreamServer},
+    streams::{
+        clients::{Door, LIMIT, all, words},
+        endpoints::{Endpoints, start},
+    },
+};
+
+/// Where commands of the pod's one container are asked for.
+pub const EXEC: &str = "/exec/default/web/c";
+
+/// Makes two tests of each.
+macro_rules! on_both_runtimes {
+    ($($name:ident)*) => {
+        mod scripted {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name($crate::server_streaming::world::On::Scripted).await;
+            })*
+        }
+
+        mod embedded {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name($crate::server_streaming::world::On::Embedded(stringify!($name))).await;
+            })*
+        }
+    };
+}
+
+/// What a test runs on.
+#[derive(Clone, Copy)]
+pub enum On {
+    /// The runtime that does what it is told, with a streaming server.
+    Scripted,
+    /// Our own, by the test's name.
+    Embedded(&'static str),
+}
+
+/// Whether the pod's container has a terminal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Terminal {
+    /// It has.
+    Given,
+    /// It has none.
+    None,
+}
+
+impl On {
+    /// `None` where this machine cannot run it; says so.
+    pub async fn world(self) -> Option<World> {
+        self.with(StreamingConfig::default(), Terminal::None).await
+    }
+
+    /// Likewise, with settings.
+    pub async fn with(self, config: StreamingConfig, terminal: Terminal) -> Option<World> {
+        match self {
+            Self::Scripted => Some(World::scripted(config, terminal).await),
+            Self::Embedded(test) if place::skips(test) => None,
+            Self::Embedded(_) => Some(World::embedded(config, terminal).await),
+        }
+    }
+}
+
+/// A runtime, and the endpoints before it.
+pub struct World {
+    /// Where the endpoints are.
+    pub door: Door,
+    /// What they are.
+    pub ends: Endpoints,
+    /// What they are before.
+    pub below: Below,
+}
+
+/// A runtime with one pod, `web`, and its container `c`, which says what it is told.
+pub enum Below {
+    /// Scripted.
+    Scripted {
+        /// Its calls.
+        cri: Arc<ScriptedCri>,
+        /// Its streams.
+        server: StreamServer,
+    },
+    /// Our own.
+    Embedded(Box<Own>),
+}
+
+/// A runtime of our own.
+pub struct Own {
+    daemon: Daemon,
+    /// What was asked of it.
+    calls: Registry,
+    sandbox: String,
+    place: Place,
+}
+
+impl World {
+    async fn scripted(config: StreamingConfig, terminal: Terminal) -> Self {
+        let cri = ScriptedCri::new(Arc::new(SystemClock));
+        let server = StreamServer::start(&cri).await;
+        let ends = serve(&cri, config, terminal).await;
+        Self { door: ends.door, ends, below: Below::Scripted { cri, server } }
+    }
+
+    async fn embedded(config: StreamingConfig, terminal: Terminal) -> Self {
+        let place = Place::new();
+        let daemon = daemon(place.path()).await;
+        let calls = Registry::new();
+        let runtime = daemon.connection(&calls).runtime;
+        let tty = terminal == Terminal::Given;
+        let pod = pods::pod("web", json!({"containers": [{"name": "c", "tty": tty}]}));
+        let container = cri::ContainerConfig { stdin: true, tty, ..in_process::container("c", "exec cat") };
+        let seen = start(&*runtime, &pod, in_process::pod(place.path(), "web"), container).await;
+        let sandbox = seen.sandboxes[0].id.as_str().to_owned();
+        let ends = Endpoints::serve(runtime, pod, seen, config).await;
+        ends.streaming.serve_here(IN_PROCESS, Arc::new(RuntimeTargets(daemon.runtime.clone())));
+        Self { door: ends.door, ends, below: Below::Embedded(Box::new(Own { daemon, calls, sandbox, place })) }
+    }
+
+    /// How many streams the runtime was asked to prepare.
+    pub fn prepared(&self) -> usize {
+        const CALLS: [&str; 3] = ["exec", "attach", "port_forward"];
+        match &self.below {
+            Below::Scripted { cri, .. } => cri.calls().iter().filter(|call| CALLS.contains(&call.op)).count(),
+            Below::Embedded(own) => {
+                let mut page = Vec::new();
+                Format::negotiate(None).encode(own.calls.gather(), &mut page);
+                let page = String::from_utf8(page).expect("text");
+                let series = CALLS.map(|call| format!("kubelet_runtime_operations_total{{operation_type=\"{call}\"}}"));
+                page.lines().filter(|line| series.iter().any(|series| line.starts_with(series))).count()
+            }
+        }
+    }
+
+    /// A command that goes on until [`World::runtime_dies`].
+    pub fn last_words(&self) -> String {
+        match self.below {
+            Below::Scripted { .. } => words(&["vanish"]),
+            Below::Embedded(_) => words(&["sleep", "1000"]),
+        }
+    }
+
+    /// What holds the pod dies.
+    pub fn runtime_dies(&self) {
+        if let Below::Embedded(own) = &self.below {
+            let folder = own.place.path().join("state/s").join(&own.sandbox);
+            traces::end(traces::shim_of(&folder).expect("a shim"));
+        }
+    }
+
+    /// Takes everything down; nothing is left.
+    pub async fn end(self) {
+        if let Below::Embedded(own) = self.below {
+            own.daemon.remove(&own.sandbox).await;
+            own.place.is_left_clean();
+            own.daemon.stop.cancel();
+        }
+    }
+}
+
+/// The endpoints before a scripted runtime that runs one pod, `web`.
+pub async fn serve(cri: &Arc<ScriptedCri>, config: StreamingConfig, terminal: Terminal) -> Endpoints {
+    let pod = pods::pod("web", json!({"containers": [{"name": "c", "tty": terminal == Terminal::Given}]}));
+    let meta =
+        cri::PodSandboxMetadata { name: "web".into(), uid: "uid-web".into(), namespace: "default".into(), attempt: 0 };
+    let sandbox = cri::PodSandboxConfig { metadata: Some(meta), ..Default::default() };
+    let container = cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata { name: "c".into(), attempt: 0 }),
+        image: Some(cri::ImageSpec { image: BUSYBOX.into(), ..Default::default() }),
+        ..Default::default()
+    };
+    let seen = start(&**cri, &pod, sandbox, container).await;
+    Endpoints::serve(cri.clone() as Arc<dyn RuntimeService>, pod, seen, config).await
+}
+
+/// Runs a command with v4, without input; what it printed, and its status.
+pub async fn command(door: &Door, said: &[&str]) -> (String, String) {
+    let client = door.spdy(&format!("{EXEC}?output=1{}", words(said)), &["v4.channel.k8s.io"]).await;
+    let mut error = client.stream("error").await;
+    let mut stdout = client.stream("stdout").await;
+    let printed = all(&mut stdout).await;
+    let status = all(&mut error).await;
+    client.connection.close();
+    timeout(LIMIT, client.task).await.expect("in time").expect("no panic");
+    (printed, status)
+}
+
+/// Whether a status is that of a command that ended well: older runtimes write more into it.
+pub fn is_success(status: &str) -> bool {
+    let told: serde_json::Value = serde_json::from_str(status).unwrap_or_default();
+    told["status"] == "Success" && told.get("message").is_none()
+}

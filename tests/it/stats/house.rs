@@ -1,0 +1,166 @@
+//! A provider of statistics over the scripted runtime, and a pod store that is told what to show.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use async_trait::async_trait;
+use berth::{
+    engine::ports::{PodObserver, PodView, RuntimePods, SystemClock},
+    metrics::{Registry, StatsMetrics, StatsSource},
+    pod::{
+        PodRef, PodUid,
+        observed::{
+            ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
+        },
+    },
+    stats::{PodDirectories, PodGroups, PodPlaces, StatsConfig, StatsDeps, StatsProvider},
+};
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use berth_testkit::scripted::ScriptedCri;
+
+/// A pod store that shows what it is told.
+#[derive(Default)]
+pub struct Shown(pub Mutex<Option<RuntimePods>>);
+
+#[async_trait]
+impl PodObserver for Shown {
+    fn view(&self, _: &PodRef) -> PodView {
+        PodView::new(watch::channel(None).1, Generation(0))
+    }
+
+    fn acted(&self, _: &PodUid) -> Generation {
+        Generation(0)
+    }
+
+    fn known(&self) -> Option<RuntimePods> {
+        self.0.lock().expect("whole").clone()
+    }
+
+    async fn list(&self) -> Result<RuntimePods, String> {
+        Err("the runtime is down".to_owned())
+    }
+
+    fn health(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Groups below one that a test made; `None` where pods have no groups.
+pub struct Groups(pub Option<String>);
+
+impl PodGroups for Groups {
+    fn above(&self) -> Vec<String> {
+        self.0.iter().cloned().collect()
+    }
+
+    fn of_pod(&self, pod: &PodUid) -> Vec<String> {
+        self.0.iter().map(|above| format!("{above}/pod{pod}")).collect()
+    }
+}
+
+/// Directories below one that a test made.
+pub struct Directories(pub PathBuf);
+
+impl PodDirectories for Directories {
+    fn of(&self, _: &PodRef) -> PodPlaces {
+        PodPlaces { logs: self.0.clone(), ..PodPlaces::default() }
+    }
+}
+
+/// A provider and what is behind it.
+pub struct House {
+    pub provider: StatsProvider,
+    pub cri: Arc<ScriptedCri>,
+    pub shown: Arc<Shown>,
+    pub registry: Registry,
+    pub disk: tempfile::TempDir,
+}
+
+impl House {
+    /// Shows these pods; their groups are below `groups`.
+    pub fn new(pods: Vec<ObservedPod>, groups: Option<String>) -> Self {
+        Self::with(pods, groups, StatsSource::Groups)
+    }
+
+    /// The same, the statistics of pods from that source.
+    pub fn with(pods: Vec<ObservedPod>, groups: Option<String>, source: StatsSource) -> Self {
+        let (clock, registry) = (Arc::new(SystemClock), Registry::new());
+        let cri = ScriptedCri::new(clock.clone());
+        let pods: HashMap<PodUid, Arc<ObservedPod>> =
+            pods.into_iter().map(|pod| (pod.id.uid.clone(), Arc::new(pod))).collect();
+        let shown = Arc::new(Shown(Mutex::new(Some(RuntimePods { pods }))));
+        let disk = tempfile::tempdir().expect("a directory");
+        let config = StatsConfig {
+            node_name: "node-1".to_owned(),
+            root: "/".into(),
+            root_directory: disk.path().to_owned(),
+            max_open: 256,
+            tells_filesystems: true,
+            source,
+            ..StatsConfig::default()
+        };
+        let deps = StatsDeps {
+            observer: shown.clone(),
+            runtime: cri.clone(),
+            images: cri.clone(),
+            groups: Arc::new(Groups(groups)),
+            directories: Arc::new(Directories(disk.path().to_owned())),
+            claimed: None,
+            clock,
+            metrics: StatsMetrics::new(&registry),
+        };
+        let (provider, surveyors) = StatsProvider::new(config, deps);
+        tokio::spawn(surveyors.run(tokio_util::sync::CancellationToken::new()));
+        Self { provider, cri, shown, registry, disk }
+    }
+
+    /// How many readings were taken.
+    pub fn readings(&self) -> u64 {
+        let families = self.registry.gather();
+        let family = families.iter().find(|family| family.name() == "nodeagent_stats_collection_seconds");
+        family.map_or(0, |family| family.get_metric()[0].get_histogram().get_sample_count())
+    }
+}
+
+/// A pod with a ready sandbox `sandbox` and one running container `c1` named `main`.
+pub fn pod(uid: &str, name: &str) -> ObservedPod {
+    let now = Timestamp::now();
+    let id = PodRef { uid: uid.into(), name: name.into(), namespace: "default".into() };
+    let mut pod = ObservedPod::empty(id, Generation(0), now);
+    pod.sandboxes = vec![ObservedSandbox {
+        id: "sandbox".into(),
+        attempt: 0,
+        state: SandboxState::Ready,
+        created_at: now,
+        network_mode: NetworkMode::Pod,
+        has_network: true,
+        ips: Vec::new(),
+        runtime_handler: String::new(),
+    }];
+    pod.containers = vec![ObservedContainer {
+        id: "c1".into(),
+        name: "main".into(),
+        sandbox: "sandbox".into(),
+        state: ContainerState::Running,
+        created_at: now,
+        started_at: Some(now),
+        finished_at: None,
+        exit_code: 0,
+        reason: String::new(),
+        message: String::new(),
+        image: "registry.example/app:1".to_owned(),
+        image_ref: String::new(),
+        image_id: String::new(),
+        hash: None,
+        restart_count: 0,
+        log_path: String::new(),
+        resources: None,
+        user: None,
+    }];
+    pod
+}

@@ -1,0 +1,160 @@
+//! `berth pods`, `why`, `logs` and `top` against a real agent on the scripted runtime: with the certificate that a node on
+//! its own makes for its administrator, and with what is wrong. What needs containers is in `tests/real/commands.rs`.
+
+use std::{path::Path, process::Stdio};
+
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::agent::Ground;
+use berth_testkit::{
+    process::{Agent, Called, Home, PATIENCE, free_ports, manifest, manifest_of, skips},
+    scripted::Fault,
+};
+
+/// A node on its own whose main port is open.
+struct Alone {
+    ground: Ground,
+    home: Home,
+    agent: Agent,
+    port: u16,
+    certificates: tempfile::TempDir,
+}
+
+impl Alone {
+    async fn new() -> Self {
+        let (ground, certificates) = (Ground::new().await, tempfile::tempdir().expect("a folder"));
+        let [port] = free_ports();
+        let flag = format!("--cert-dir={}", certificates.path().display());
+        let home = ground.home().called(Called::Berth).flag(flag).with(json!({
+            "enableServer": true, "port": port, "authentication": null, "authorization": null,
+        }));
+        let agent = home.start().await;
+        agent.until_log("Try this").await;
+        Self { ground, home, agent, port, certificates }
+    }
+
+    async fn call(&self, args: &[&str]) -> Told {
+        call(self.port, self.certificates.path(), args).await
+    }
+
+    async fn json(&self, args: &[&str]) -> Value {
+        let told = self.call(&[args, &["-o", "json"]].concat()).await;
+        assert_eq!(told.code, Some(0), "{args:?}: {}", told.err);
+        serde_json::from_str(&told.out).expect("JSON")
+    }
+}
+
+/// What a call told.
+#[derive(Debug)]
+struct Told {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+async fn call(port: u16, certificates: &Path, args: &[&str]) -> Told {
+    let (name, rest) = args.split_first().expect("a command");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    command.args([*name, "--server", &format!("127.0.0.1:{port}")]).arg("--cert-dir").arg(certificates).args(rest);
+    command.env_remove("BERTH_SERVER").env_remove("BERTH_CERT_DIR").stdin(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it ends").expect("it starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Told { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+/// The administrator's certificate is found where the agent made it; nothing else has to be said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_local_administrator_need_not_say_who_he_is() {
+    if skips("the_local_administrator_need_not_say_who_he_is") {
+        return;
+    }
+    let alone = Alone::new().await;
+    let gate = Fault::Error(tonic::Code::Unknown, "no network for it".to_owned());
+    alone.ground.cri.fault("run_podsandbox", "homeless", gate, None);
+    let gated = json!({"containers": [{"name": "main"}], "readinessGates": [{"conditionType": "example.com/up"}]});
+    alone.home.put_pod(&manifest_of("gated", gated));
+    for name in ["web", "homeless"] {
+        alone.home.put_pod(&manifest(name));
+    }
+    alone.agent.until_ready("web").await;
+
+    let table = alone.call(&["pods", "-A"]).await;
+    assert!(table.code == Some(0) && table.out.contains("web-test-node") && !table.out.contains('\u{1b}'), "{table:?}");
+    assert_eq!(alone.json(&["pods", "-n", "nobody"]).await["items"], json!([]));
+
+    // What a pod waits for goes on over attempts, and so does what is counted of it.
+    let waits = async |pod: &str| alone.json(&["why", pod]).await["waits"].clone();
+    alone
+        .agent
+        .until("the sandbox's error is told", async || {
+            alone.json(&["why", "homeless"]).await["errors"][0]["text"]
+                .as_str()
+                .is_some_and(|text| text.contains("no network for it"))
+        })
+        .await;
+    alone
+        .agent
+        .until("the next try is told", async || {
+            let told = waits("homeless").await;
+            told["stage"] == "next try of RunPodSandbox" && told["reason"] == "retry"
+        })
+        .await;
+    alone
+        .agent
+        .until("the gate is told", async || waits("gated").await["stage"] == "readiness gate example.com/up")
+        .await;
+    let series = "berth_pod_waiting_seconds{reason=\"gate\"}";
+    alone.agent.until("the gate is counted", async || alone.agent.metric(series).await.is_some()).await;
+    alone.agent.until("nothing is waited for", async || waits("web").await.is_null()).await;
+
+    // Programs get all that the summary has, of the namespace that they name.
+    let whole = alone.json(&["top"]).await;
+    assert!(whole["node"]["memory"]["availableBytes"].is_number() && whole["node"]["fs"].is_object(), "{whole:#}");
+    assert_eq!(alone.json(&["top", "-n", "nobody"]).await["pods"], json!([]));
+}
+
+/// What is wrong is said in one line, and by the exit code: 1 where it did not work, 2 where it was asked wrongly.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_work_is_said() {
+    if skips("what_does_not_work_is_said") {
+        return;
+    }
+    let alone = Alone::new().await;
+    alone.home.put_pod(&manifest("web"));
+    alone.agent.until_ready("web").await;
+    for (args, code, words) in [
+        (&["why", "nobody"][..], 1, "no pod on this node is called \"nobody\""),
+        (&["why", "-n", "x", "y/web"], 1, "--namespace says \"x\""),
+        (&["why", "default/we b"], 1, "is not known on this node"),
+        (&["logs", "web", "-c", "none"], 1, "has no container \"none\""),
+        (&["logs", "web", "--since", "5x"], 2, "unknown unit"),
+        (&["logs", "web", "--tail=-2"], 2, "--tail"),
+        (&["pods", "-o", "yaml"], 2, "possible values"),
+        (&["pods", "-A", "-n", "x"], 2, "cannot be used with"),
+        (&["why"], 2, "required"),
+    ] {
+        let told = alone.call(args).await;
+        assert!(told.code == Some(code) && told.err.contains(words) && told.out.is_empty(), "{args:?}: {told:?}");
+    }
+
+    // Certificates of somebody else: he does not know the node, and the node does not know him.
+    let other = tempfile::tempdir().expect("a folder");
+    let told = call(alone.port, other.path(), &["pods"]).await;
+    assert!(told.code == Some(1) && told.err.contains("is --cert-dir the agent's?"), "{told:?}");
+    let stranger = Alone::new().await;
+    let told = call(alone.port, stranger.certificates.path(), &["pods"]).await;
+    assert!(told.code == Some(1) && told.err.contains("does not show the certificate of the node"), "{told:?}");
+    for file in ["berth-admin.crt", "berth-admin.key"] {
+        std::fs::copy(stranger.certificates.path().join(file), other.path().join(file)).expect("copied");
+    }
+    std::fs::copy(alone.certificates.path().join("kubelet.crt"), other.path().join("kubelet.crt")).expect("copied");
+    let told = call(alone.port, other.path(), &["pods"]).await;
+    assert!(told.code == Some(1) && told.err.contains("certificate") && told.out.is_empty(), "{told:?}");
+
+    // Nobody is there.
+    let Alone { ground: _ground, home: _home, agent, port, certificates } = alone;
+    drop(agent);
+    let told = call(port, certificates.path(), &["pods"]).await;
+    assert!(told.code == Some(1) && told.err.contains("cannot reach the node at 127.0.0.1:"), "{told:?}");
+}

@@ -1,0 +1,90 @@
+//! The API description against a running agent: schemathesis (of PyPI) asks both ports everything that is described,
+//! and much that is not. Skipped by name where it cannot be installed.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde_json::json;
+use tokio::process::Command;
+
+use crate::agent::Ground;
+use berth_testkit::{
+    main_port::MainPort,
+    process::{manifest, manifest_of, skips},
+    scripted::Behaviour,
+};
+
+/// The environment variable for the examples of each operation (`make test-long`: 20).
+const EXAMPLES: &str = "BERTH_SCHEMATHESIS_EXAMPLES";
+/// Examples of each operation without it: about 10 s in all.
+const FEW: &str = "1";
+/// Seconds at most for the open set, and for everything.
+const LIMITS: (u32, u32) = (15, 45);
+/// Longer than an installation takes.
+const INSTALLING: Duration = Duration::from_secs(300);
+/// What `api/fuzz.sh` says where it cannot install.
+const CANNOT_INSTALL: i32 = 3;
+
+fn fuzz(arguments: &[&str]) -> Command {
+    let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/api/fuzz.sh"));
+    let place = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("schemathesis");
+    command.args(arguments).env("SCHEMATHESIS", place).env("NO_COLOR", "1").kill_on_drop(true);
+    command
+}
+
+/// Whether schemathesis is there now.
+async fn is_installed() -> bool {
+    let Ok(installing) = tokio::time::timeout(INSTALLING, fuzz(&["install"]).output()).await else { return false };
+    let output = installing.expect("a shell");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() || output.status.code() == Some(CANNOT_INSTALL), "{said}");
+    output.status.success()
+}
+
+/// Asks for so many seconds; fails where an answer is not as described.
+async fn ask(arguments: &[&str], limit: u32, operations: usize) {
+    let examples = std::env::var(EXAMPLES).unwrap_or_else(|_| FEW.to_owned());
+    let limits = [("LIMIT", limit.to_string()), ("EXAMPLES", examples)];
+    let output = fuzz(arguments).envs(limits).output().await.expect("a shell");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains(&format!("Tested: {operations}\n")), "not all is asked:\n{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_answer_is_described() {
+    if skips("every_answer_is_described") {
+        return;
+    }
+    if !is_installed().await {
+        return println!("skipped: every_answer_is_described: schemathesis cannot be installed");
+    }
+    let ground = Ground::new().await;
+    ground.cri.behave("once", [Behaviour::exits(0, Duration::from_millis(100))]);
+    let main = MainPort::new();
+    let home = ground.home().with(main.fields()).with(json!({"enableSystemLogQuery": true}));
+    home.put_pod(&manifest("web"));
+    home.put_pod(&manifest_of("done", json!({"restartPolicy": "Never", "containers": [{"name": "once"}]})));
+    let agent = home.start().await;
+    let web = agent.until_ready("web").await;
+    let done = agent.until_pod("done", "done", |pod| pod["status"]["phase"] == "Succeeded").await;
+    // The scripted runtime runs nothing, so nothing writes.
+    for (pod, container) in [(web, "main"), (done, "once")] {
+        let of = |field: &str| pod["metadata"][field].as_str().expect("text").to_owned();
+        let folder = home.logs().join(format!("default_{}_{}/{container}", of("name"), of("uid")));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::write(folder.join("0.log"), "2026-01-02T03:04:05.000000006Z stdout F a line\n").expect("written");
+    }
+
+    let open = format!("http://127.0.0.1:{}", home.read_only_port());
+    ask(&[&open, "--include-tag", "open"], LIMITS.0, 11).await;
+    let files = main.client("admin", &["system:masters"]);
+    let shown = |path: &Path| path.display().to_string();
+    let (admin, key, ca) = (shown(&files.certificate), shown(&files.key), shown(&main.path("ca.crt")));
+    let identity = ["--request-cert", &admin, "--request-cert-key", &key, "--tls-verify", &ca];
+    let url = format!("https://127.0.0.1:{}", main.port);
+    ask(&[&[url.as_str()][..], &identity].concat(), LIMITS.1, 37).await;
+    assert_eq!(agent.stop().await, Some(0));
+}

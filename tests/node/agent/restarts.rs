@@ -1,0 +1,186 @@
+//! The agent crashes and comes back: for pods that run, nothing happens.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::agent::Ground;
+use berth_testkit::{
+    process::{condition, get, manifest, manifest_of, skips},
+    scripted::Behaviour,
+};
+
+/// What must never change of a pod that runs: by pod, what it was first seen as.
+#[derive(Default)]
+struct Watch {
+    known: BTreeMap<String, Value>,
+    looks: usize,
+    wrong: Vec<String>,
+}
+
+/// Everything about a pod that a restart of the agent must not touch.
+fn lasting(pod: &Value) -> Value {
+    let status = &pod["status"];
+    let of = |list: &str| -> Vec<Value> {
+        let fields = ["name", "containerID", "restartCount", "ready", "started", "imageID", "state", "lastState"];
+        let kept = |one: &Value| fields.map(|field| one[field].clone()).into_iter().collect::<Value>();
+        status[list].as_array().into_iter().flatten().map(kept).collect()
+    };
+    let conditions = ["Ready", "ContainersReady", "Initialized", "PodScheduled"].map(|kind| condition(pod, kind));
+    json!({
+        "uid": pod["metadata"]["uid"], "phase": status["phase"], "conditions": conditions, "podIP": status["podIP"],
+        "qosClass": status["qosClass"], "containers": of("containerStatuses"), "init": of("initContainerStatuses"),
+    })
+}
+
+impl Watch {
+    fn look(&mut self, page: &Value) {
+        self.looks += 1;
+        for pod in page["items"].as_array().into_iter().flatten() {
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            let seen = lasting(pod);
+            let known = self.known.entry(name.clone()).or_insert_with(|| seen.clone());
+            if *known != seen {
+                self.wrong.push(format!("look {}: {name} was {known:#}\nand is {seen:#}", self.looks));
+            }
+        }
+    }
+}
+
+/// Reads `/pods` again and again until told to stop.
+async fn watch(port: u16, watch: Arc<Mutex<Watch>>, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        let answer = get(port, "/pods").await;
+        let page = answer.and_then(|answer| serde_json::from_str(&answer.body).ok());
+        match page {
+            Some(page) => watch.lock().expect("no panic").look(&page),
+            None => tokio::time::sleep(Duration::from_millis(1)).await,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crashes_change_nothing_for_running_pods() {
+    if skips("crashes_change_nothing_for_running_pods") {
+        return;
+    }
+    let seed = rand::random();
+    println!("seed {seed}");
+    let mut chance = SmallRng::seed_from_u64(seed);
+    let ground = Ground::new().await;
+    ground.cri.behave("setup", [Behaviour::exits(0, Duration::from_millis(20))]);
+    ground.cri.behave("once-test-node/main", [Behaviour::exits(3, Duration::ZERO), Behaviour::default()]);
+    let home = ground.home();
+    for name in ["plain", "once", "many-1", "many-2", "many-3", "many-4", "many-5"] {
+        home.put_pod(&manifest(name));
+    }
+    let spec = json!({"initContainers": [{"name": "setup"}], "containers": [{"name": "main"}, {"name": "side"}]});
+    home.put_pod(&manifest_of("prepared", spec));
+    let spec = json!({"containers": [{"name": "main"}], "hostNetwork": true, "restartPolicy": "OnFailure"});
+    home.put_pod(&manifest_of("host", spec));
+    let mut agent = home.start().await;
+    let names = ["plain", "once", "many-1", "many-2", "many-3", "many-4", "many-5", "prepared", "host"];
+    for name in names {
+        agent.until_ready(name).await;
+    }
+    let containers = ground.cri.containers();
+    ground.cri.clear_calls();
+
+    let (seen, stop) = (Arc::new(Mutex::new(Watch::default())), CancellationToken::new());
+    let watching = tokio::spawn(watch(home.read_only_port(), seen.clone(), stop.clone()));
+    for round in 0..12 {
+        tokio::time::sleep(Duration::from_millis(chance.random_range(0..400))).await;
+        agent.kill().await;
+        agent = home.spawn();
+        if round % 3 == 0 {
+            agent.healthy().await;
+        }
+    }
+    agent.healthy().await;
+    for name in names {
+        agent.until_ready(name).await;
+    }
+    stop.cancel();
+    watching.await.expect("no panic");
+
+    let seen = seen.lock().expect("no panic");
+    assert!(seen.looks > 0 && seen.wrong.is_empty(), "{}\n{}", seen.wrong.join("\n"), agent.log_end());
+    assert_eq!(ground.cri.containers(), containers);
+    for op in ["create_container", "start_container", "stop_container", "run_podsandbox", "stop_podsandbox"] {
+        assert_eq!(ground.cri.count(op), 0, "{op}: {:?}", ground.cri.targets(op));
+    }
+}
+
+/// Crashes while pods come up: each comes up all the same, and never twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crashes_during_starts_double_nothing() {
+    if skips("crashes_during_starts_double_nothing") {
+        return;
+    }
+    let seed = rand::random();
+    println!("seed {seed}");
+    let mut chance = SmallRng::seed_from_u64(seed);
+    let ground = Ground::new().await;
+    for op in ["run_podsandbox", "create_container", "start_container"] {
+        ground.cri.latency(op, Duration::from_millis(40));
+    }
+    let home = ground.home();
+    let names: Vec<String> = (0..8).map(|number| format!("pod-{number}")).collect();
+    for name in &names {
+        home.put_pod(&manifest_of(name, json!({"containers": [{"name": "main"}, {"name": "side"}]})));
+    }
+    let mut agent = home.spawn();
+    for _ in 0..6 {
+        tokio::time::sleep(Duration::from_millis(chance.random_range(0..500))).await;
+        agent.kill().await;
+        agent = home.spawn();
+    }
+    agent.healthy().await;
+    for name in &names {
+        agent.until_ready(name).await;
+    }
+    assert_eq!(ground.cri.violations(), Vec::<String>::new());
+    assert_eq!(ground.cri.history().doubled_sandboxes(), []);
+    for name in &names {
+        for container in ["main", "side"] {
+            assert_eq!(ground.cri.running(&format!("{name}-test-node"), container).len(), 1, "{name}/{container}");
+        }
+    }
+}
+
+/// A manifest that went while nobody looked takes its pod along at the next start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_changed_meanwhile_is_made_up_for() {
+    if skips("what_changed_meanwhile_is_made_up_for") {
+        return;
+    }
+    let ground = Ground::new().await;
+    let home = ground.home();
+    for name in ["stays", "goes", "dies"] {
+        home.put_pod(&manifest(name));
+    }
+    let agent = home.start().await;
+    for name in ["stays", "goes", "dies"] {
+        agent.until_ready(name).await;
+    }
+    let stays = ground.cri.running("stays-test-node", "main");
+    agent.kill().await;
+    home.remove("goes.json");
+    home.put_pod(&manifest("comes"));
+    for id in ground.cri.running("dies-test-node", "main") {
+        ground.cri.kill(&id, 9, "");
+    }
+    let agent = home.start().await;
+    agent.until_ready("comes").await;
+    let died = |pod: &Value| pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 9;
+    agent.until_pod("dies", "restarted", |pod| died(pod) && condition(pod, "Ready") == Some("True")).await;
+    ground.until("what went is gone", &agent, |cri| cri.running("goes-test-node", "main").is_empty()).await;
+    assert_eq!(ground.cri.running("stays-test-node", "main"), stays);
+    assert!(agent.pod("goes").await.is_none());
+}

@@ -1,0 +1,193 @@
+//! The runtime is not there, goes away, or is none.
+
+use std::time::{Duration, Instant};
+
+use berth::proto::cri::image_service_server::ImageServiceServer;
+use serde_json::json;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+
+use crate::agent::Ground;
+use berth_testkit::{
+    process::{container, is_ready, manifest, skips},
+    scripted::{Fault, server},
+};
+
+/// Starts an agent that cannot start, and checks its last words.
+async fn refuses(ground: &Ground, words: &str) {
+    let home = ground.home().with(json!({"runtimeRequestTimeout": "1s"}));
+    let begun = Instant::now();
+    let mut agent = home.spawn();
+    assert_eq!(agent.end().await.code(), Some(1), "{}", agent.log_end());
+    let log = agent.log();
+    let last = log.lines().last().unwrap_or_default();
+    let prefix = "\"command failed\" err=\"failed to run Kubelet: ";
+    assert!(last.contains(prefix) && last.replace("\\\"", "\"").contains(words), "{words}\n{last}");
+    assert!(begun.elapsed() < Duration::from_secs(30), "patience has a limit");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_runtime_it_gives_up() {
+    if skips("without_a_runtime_it_gives_up") {
+        return;
+    }
+    let ground = Ground::silent();
+    let (endpoint, socket) = (ground.endpoint(), ground.socket());
+    let words = format!(
+        "validate service connection: validate CRI v1 runtime API for endpoint \"{endpoint}\": rpc error: code = \
+         Unavailable desc = connection error: desc = \"transport: Error while dialing: dial unix {}: connect: no such \
+         file or directory\"",
+        socket.display()
+    );
+    refuses(&ground, &words).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_that_comes_late_is_waited_for() {
+    if skips("a_runtime_that_comes_late_is_waited_for") {
+        return;
+    }
+    let mut ground = Ground::silent();
+    let home = ground.home();
+    home.put_pod(&manifest("one"));
+    let mut agent = home.spawn();
+    agent.until_log("Waiting for the container runtime's socket").await;
+    ground.serve().await;
+    agent.healthy().await;
+    agent.until_ready("one").await;
+}
+
+/// containerd listens a moment before its CRI service answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_that_is_just_starting_is_waited_for() {
+    if skips("a_runtime_that_is_just_starting_is_waited_for") {
+        return;
+    }
+    let ground = Ground::new().await;
+    for op in ["version", "image_fs_info"] {
+        let not_yet = Fault::Error(tonic::Code::Unknown, "server is not initialized yet".to_owned());
+        ground.cri.fault(op, "", not_yet, Some(3));
+    }
+    let agent = ground.home().start().await;
+    agent.until_log("Waiting for the container runtime").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_service_on_the_socket_is_told_by_name() {
+    if skips("another_service_on_the_socket_is_told_by_name") {
+        return;
+    }
+    let ground = Ground::silent();
+    let listener = UnixListener::bind(ground.socket()).expect("a socket");
+    let images = ImageServiceServer::new(server::Rpc(ground.cri.clone()));
+    let serving =
+        tonic::transport::Server::builder().add_service(images).serve_with_incoming(UnixListenerStream::new(listener));
+    let serving = tokio::spawn(serving);
+    let words = "rpc error: code = Unimplemented desc = unknown service runtime.v1.RuntimeService";
+    refuses(&ground, words).await;
+    serving.abort();
+}
+
+/// Something that is no gRPC server at all, and one that never says a word.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_on_the_socket_does_not_hold_it_up() {
+    if skips("a_stranger_on_the_socket_does_not_hold_it_up") {
+        return;
+    }
+    for greeting in [&b"SSH-2.0-OpenSSH_9.0\r\n"[..], b""] {
+        let ground = Ground::silent();
+        let listener = UnixListener::bind(ground.socket()).expect("a socket");
+        let stranger = tokio::spawn(async move {
+            let mut held = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                use tokio::io::AsyncWriteExt;
+                let _ = stream.write_all(greeting).await; // who hung up need not hear it
+                held.push(stream);
+            }
+        });
+        refuses(&ground, "validate service connection: validate CRI v1 runtime API for endpoint").await;
+        stranger.abort();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_version_of_the_contract_is_refused() {
+    if skips("another_version_of_the_contract_is_refused") {
+        return;
+    }
+    let ground = Ground::new().await;
+    ground.cri.set_version("0.2.0");
+    refuses(&ground, "runtime api version is not supported").await;
+}
+
+/// An agent makes the kernel's settings what pods rely on; with those, one that only checks them starts too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kernel_is_set_up_for_pods() {
+    if skips("the_kernel_is_set_up_for_pods") {
+        return;
+    }
+    let ground = Ground::new().await;
+    let setting =
+        |name: &str| std::fs::read_to_string(format!("/proc/sys/{name}")).expect("readable").trim().to_owned();
+    let agent = ground.home().start().await;
+    for (name, value) in [("vm/overcommit_memory", "1"), ("vm/panic_on_oom", "0"), ("kernel/panic", "10")] {
+        assert_eq!(setting(name), value, "{name}");
+    }
+    drop(agent);
+    ground.home().with(json!({"protectKernelDefaults": true})).start().await;
+}
+
+/// A runtime that cannot tell its cgroup driver yet: the configured one stays, a metric tells.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_runtime_keeps_the_configured_driver() {
+    if skips("an_older_runtime_keeps_the_configured_driver") {
+        return;
+    }
+    // AC-01-37
+    let ground = Ground::new().await;
+    let unknown = "unknown method RuntimeConfig for service runtime.v1.RuntimeService".to_owned();
+    ground.cri.fault("runtime_config", "", Fault::Error(tonic::Code::Unimplemented, unknown), None);
+    let agent = ground.home().start().await;
+    agent.until_log("Falling back to using cgroupDriver from kubelet config.").await;
+    assert_eq!(agent.metric("kubelet_cri_losing_support{version=\"1.37.0\"}").await, Some(1.0));
+}
+
+/// The runtime goes for a while: what ran is shown as it was, what came meanwhile is made up for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_that_goes_and_returns() {
+    if skips("a_runtime_that_goes_and_returns") {
+        return;
+    }
+    let mut ground = Ground::new().await;
+    let home = ground.home();
+    for name in ["stays", "dies", "goes"] {
+        home.put_pod(&manifest(name));
+    }
+    let agent = home.start().await;
+    let before = agent.until_ready("stays").await;
+    for name in ["dies", "goes"] {
+        agent.until_ready(name).await;
+    }
+
+    ground.vanish().await;
+    home.put_pod(&manifest("comes"));
+    home.remove("goes.json");
+    for id in ground.cri.running("dies-test-node", "main") {
+        ground.cri.kill(&id, 7, "");
+    }
+    agent.until_pod("comes", "there", |pod| pod["status"]["phase"] == "Pending").await;
+    agent.until_log("connect: no such file or directory").await;
+    let shown = agent.pod("stays").await.expect("shown");
+    assert!(is_ready(&shown), "{shown:#}");
+    assert_eq!(agent.healthz("/healthz").await.map(|answer| answer.status), Some(200));
+
+    ground.serve().await;
+    agent.until_ready("comes").await;
+    let pod = agent.until_pod("dies", "restarted", |pod| container(pod, "main")["restartCount"] == 1).await;
+    assert_eq!(container(&pod, "main")["lastState"]["terminated"]["exitCode"], 7);
+    agent.until_gone("goes").await;
+    let after = agent.until_ready("stays").await;
+    assert_eq!(container(&after, "main"), container(&before, "main"));
+    ground.until("three sandboxes are left", &agent, |cri| cri.sandboxes().len() == 3).await;
+    assert!(ground.cri.violations().is_empty());
+}

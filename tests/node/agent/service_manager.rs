@@ -1,0 +1,122 @@
+//! What the service manager hears.
+
+use std::{
+    os::unix::net::UnixDatagram,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use crate::agent::Ground;
+use berth_testkit::process::{PATIENCE, manifest, skips};
+
+/// Who listens at `NOTIFY_SOCKET`.
+struct Ear {
+    socket: UnixDatagram,
+    path: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Ear {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("notify");
+        let socket = UnixDatagram::bind(&path).expect("a socket");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        Self { socket, path, _dir: dir }
+    }
+
+    /// The next message, and when it came.
+    async fn hear(&self) -> (String, Instant) {
+        let socket = self.socket.try_clone().expect("a handle");
+        let hearing = tokio::task::spawn_blocking(move || {
+            let mut message = [0; 128];
+            let length = socket.recv(&mut message).expect("a message in time");
+            (String::from_utf8_lossy(message.get(..length).unwrap_or_default()).into_owned(), Instant::now())
+        });
+        hearing.await.expect("no panic")
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_says_when_it_is_ready() {
+    if skips("it_says_when_it_is_ready") {
+        return;
+    }
+    let ground = Ground::new().await;
+    let ear = Ear::new();
+    let home = ground.home().environment("NOTIFY_SOCKET", ear.path.to_string_lossy());
+    let mut agent = home.spawn();
+    assert_eq!(ear.hear().await.0, "READY=1");
+    agent.healthy().await;
+    assert_eq!(agent.stop().await, Some(0));
+    ear.socket.set_nonblocking(true).expect("set");
+    ear.socket.recv(&mut [0; 8]).expect_err("nothing is said at the end");
+}
+
+/// The first sign of life comes before anything else, even while the runtime is not there; then
+/// one every half of the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_gives_signs_of_life() {
+    if skips("it_gives_signs_of_life") {
+        return;
+    }
+    // AC-01-29
+    let mut ground = Ground::silent();
+    let ear = Ear::new();
+    let home =
+        ground.home().environment("NOTIFY_SOCKET", ear.path.to_string_lossy()).environment("WATCHDOG_USEC", "2000000");
+    home.put_pod(&manifest("one"));
+    let agent = home.spawn();
+    let (first, begun) = ear.hear().await;
+    assert_eq!(first, "WATCHDOG=1");
+    assert_eq!(ear.hear().await.0, "WATCHDOG=1");
+    ground.serve().await;
+    let mut heard = Vec::new();
+    while heard.len() < 4 {
+        heard.push(ear.hear().await.0);
+    }
+    assert!(heard.contains(&"READY=1".to_owned()), "{heard:?}");
+    // Five beats after the first, one second apart or (on a busy machine) more.
+    let beats = heard.iter().filter(|message| *message == "WATCHDOG=1").count();
+    assert_eq!(beats, 3, "{heard:?}");
+    assert!(begun.elapsed() >= Duration::from_millis(3500), "{:?}", begun.elapsed());
+    agent.until_ready("one").await;
+}
+
+/// A watchdog that cannot be served ends the start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watchdog_that_cannot_be_kept_is_fatal() {
+    if skips("a_watchdog_that_cannot_be_kept_is_fatal") {
+        return;
+    }
+    let ground = Ground::new().await;
+    let rows = [
+        ("1000000", "configure watchdog timeout too small: 1s"), // AC-01-28
+        ("500000", "configure watchdog timeout too small: 500ms"), // AC-05-33
+        ("0", "error WATCHDOG_USEC must be a positive number"),
+        ("soon", "error converting WATCHDOG_USEC"),
+    ];
+    for (microseconds, words) in rows {
+        let mut agent = ground.home().environment("WATCHDOG_USEC", microseconds).spawn();
+        assert_eq!(agent.end().await.code(), Some(1));
+        let log = agent.log();
+        assert!(log.contains("failed to run Kubelet: create health checker: ") && log.contains(words), "{log}");
+    }
+    // Meant for another process: none of our business.
+    let home = ground.home().environment("WATCHDOG_USEC", "1000000").environment("WATCHDOG_PID", "1");
+    home.start().await;
+}
+
+/// A service manager that is not there is no reason not to run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deaf_service_manager_is_told_of() {
+    if skips("a_deaf_service_manager_is_told_of") {
+        return;
+    }
+    let ground = Ground::new().await;
+    let home = ground.home().environment("NOTIFY_SOCKET", "/nowhere/at/all").environment("WATCHDOG_USEC", "2000000");
+    home.put_pod(&manifest("one"));
+    let agent = home.start().await;
+    agent.until_log("Cannot reach the service manager that NOTIFY_SOCKET names").await;
+    agent.until_ready("one").await;
+}

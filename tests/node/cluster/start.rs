@@ -1,0 +1,148 @@
+//! From a binding to a running pod (spec 10a §13, §19).
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::cluster::{NAMESPACE, World, a_moment, condition, pod, pod_of};
+use berth_testkit::{
+    process::{NODE, skips},
+    scripted::Fault,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bound_pod_runs() {
+    // AC-10-16, AC-10a-31
+    if skips("a_bound_pod_runs") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    world.until(&agent, "pods are watched", |seen| !seen.log().of("pods").verb("watch").is_empty()).await;
+    let before = world.api.last();
+    world.run(pod("web"));
+    let running = world.until_ready(&agent, "web").await;
+    let status = &running["status"];
+    let node = world.api.get("nodes", "", NODE).expect("there");
+    assert!(
+        status["hostIP"].is_string(),
+        "{}\n{:#}",
+        world.asked().at("pods", NAMESPACE, "web"),
+        node["status"]["addresses"]
+    );
+    assert!(status["podIP"].is_string() && status["startTime"].is_string(), "{status:#}");
+    for kind in ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"] {
+        assert_eq!(condition(&running, kind), "True", "{kind} in {status:#}");
+    }
+    a_moment().await;
+    let asked = world.asked().since(before);
+    let patches = asked.at("pods", NAMESPACE, "web").sub("status");
+    assert!((1..=4).contains(&patches.len()), "{patches}");
+    assert!(patches.iter().all(|logged| logged.verb == "patch" && logged.code == Some(200)), "{patches}");
+    assert!(asked.verb("list").is_empty(), "{asked}");
+    assert!(asked.of("pods").verb("get").is_empty(), "{asked}");
+    let tokens = asked.of("serviceaccounts").sub("token").filter(|logged| logged.code == Some(201));
+    assert_eq!(tokens.len(), 1, "{asked}");
+    let events = world.api.all("events");
+    let reasons: Vec<&str> = events.iter().filter_map(|e| e["reason"].as_str()).collect();
+    for reason in ["Created", "Started"] {
+        assert!(reasons.contains(&reason), "{reasons:?}");
+    }
+    drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_tells_that_it_begins_before_it_runs() {
+    // 10a §13 steps 3, 5, 8
+    if skips("a_pod_tells_that_it_begins_before_it_runs") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    world.ground.cri.fault("run_podsandbox", "web", Fault::Delay(Duration::from_secs(5)), Some(1));
+    world.run(pod("web"));
+    let begun = world
+        .until_pod(&agent, "web", "tells that it begins", |pod| {
+            pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == "ContainerCreating"
+        })
+        .await;
+    let status = &begun["status"];
+    assert_eq!((&status["phase"], &status["observedGeneration"]), (&json!("Pending"), &json!(1)), "{status:#}");
+    assert!(status["startTime"].is_string() && status["hostIPs"].is_array(), "{status:#}");
+    assert!(status["podIP"].is_null(), "{status:#}");
+    assert_eq!(condition(&begun, "PodReadyToStartContainers"), "False", "{status:#}");
+    let running = world.until_ready(&agent, "web").await;
+    assert_eq!(running["status"]["startTime"], status["startTime"], "it began once");
+    assert_eq!(running["status"]["observedGeneration"], 1);
+    world.run(pod("neighbour"));
+    world.until_ready(&agent, "neighbour").await;
+    let shared =
+        world.asked().at("configmaps", NAMESPACE, "kube-root-ca.crt").filter(|logged| logged.code == Some(200));
+    assert_eq!(shared.verbs(), ["watch"], "one stream for both\n{shared}");
+    drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_pod_refers_to_comes_into_its_environment_and_files() {
+    // AC-10a-36
+    if skips("what_a_pod_refers_to_comes_into_its_environment_and_files") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    world.api.create(
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": NAMESPACE},
+                        "data": {"colour": "blue"}}),
+    );
+    let spec = json!({
+        "containers": [{"name": "main", "envFrom": [{"configMapRef": {"name": "settings"}}],
+                        "volumeMounts": [{"name": "files", "mountPath": "/etc/settings"}]}],
+        "volumes": [{"name": "files", "configMap": {"name": "settings"}}]});
+    let created = world.run(pod_of("reader", spec));
+    world.until_ready(&agent, "reader").await;
+    let uid = created["metadata"]["uid"].as_str().expect("a uid");
+    let volumes = world.home.root().join("pods").join(uid).join("volumes");
+    let file = volumes.join("kubernetes.io~configmap/files/colour");
+    assert_eq!(std::fs::read_to_string(&file).expect("there"), "blue");
+    let token = walk(&volumes.join("kubernetes.io~projected"), "token");
+    assert_eq!(std::fs::read_to_string(token).expect("a token").split('.').count(), 3, "a JWT");
+    let before = world.api.last();
+    world.api.patch("configmaps", NAMESPACE, "settings", json!({"data": {"colour": "green"}}));
+    agent.until("the file follows", async || std::fs::read_to_string(&file).is_ok_and(|text| text == "green")).await;
+    let asked = world.asked().since(before).filter(|logged| logged.resource == "configmaps");
+    assert!(asked.is_empty(), "{asked}");
+    drop(agent);
+}
+
+/// A file below a folder of which the name of one level is not known.
+pub fn walk(folder: &std::path::Path, name: &str) -> std::path::PathBuf {
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let found = entries.flatten().map(|entry| entry.path().join(name)).find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("no {name} below {}", folder.display()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_missing_is_waited_for() {
+    // AC-10-29
+    if skips("what_is_missing_is_waited_for") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    let spec = json!({"containers": [{"name": "main", "env": [
+        {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "word", "key": "word"}}}]}]});
+    world.run(pod_of("waits", spec));
+    world.run(pod("free"));
+    world.until_ready(&agent, "free").await;
+    let pod = world
+        .until_pod(&agent, "waits", "says what it waits for", |pod| {
+            let waiting = &pod["status"]["containerStatuses"][0]["state"]["waiting"];
+            waiting["reason"] == "CreateContainerConfigError"
+        })
+        .await;
+    let waiting = &pod["status"]["containerStatuses"][0]["state"]["waiting"];
+    assert_eq!(waiting["message"], "secret \"word\" not found", "{waiting:#}");
+    world
+        .api
+        .create(json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "word", "namespace": NAMESPACE},
+                                    "data": {"word": "aGVsbG8="}}));
+    world.until_ready(&agent, "waits").await;
+    assert_eq!(world.pod("waits").expect("there")["spec"]["nodeName"], NODE);
+    drop(agent);
+}

@@ -1,0 +1,36 @@
+//! Pods that really run, from manifest to process and back to nothing: on a real containerd and runc, and once more, as
+//! `on_embedded`, on the embedded runtime. Every test here needs root and is skipped by name without.
+
+mod adversity;
+mod claims;
+mod commands;
+mod endings;
+mod environment;
+mod failures;
+mod kubectl;
+mod kubectl_streams;
+mod logs;
+mod mixin;
+mod node;
+mod probes;
+mod prometheus;
+mod resize;
+mod restarts;
+mod security;
+mod stats;
+mod volumes;
+
+use berth_testkit::{containerd, real};
+
+#[test]
+fn the_private_containerd_runs_containers() {
+    let test = "the_private_containerd_runs_containers";
+    if real::is_about_containerd(test) {
+        return;
+    }
+    let Some(containerd) = containerd::start_or_skip(test) else { return };
+    let (ok, out) = containerd.ctr(&["images", "ls", "-q"]);
+    assert!(ok && out.contains("busybox:1") && out.contains("pause:berth"), "{out}");
+    let (ok, out) = containerd.ctr(&["run", "--rm", "docker.io/library/busybox:1", "one", "echo", "hello"]);
+    assert!(ok && out.contains("hello"), "{out}\n{}", containerd.log());
+}

@@ -1,0 +1,326 @@
+//! What runs on the machine: the cluster's other half in this process, and one check after the other. They share one agent.
+
+use std::{
+    fs,
+    panic::AssertUnwindSafe,
+    path::{Path, PathBuf},
+    pin::Pin,
+    process::Command,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::FutureExt;
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::node::{end, groups, memory, pressure, service};
+use berth_testkit::{
+    api_server::{ApiServer, Seen},
+    process::{condition, get, is_ready, manifest_of},
+};
+
+/// The node's name: its host's.
+pub const NODE: &str = "node";
+/// The namespace of the pods here.
+pub const NAMESPACE: &str = "default";
+/// The agent's unit.
+pub const UNIT: &str = "kubelet.service";
+/// Patience with anything that should take moments; the machine is emulated.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+/// Memory of all pods.
+pub const PODS: u64 = 320 << 20;
+const LOG: &str = "/t/kubelet.log";
+const GROUPS: &str = "/sys/fs/cgroup";
+const SETTINGS: &str = r#"{"embeddedRuntime": {"importDir": "/t/images", "network": {"mode": "builtin"}}}"#;
+
+type Check = fn(&World) -> Pin<Box<dyn Future<Output = ()> + '_>>;
+
+macro_rules! checks {
+    ($($room:ident::$name:ident)*) => {
+        /// In this order: later ones build on what earlier ones left.
+        const CHECKS: &[(&str, Check)] = &[$((stringify!($name), |world| Box::pin($room::$name(world)))),*];
+    };
+}
+
+checks! {
+    service::the_packaged_unit_has_started_when_it_says_so
+    groups::pods_get_their_shares_of_the_unified_hierarchy
+    groups::statistics_come_from_the_unified_hierarchy
+    groups::a_resize_reaches_groups_and_units
+    memory::a_container_over_its_limit_ends_as_a_whole
+    service::a_restart_keeps_pods
+    memory::a_process_over_the_limit_ends_alone
+    service::a_killed_agent_comes_back_to_its_pods
+    service::an_agent_that_does_not_turn_is_started_again
+    pressure::of_short_memory_one_pod_goes
+    pressure::of_pages_of_files_no_pod_has_to_go
+    pressure::of_a_full_disk_one_pod_goes
+    end::a_soft_reboot_ends_pods
+    end::the_machine_waits_for_its_pods
+}
+
+/// All checks, as they are told of.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    CHECKS.iter().map(|(name, _)| *name)
+}
+
+/// A cluster of one node, which is this machine.
+pub struct World {
+    /// The control plane.
+    pub api: ApiServer,
+}
+
+#[test]
+#[ignore = "runs inside"]
+fn all() {
+    if std::env::var_os("BERTH_INSIDE").is_none() {
+        println!("skipped: runs on the machine that a_node_of_cgroup_v2_and_systemd boots");
+        return;
+    }
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        // Who goes down with the machine sees no more of its end.
+        let _lasts = signal(SignalKind::terminate()).expect("a signal");
+        let world = World::new().await;
+        for (name, check) in CHECKS {
+            let (begun, told) = (Instant::now(), fs::metadata(LOG).map_or(0, |log| log.len()));
+            let is_good = AssertUnwindSafe(check(&world)).catch_unwind().await.is_ok();
+            if !is_good {
+                println!("--- the agent said\n{}---", log_since(told));
+            }
+            let verdict = if is_good { "ok" } else { "FAILED" };
+            println!("{:.1?}: test {name} ... {verdict}", begun.elapsed());
+        }
+    });
+}
+
+fn log_since(position: u64) -> String {
+    let log = fs::read(LOG).unwrap_or_default();
+    String::from_utf8_lossy(&log[usize::try_from(position).expect("a size").min(log.len())..]).into_owned()
+}
+
+impl World {
+    async fn new() -> Self {
+        let nodefs = "/var/lib/kubelet";
+        fs::create_dir_all(nodefs).expect("a directory");
+        // The disk of the agent and of volumes is a small one.
+        fs::File::create("/t/disk").and_then(|disk| disk.set_len(96 << 20)).expect("a file");
+        command("/usr/sbin/mke2fs", &["-q", "-t", "ext4", "-m", "0", "-O", "^has_journal", "/t/disk"]);
+        command("/bin/busybox", &["mount", "-o", "loop", "/t/disk", nodefs]);
+        fs::create_dir_all("/etc/kubernetes").expect("a directory");
+        fs::create_dir_all("/etc/berth").expect("a directory");
+        fs::write("/etc/berth/config.yaml", SETTINGS).expect("written");
+        let flags = format!("KUBELET_KUBEADM_ARGS=\"--hostname-override={NODE} --node-ip=10.77.0.1\"\n");
+        fs::write("/var/lib/kubelet/kubeadm-flags.env", flags).expect("written");
+        let world = Self { api: ApiServer::start().await };
+        fs::copy(world.api.node_kubeconfig(NODE), "/etc/kubernetes/kubelet.conf").expect("written");
+        world.configure(&json!({}));
+        world
+    }
+
+    /// Writes the agent's configuration; it is read at its next start.
+    pub fn configure(&self, fields: &Value) {
+        let reserved = memory_of_the_machine() - PODS;
+        let mut config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "containerRuntimeEndpoint": "embedded",
+            "cgroupDriver": "systemd",
+            "address": "127.0.0.1",
+            "readOnlyPort": 10255,
+            "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": false}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "podPidsLimit": 100,
+            "enforceNodeAllocatable": ["pods"],
+            "systemReserved": {"memory": reserved.to_string()},
+            "evictionHard": {"memory.available": "100Mi", "nodefs.available": "30Mi"},
+            // As long as it takes to start a pod and see it refused, on a slow machine.
+            "evictionPressureTransitionPeriod": "20s",
+            "volumeStatsAggPeriod": "1s",
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            "shutdownGracePeriod": "240s",
+            "shutdownGracePeriodCriticalPods": "120s",
+        });
+        for (key, value) in fields.as_object().expect("fields") {
+            config[key] = value.clone();
+        }
+        fs::write("/var/lib/kubelet/config.yaml", config.to_string()).expect("written");
+    }
+
+    /// Waits until something holds of the server.
+    pub async fn until(&self, what: &str, holds: impl Fn(&Seen<'_>) -> bool) {
+        self.api.wait_until(what, PATIENCE, holds).await;
+    }
+
+    /// Waits until the node reports that.
+    pub async fn until_node(&self, kind: &str, status: &str) {
+        let holds = |node: &Value| condition(node, kind) == Some(status);
+        self.until(&format!("{kind} is {status}"), |seen| {
+            seen.object("nodes", "", NODE).is_some_and(|node| holds(&node))
+        })
+        .await;
+    }
+
+    /// Creates a pod and binds it to this node, as a scheduler does.
+    pub fn run(&self, name: &str, spec: Value) {
+        let mut pod = manifest_of(name, spec);
+        pod["metadata"]["namespace"] = json!(NAMESPACE);
+        pod["spec"]["hostNetwork"] = json!(true);
+        pod["spec"].as_object_mut().expect("a spec").entry("terminationGracePeriodSeconds").or_insert(json!(1));
+        self.api.create(pod);
+        self.api.bind(NAMESPACE, name, NODE);
+    }
+
+    /// A pod as the server has it.
+    pub fn pod(&self, name: &str) -> Arc<Value> {
+        self.api.get("pods", NAMESPACE, name).unwrap_or_else(|| panic!("{name} is not there"))
+    }
+
+    /// Waits until something holds of a pod, and returns it.
+    pub async fn until_pod(&self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Arc<Value> {
+        let of_it = |seen: &Seen<'_>| seen.object("pods", NAMESPACE, name).is_some_and(|pod| holds(&pod));
+        self.until(&format!("{name} {what}"), of_it).await;
+        self.pod(name)
+    }
+
+    /// Waits until these pods are Running and Ready.
+    pub async fn until_ready<const N: usize>(&self, names: [&str; N]) -> [Arc<Value>; N] {
+        for name in names {
+            self.until_pod(name, "is ready", is_ready).await;
+        }
+        names.map(|name| self.pod(name))
+    }
+
+    /// Waits until that event was sent of a pod or the node; its message.
+    pub async fn until_event(&self, of: &str, reason: &str) -> String {
+        let is_it = |event: &Arc<Value>| event["reason"] == reason && event["involvedObject"]["name"] == of;
+        self.until(&format!("the event {reason} of {of}"), |seen| seen.all("events").iter().any(is_it)).await;
+        let found = self.api.all("events").into_iter().find(is_it).expect("it was there just now");
+        found["message"].as_str().expect("a message").to_owned()
+    }
+
+    /// Deletes pods and waits until they are gone.
+    pub async fn remove<const N: usize>(&self, names: [&str; N]) {
+        for name in names {
+            self.api.delete("pods", NAMESPACE, name, None);
+        }
+        for name in names {
+            self.until(&format!("{name} is gone"), |seen| seen.object("pods", NAMESPACE, name).is_none()).await;
+        }
+    }
+}
+
+/// The container `main` with a script of the shell's.
+pub fn shell(script: &str) -> Value {
+    json!({"name": "main", "command": ["sh", "-c", script]})
+}
+
+/// A pod of that container.
+pub fn only(container: Value) -> Value {
+    json!({"containers": [container]})
+}
+
+/// As [`only`], with these resources.
+pub fn sized(script: &str, resources: Value) -> Value {
+    let mut container = shell(script);
+    container["resources"] = resources;
+    only(container)
+}
+
+/// The control group of a pod.
+pub fn slice(pod: &Value) -> String {
+    let uid = pod["metadata"]["uid"].as_str().expect("a uid").replace('-', "_");
+    match pod["status"]["qosClass"].as_str().expect("a class") {
+        "Guaranteed" => format!("/kubepods.slice/kubepods-pod{uid}.slice"),
+        class => {
+            let class = class.to_lowercase();
+            format!("/kubepods.slice/kubepods-{class}.slice/kubepods-{class}-pod{uid}.slice")
+        }
+    }
+}
+
+/// The control group of the container `main` of a pod.
+pub fn scope(pod: &Value) -> String {
+    let id = pod["status"]["containerStatuses"][0]["containerID"].as_str().expect("an id");
+    format!("{}/berth-{}.scope", slice(pod), id.rsplit('/').next().expect("an id"))
+}
+
+/// What stands in a file of a group.
+pub fn file(group: &str, name: &str) -> String {
+    let path = directory(group).join(name);
+    fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).trim().to_owned()
+}
+
+/// What stands in these files of a group, `name=value` each.
+pub fn files(group: &str, names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| format!("{name}={}", file(group, name))).collect()
+}
+
+/// A number of a file of lines like `name 17`.
+pub fn counted(group: &str, name: &str, key: &str) -> u64 {
+    let text = file(group, name);
+    let found = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+    found.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no {key} in {text}"))
+}
+
+/// Where a group is.
+pub fn directory(group: &str) -> PathBuf {
+    Path::new(GROUPS).join(group.trim_start_matches('/'))
+}
+
+/// The processes of a container, the first of them first.
+pub fn processes(pod: &Value) -> Vec<u32> {
+    file(&scope(pod), "cgroup.procs").lines().map(|pid| pid.parse().expect("a pid")).collect()
+}
+
+/// What a container has written.
+pub fn log(pod: &Value) -> String {
+    let (name, uid) =
+        (pod["metadata"]["name"].as_str().expect("a name"), pod["metadata"]["uid"].as_str().expect("a uid"));
+    fs::read_to_string(format!("/var/log/pods/{NAMESPACE}_{name}_{uid}/main/0.log")).unwrap_or_default()
+}
+
+/// All memory of the machine, in bytes.
+pub fn memory_of_the_machine() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").expect("readable");
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("told");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+/// Waits until something is there; for what no watch tells of.
+pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// A page of the read-only port; `None` where nobody answers.
+pub async fn page(path: &str) -> Option<String> {
+    get(10255, path).await.filter(|answer| answer.status == 200).map(|answer| answer.body)
+}
+
+/// Runs a command to its end.
+pub fn command(program: &str, arguments: &[&str]) -> String {
+    let said = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
+    let text = format!("{}{}", String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+    assert!(said.status.success(), "{program} {arguments:?}: {} {text}", said.status);
+    text.trim().to_owned()
+}
+
+/// What `systemctl` says.
+pub fn systemctl(arguments: &[&str]) -> String {
+    command("/bin/systemctl", arguments)
+}
+
+/// A property of a unit.
+pub fn property(unit: &str, name: &str) -> String {
+    systemctl(&["show", "--property", name, "--value", unit])
+}
