@@ -4,20 +4,28 @@ HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 BUILT = $(abspath $(or $(CARGO_TARGET_DIR),target))
 # Static and at a fixed address: nothing is relocated, so no page is a process's own for that.
 STATIC = -C target-feature=+crt-static -C relocation-model=static
+# The tests that boot a machine; what runs on it is ignored elsewhere.
+VM = systemd::real::a_machine_that_systemd_runs node::boot::a_node_of_cgroup_v2_and_systemd storage::boot::shares_of_a_real_server
 BENCH = $(CARGO) bench --profile harness --bench agent -- --agent "$(BUILT)/$(HOST)/release/berth"
 
-.PHONY: run test test-vm bench bench-server bench-runtime bench-cluster bench-volumes bench-health lint release deb deps fuzz-smoke fuzz fuzz-api
+.PHONY: run test test-real test-vm test-long bench bench-server bench-runtime bench-cluster bench-volumes bench-health lint release deb deps fuzz-smoke fuzz fuzz-api
 
 run:            ## pods on this machine, everything under ./.run; RUNTIME=containerd: on a private containerd
 	@examples/run.sh
 
-test: deps      ## everything: tables, properties, simulation, scripted CRI, real containerd
-	$(CARGO) test --no-fail-fast --lib --bins --tests --examples
-	$(CARGO) test --doc
+test: deps      ## all tests but the virtual machines; one area: cargo nextest run --lib pleg:: or --test it pleg::
+	@tests/run.sh
 
-test-vm: deps   ## a node of cgroup v2 and systemd, in a virtual machine: groups, evictions, the service, its end; NFS in another
-	$(CARGO) test --test vm -- --ignored --exact --nocapture boot::a_node_of_cgroup_v2_and_systemd
-	$(CARGO) test --test storage -- --ignored --exact --nocapture boot::shares_of_a_real_server
+test-real: deps ## pods that really run, on RUNTIME=containerd (default) or embedded; one area: FILTER=probes::
+	BERTH_TEST_RUNTIME=$(or $(RUNTIME),containerd) $(CARGO) test --test real -- --test-threads=$(or $(REAL_THREADS),5) $(FILTER)
+
+test-vm: deps   ## nodes in virtual machines: cgroup v2, systemd, NFS; some minutes of emulation
+	$(CARGO) test --test crash -- --ignored
+	$(CARGO) test --test vm -- --ignored --exact --nocapture --test-threads=2 $(VM) # that of NFS mostly waits
+
+test-long: deps ## the long campaigns: 100 power cuts, 10,000 seeds, 15 s per fuzz target, schemathesis in full, test-vm
+	@tests/run.sh long
+	@$(MAKE) test-vm
 
 bench: deps release ## the figures of BENCHMARKS.md; BIN=/path/to/kubelet measures that one beside
 	$(BENCH) $(if $(BIN),--against $(BIN))
@@ -39,8 +47,8 @@ bench-health: release ## probes, pressure, log rotation, the end of a node; BIN=
 
 lint:           ## what CI refuses
 	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --quiet
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 
 release:        ## one static binary, with its shim within: target/<host>/release/berth
 	RUSTFLAGS="$(STATIC)" $(CARGO) build --profile shim --bin berth-shim --target $(HOST)

@@ -66,6 +66,15 @@ lay_down_nfs() {
 }
 [ "${1:-}" = required ] || lay_down_nfs
 
+# It runs tests side by side; without it `cargo test` runs one program after the other.
+install_nextest() {
+    command -v cargo >/dev/null 2>&1 || return 0
+    cargo nextest --version >/dev/null 2>&1 && return 0
+    echo "installing: cargo-nextest"
+    cargo install --quiet --locked --debug cargo-nextest || echo "without cargo-nextest tests take longer" >&2
+}
+[ "${1:-}" = required ] || install_nextest
+
 packages=$(missing | sort -u | tr '\n' ' ')
 [ -z "$packages" ] && exit 0
 [ "$(id -u)" = 0 ] || give_up "missing, and only root can install: $packages" "${1:-}"
