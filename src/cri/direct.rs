@@ -109,7 +109,9 @@ async fn ready_on(sender: SendRequest<Bytes>) -> Result<SendRequest<Bytes>, Stat
 fn connect(make: MakePipe) -> Connecting {
     let connecting = async move {
         let pipe = make().await.map_err(Status::unavailable)?;
-        let (sender, connection) = h2::client::handshake(pipe).await.map_err(broken)?;
+        // Until the runtime's settings are here nobody knows how many streams it takes: it would refuse the others.
+        let mut builder = h2::client::Builder::new();
+        let (sender, connection) = builder.initial_max_send_streams(1).handshake(pipe).await.map_err(broken)?;
         tokio::spawn(connection); // its callers are told what ends it
         Ok(sender)
     };
