@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::pod::{PodRef, PodUid};
+use crate::{
+    pod::{PodRef, PodUid},
+    sys::remove_tree::remove_tree,
+};
 
 /// UID of the pod that a log directory `<namespace>_<name>_<uid>` belongs to; `None` for what is
 /// not such a directory.
@@ -72,10 +75,7 @@ pub fn remove_of_pod(root: &Path, pod: &PodRef) -> io::Result<()> {
     if name.contains('/') {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is no name of a directory")));
     }
-    match fs::remove_dir_all(root.join(name)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    remove_tree(&root.join(name))
 }
 
 /// Log directories of pods below `root`.

@@ -27,6 +27,7 @@ use crate::{
     cri::RuntimeService,
     engine::ports::{Clock, ContainerExit, ContainerLogFile, ContainerLogs, MayGo, TerminationMessages},
     pod::{ContainerId, PodRef},
+    sys::remove_tree::remove_tree,
 };
 
 /// The room's numbers and places.
@@ -176,11 +177,9 @@ impl ContainerLogs for Manager {
         let root = self.config.pod_logs_dir.clone();
         let done = spawn_blocking(move || {
             for (_, path) in dirs::pod_directories(&root)?.into_iter().filter(|(uid, _)| may_go(uid)) {
-                match std::fs::remove_dir_all(&path) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        error!(err = %error, path = %path.display(), "Failed to remove pod logs directory");
-                    }
-                    _ => debug!(path = %path.display(), "Removed pod logs directory"),
+                match remove_tree(&path) {
+                    Err(error) => error!(err = %error, path = %path.display(), "Failed to remove pod logs directory"),
+                    Ok(()) => debug!(path = %path.display(), "Removed pod logs directory"),
                 }
             }
             io::Result::Ok(())

@@ -1,34 +1,23 @@
 //! How full file systems and directories are. Everything here blocks, and may hang with the disk.
 //! Behaviour: spec 04b §7.2.
-//!
-//! Directories belong to pods, which may change them while they are walked: no symbolic link is
-//! followed, nothing on another file system is counted, and depth and breadth have bounds.
 
 use std::{
-    collections::HashSet,
-    ffi::{CStr, CString},
     io,
-    os::fd::OwnedFd,
     path::Path,
-    rc::Rc,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, statat, statvfs};
+use rustix::fs::statvfs;
+
+use crate::sys::disk_walk;
+pub use crate::sys::disk_walk::Usage;
 
 /// Entries looked at between two pauses.
 const BATCH: u32 = 512;
 /// The pause: at most some 300,000 entries a second.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Directories that wait to be walked.
-const MAX_PENDING: usize = 1 << 18;
-/// Directories that are open at the same time.
-const MAX_OPEN: usize = 512;
-/// A block of `st_blocks`, whatever the file system's own is.
-const BLOCK: u64 = 512;
-
 /// A file system; bytes and inodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FileSystem {
@@ -72,43 +61,25 @@ impl FileSystem {
     }
 }
 
-/// What files take.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Usage {
-    /// Bytes on disk.
-    pub bytes: u64,
-    /// Inodes.
-    pub inodes: u64,
-}
-
-impl Usage {
-    fn add(&mut self, stat: &Stat) {
-        self.bytes = self.bytes.saturating_add(u64::try_from(stat.st_blocks).unwrap_or_default().saturating_mul(BLOCK));
-        self.inodes = self.inodes.saturating_add(1);
+/// A pause after each batch of entries, and the end where `stop` is set.
+fn pace(stop: &AtomicBool) -> impl FnMut() -> io::Result<()> {
+    let mut entries = 0;
+    move || {
+        entries += 1;
+        if entries >= BATCH {
+            entries = 0;
+            thread::sleep(PAUSE);
+        }
+        if stop.load(Ordering::Relaxed) { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     }
 }
 
 /// What the files directly in a directory take, without directories; a file that goes meanwhile counts or does not.
 ///
 /// # Errors
-/// The directory cannot be read.
+/// The directory cannot be read, or `stop` was set.
 pub fn files_in(directory: &Path, stop: &AtomicBool) -> io::Result<Usage> {
-    let opened = open(CWD, directory)?;
-    let mut usage = Usage::default();
-    let mut links = HashSet::new();
-    for entry in Dir::read_from(&opened)? {
-        let entry = entry?;
-        if stop.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        if let Some(stat) = look(&opened, entry.file_name())?
-            && !FileType::from_raw_mode(stat.st_mode).is_dir()
-            && is_first(&stat, &mut links)
-        {
-            usage.add(&stat);
-        }
-    }
-    Ok(usage)
+    disk_walk::count_files(directory, pace(stop))
 }
 
 /// What one file takes.
@@ -116,110 +87,15 @@ pub fn files_in(directory: &Path, stop: &AtomicBool) -> io::Result<Usage> {
 /// # Errors
 /// It cannot be looked at.
 pub fn file(path: &Path) -> io::Result<Usage> {
-    let mut usage = Usage::default();
-    usage.add(&statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?);
-    Ok(usage)
+    disk_walk::count_file(path)
 }
 
-/// What a directory and all below it take, as `du` counts: files with several names once, nothing on other file
-/// systems.
+/// What a directory and all below it take, as `du` counts.
 ///
 /// # Errors
-/// A directory cannot be read, the tree is too wide or too deep, or `stop` was set.
+/// As [`disk_walk::count`], or `stop` was set.
 pub fn tree(directory: &Path, stop: &AtomicBool) -> io::Result<Usage> {
-    let root = open(CWD, directory)?;
-    let top = statat(&root, c"", AtFlags::EMPTY_PATH)?;
-    let mut walk = Walk {
-        device: top.st_dev,
-        usage: Usage::default(),
-        links: HashSet::new(),
-        pending: Vec::new(),
-        open: 0,
-        looked: 0,
-    };
-    walk.usage.add(&top);
-    walk.directory(&Rc::new(root), stop)?;
-    while let Some((parent, name)) = walk.pending.pop() {
-        walk.open = walk.open.saturating_sub(usize::from(Rc::strong_count(&parent) == 1));
-        let child = match open(&parent, &*name) {
-            Ok(child) => child,
-            // Gone, or a link now.
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => continue,
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => continue,
-            Err(error) => return Err(error),
-        };
-        drop(parent);
-        walk.directory(&Rc::new(child), stop)?;
-    }
-    Ok(walk.usage)
-}
-
-struct Walk {
-    device: u64,
-    usage: Usage,
-    links: HashSet<u64>,
-    pending: Vec<(Rc<OwnedFd>, CString)>,
-    open: usize,
-    looked: u32,
-}
-
-impl Walk {
-    fn directory(&mut self, opened: &Rc<OwnedFd>, stop: &AtomicBool) -> io::Result<()> {
-        for entry in Dir::read_from(&**opened)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            if name == c"." || name == c".." {
-                continue;
-            }
-            self.pause(stop)?;
-            let Some(stat) = look(opened, name)? else { continue };
-            let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
-            if is_directory && stat.st_dev != self.device {
-                continue;
-            }
-            if !is_directory && !is_first(&stat, &mut self.links) {
-                continue;
-            }
-            self.usage.add(&stat);
-            if is_directory {
-                if self.pending.len() >= MAX_PENDING || self.open > MAX_OPEN {
-                    return Err(io::Error::other("too many directories"));
-                }
-                self.pending.push((opened.clone(), name.to_owned()));
-            }
-        }
-        // Open as long as one that waits below it needs it.
-        self.open += usize::from(Rc::strong_count(opened) > 1);
-        Ok(())
-    }
-
-    fn pause(&mut self, stop: &AtomicBool) -> io::Result<()> {
-        self.looked += 1;
-        if self.looked >= BATCH {
-            self.looked = 0;
-            thread::sleep(PAUSE);
-        }
-        if stop.load(Ordering::Relaxed) { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
-    }
-}
-
-/// Whether a file with several names is seen for the first time.
-fn is_first(stat: &Stat, links: &mut HashSet<u64>) -> bool {
-    stat.st_nlink <= 1 || FileType::from_raw_mode(stat.st_mode).is_dir() || links.insert(stat.st_ino)
-}
-
-fn open(at: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    Ok(openat(at, name, flags, Mode::empty())?)
-}
-
-/// `None` where the entry has gone meanwhile.
-fn look(directory: &OwnedFd, name: &CStr) -> io::Result<Option<Stat>> {
-    match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => Ok(Some(stat)),
-        Err(rustix::io::Errno::NOENT) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
+    disk_walk::count(directory, pace(stop))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ pub mod beneath;
 pub mod cgroup;
 #[allow(unsafe_code, reason = "bpf has no safe interface")]
 pub mod device_filter;
+pub mod disk_walk;
 pub mod file_watch;
 #[allow(unsafe_code, reason = "the allocator has no safe interface")]
 pub mod heap;
@@ -35,6 +36,7 @@ pub mod panics;
 pub mod privileges;
 #[allow(unsafe_code, reason = "unmapping has no safe interface")]
 pub mod program;
+pub mod remove_tree;
 #[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]
 pub mod sampler;
 pub mod selinux;

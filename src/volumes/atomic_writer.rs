@@ -22,8 +22,10 @@ use std::{
 use jiff::{Timestamp, tz::TimeZone};
 use tracing::debug;
 
-use super::remove;
-use crate::sys::beneath::{self, Found};
+use crate::sys::{
+    beneath::{self, Found},
+    remove_tree::remove_tree,
+};
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
@@ -139,7 +141,7 @@ fn publish(
     };
     attempt().inspect_err(|_| {
         let _ = remove_file(&dir.join(NEW_DATA)).inspect_err(|e| debug!(err = %e, "Removing a failed link failed"));
-        let _ = remove::tree(&version).inspect_err(|e| debug!(err = %e, "Removing a failed version failed"));
+        let _ = remove_tree(&version).inspect_err(|e| debug!(err = %e, "Removing a failed version failed"));
     })
 }
 
@@ -187,7 +189,7 @@ fn clean(dir: &Path, first: &BTreeSet<&OsStr>) {
         let is_version = matches!(name.as_encoded_bytes(), [b'.', b'.', digit, ..] if digit.is_ascii_digit());
         if is_version {
             if Some(Path::new(&name)) != current.as_deref() {
-                told(&path, remove::tree(&path));
+                told(&path, remove_tree(&path));
             }
         } else if !first.contains(name.as_os_str())
             && fs::read_link(&path).is_ok_and(|target| target == Path::new(DATA).join(&name))

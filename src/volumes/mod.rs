@@ -49,7 +49,6 @@ pub mod ownership;
 mod plugins;
 mod rebuild;
 mod refused;
-mod remove;
 mod selinux;
 mod spec;
 #[cfg(test)]

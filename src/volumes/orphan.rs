@@ -13,9 +13,12 @@ use rustix::mount::{UnmountFlags, unmount};
 
 use super::{
     layout::{OWNED, PARTS, PodLayout},
-    rebuild, remove,
+    rebuild,
 };
-use crate::sys::mount_table;
+use crate::sys::{
+    mount_table,
+    remove_tree::{remove_empty_directory, remove_tree},
+};
 
 /// File systems that hold a volume of ours in memory.
 const IN_MEMORY: [&str; 2] = ["tmpfs", "hugetlbfs"];
@@ -74,9 +77,9 @@ pub fn tear_down(layout: &PodLayout) -> Result<(), LeftOver> {
     for (plugin, name, path) in volumes(layout).map_err(|e| not_down("", &e))? {
         if OWNED.contains(&plugin.as_str()) {
             let marker = layout.marker(&plugin, &name);
-            remove::tree(&marker).and_then(|()| remove::tree(&path)).map_err(|e| not_down(&name, &e))?;
+            remove_tree(&marker).and_then(|()| remove_tree(&path)).map_err(|e| not_down(&name, &e))?;
         } else {
-            remove::empty_directory(&path).map_err(|e| not_down(&name, &e))?;
+            remove_empty_directory(&path).map_err(|e| not_down(&name, &e))?;
         }
     }
     Ok(())
@@ -115,7 +118,7 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
         // Our own volume, complete and not mounted: the pod went away before it was taken down.
         let marker = layout.marker(&plugin, &name);
         let ours = OWNED.contains(&plugin.as_str()) && marker.join("ready").exists();
-        let removed = if ours { remove::tree(&path) } else { remove::empty_directory(&path) };
+        let removed = if ours { remove_tree(&path) } else { remove_empty_directory(&path) };
         removed.map_err(|e| LeftOver::Volume {
             pod: pod.clone(),
             path: path.display().to_string(),
@@ -132,9 +135,9 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
     empty_directories(&layout.volumes()).map_err(other("the volumes dir".to_owned()))?;
     empty_directories(&layout.sub_paths()).map_err(other("the volume-subpaths dir".to_owned()))?;
     for part in parts {
-        remove::tree(&part).map_err(other(part.display().to_string()))?;
+        remove_tree(&part).map_err(other(part.display().to_string()))?;
     }
-    remove::empty_directory(layout.pod()).map_err(other("the pod directory".to_owned()))?;
+    remove_empty_directory(layout.pod()).map_err(other("the pod directory".to_owned()))?;
     Ok(had_volumes)
 }
 
@@ -222,7 +225,7 @@ fn children(path: &Path) -> io::Result<Vec<PathBuf>> {
 /// Removes a file or an empty directory.
 fn remove_one(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
-        Ok(meta) if meta.is_dir() => remove::empty_directory(path),
+        Ok(meta) if meta.is_dir() => remove_empty_directory(path),
         Ok(_) => fs::remove_file(path),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(e),
@@ -233,9 +236,9 @@ fn remove_one(path: &Path) -> io::Result<()> {
 fn empty_directories(path: &Path) -> io::Result<()> {
     for child in children(path)? {
         for grandchild in children(&child)? {
-            remove::empty_directory(&grandchild)?;
+            remove_empty_directory(&grandchild)?;
         }
-        remove::empty_directory(&child)?;
+        remove_empty_directory(&child)?;
     }
-    remove::empty_directory(path)
+    remove_empty_directory(path)
 }

@@ -9,6 +9,8 @@
 //!  test ─► machine (namespaces) ─► init (reaps) ─► inside (the test) ─► daemon ─► shims
 //! ```
 
+#![allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves")]
+
 mod daemon;
 mod ground;
 mod inputs;

@@ -2,6 +2,8 @@
 //!
 //! What needs root, control groups or a container runtime says so by name where it is skipped.
 
+#![allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves")]
+
 mod api_server;
 mod bombs;
 mod cluster_objects;

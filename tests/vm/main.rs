@@ -2,6 +2,8 @@
 //!
 //! Machines boot in tests that are ignored by default (`make test-vm`); the rest runs against a scripted service manager.
 
+#![allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves")]
+
 mod node;
 mod storage;
 mod systemd;

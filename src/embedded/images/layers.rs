@@ -30,7 +30,7 @@ use super::{
 use crate::{
     embedded::store::record::{self, Durability},
     metrics::Unpacks,
-    sys::step,
+    sys::{remove_tree::remove_tree_at, step},
 };
 
 /// How a layer's stream is put together again, in its folder.
@@ -409,7 +409,7 @@ pub fn delete(folder: &Path, name: &str) {
     step::reached("layer.hidden");
     let removed = RootDir::open(folder).and_then(|folder| {
         let name = if renamed { &hidden } else { name };
-        apply::root::remove_tree(folder.fd(), name.as_ref())
+        remove_tree_at(folder.fd(), name.as_ref())
     });
     if let Err(error) = removed {
         warn!(path = %folder.join(&hidden).display(), error = %error, "Cannot delete");

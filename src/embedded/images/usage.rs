@@ -2,13 +2,13 @@
 //! does not keep the disk from those who wait for it.
 
 use std::{
-    collections::BTreeSet,
-    fs, io,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    io,
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
+
+use crate::sys::disk_walk;
 
 /// Entries between two rests; smaller trees are counted at once.
 const STRETCH: u64 = 4096;
@@ -19,34 +19,16 @@ const LONGEST_REST: Duration = Duration::from_millis(200);
 /// counted.
 ///
 /// # Errors
-/// Where the directory itself cannot be looked at.
-pub fn count(folder: &Path) -> io::Result<(u64, u64)> {
-    let (mut bytes, mut inodes) = (0u64, 0u64);
-    let mut linked = BTreeSet::new();
-    let mut add = |metadata: &fs::Metadata| {
-        let is_new = metadata.is_dir() || metadata.nlink() < 2 || linked.insert((metadata.dev(), metadata.ino()));
-        if is_new {
-            bytes = bytes.saturating_add(metadata.blocks().saturating_mul(512));
-            inodes = inodes.saturating_add(1);
-        }
-    };
-    add(&fs::symlink_metadata(folder)?);
+/// As [`disk_walk::count`].
+pub fn count(directory: &Path) -> io::Result<(u64, u64)> {
     let (mut begun, mut seen) = (Instant::now(), 0_u64);
-    let mut stack: Vec<PathBuf> = vec![folder.to_owned()];
-    while let Some(folder) = stack.pop() {
-        let Ok(entries) = fs::read_dir(&folder) else { continue };
-        for entry in entries.flatten() {
-            let Ok(metadata) = entry.metadata() else { continue };
-            add(&metadata);
-            seen = seen.wrapping_add(1);
-            if seen.is_multiple_of(STRETCH) {
-                thread::sleep(begun.elapsed().min(LONGEST_REST));
-                begun = Instant::now();
-            }
-            if metadata.is_dir() {
-                stack.push(entry.path());
-            }
+    let usage = disk_walk::count(directory, || {
+        seen = seen.wrapping_add(1);
+        if seen.is_multiple_of(STRETCH) {
+            thread::sleep(begun.elapsed().min(LONGEST_REST));
+            begun = Instant::now();
         }
-    }
-    Ok((bytes, inodes))
+        Ok(())
+    })?;
+    Ok((usage.bytes, usage.inodes))
 }

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use tokio::process::Command;
 
 use super::socket;
-use crate::sys::step;
+use crate::sys::{remove_tree::remove_tree, step};
 
 /// The program's name.
 pub const PROGRAM: &str = "berth-shim";
@@ -168,7 +168,7 @@ fn remove(folder: &Path) -> io::Result<()> {
         unmount(folder, UnmountFlags::NOFOLLOW)?; // busy while a shim runs from it
         return fs::remove_dir(folder);
     }
-    fs::remove_dir_all(folder)
+    remove_tree(folder)
 }
 
 /// Starts a shim for a folder, which is made; returns its process. It can be connected to at once.

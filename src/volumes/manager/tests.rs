@@ -385,7 +385,7 @@ async fn mounts_below_stop_the_removal() {
     let refused = bench.manager.remove_directory(&"u".into()).await.expect_err("mounted").to_string();
     assert!(refused.starts_with("mounted volumes=["), "{refused}");
     assert!(bench.manager.unmount(&"u".into()).await.is_err(), "nor by taking down");
-    assert!(crate::volumes::remove::tree(&target).is_err(), "a mount is not crossed");
+    assert!(crate::sys::remove_tree::remove_tree(&target).is_err(), "a mount is not crossed");
     assert!(target.join("data").exists());
     crate::sys::mount::unmount(&target).expect("unmounted");
     bench.manager.unmount(&"u".into()).await.expect("nothing is mounted");

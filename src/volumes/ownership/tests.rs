@@ -179,7 +179,7 @@ fn a_tree_without_a_floor_is_refused() {
     let order = Order::whole(own_group(dir.path()), GroupAccess::ReadWrite);
     let error = carry_out(&root, &order).expect_err("too deep");
     assert_eq!(error.raw_os_error(), Some(Errno::NAMETOOLONG.raw_os_error()));
-    crate::volumes::remove::tree(&root).expect("removable");
+    crate::sys::remove_tree::remove_tree(&root).expect("removable");
 }
 
 #[test]

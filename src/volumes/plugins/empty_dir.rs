@@ -19,12 +19,12 @@ use crate::{
     sys::{
         mount::{self, NewFileSystem},
         mount_table,
+        remove_tree::remove_tree,
     },
     volumes::{
         layout::EMPTY_DIR,
         memory,
         ownership::{self, GroupAccess},
-        remove,
     },
 };
 
@@ -53,7 +53,7 @@ pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     }
     if medium != Medium::Disk && !mount::is_mount_point(&dir).unwrap_or(false) {
         // Complete before the machine restarted.
-        remove::tree(&marker).map_err(SetUpError::io("removing", &marker))?;
+        remove_tree(&marker).map_err(SetUpError::io("removing", &marker))?;
     }
     backing(&dir, &marker, || {
         match &medium {
@@ -131,7 +131,7 @@ pub fn backing(dir: &Path, marker: &Path, complete: impl FnOnce() -> Result<(), 
         if dir.is_dir() {
             return Ok(());
         }
-        remove::tree(marker).map_err(SetUpError::io("removing", marker))?;
+        remove_tree(marker).map_err(SetUpError::io("removing", marker))?;
     }
     make(dir, MODE).map_err(SetUpError::io("creating", dir))?;
     fs::set_permissions(dir, Permissions::from_mode(MODE)).map_err(SetUpError::io("changing the mode of", dir))?;

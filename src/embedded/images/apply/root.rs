@@ -15,19 +15,14 @@ use std::{
 };
 
 use rustix::{
-    fs::{
-        AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, RawDir, ResolveFlags, Stat, Timespec, Timestamps, Uid,
-        XattrFlags,
-    },
+    fs::{AtFlags, CWD, Dir, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid, XattrFlags},
     io::Errno,
 };
 
-use crate::sys::spawn::Alone;
+use crate::sys::{remove_tree::remove_tree_at, spawn::Alone};
 
 const IN_ROOT: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// Deepest tree that is deleted; deeper ones cannot be made by us.
-const DEEPEST: usize = 4096;
 
 /// The directory.
 #[derive(Debug)]
@@ -126,7 +121,7 @@ impl At<'_> {
     /// # Errors
     /// What the kernel says; also where it is deeper than anything we make.
     pub fn remove(&self) -> io::Result<()> {
-        remove_tree(self.parent, self.name)
+        remove_tree_at(self.parent, self.name)
     }
 
     /// Opens the directory that is there, never through a link.
@@ -201,114 +196,6 @@ pub fn make_folder(at: At<'_>, mode: u32) -> Result<(), Errno> {
         Err(Errno::EXIST) => Ok(()),
         Ok(()) => at.set_mode(mode),
         Err(error) => Err(error),
-    }
-}
-
-/// Removes what `name` names in `parent`, whatever it is; nothing there is good.
-///
-/// Immutable and append-only flags are taken off.
-///
-/// # Errors
-/// What the kernel says.
-pub fn remove_tree(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-    if unlink(parent, name, AtFlags::empty())? {
-        return Ok(());
-    }
-    // One directory is open at a time, whatever the archive's depth is: names lead down, `..` leads up again.
-    let Some(mut folder) = open_or_gone(parent, name)? else { return Ok(()) };
-    let mut own = name.to_owned();
-    let mut above: Vec<(std::ffi::OsString, (u64, u64))> = Vec::new();
-    loop {
-        if let Some(next) = first_folder(&folder)? {
-            if above.len() >= DEEPEST {
-                return Err(io::Error::other("directories are nested too deeply"));
-            }
-            if let Some(opened) = open_or_gone(folder.as_fd(), &next)? {
-                above.push((std::mem::replace(&mut own, next), identity(&folder)?));
-                folder = opened;
-            }
-            continue;
-        }
-        let Some((name, expected)) = above.pop() else {
-            return unlink(parent, &own, AtFlags::REMOVEDIR).map(drop);
-        };
-        let up = rustix::fs::openat(&folder, "..", FOLDER | OFlags::NOFOLLOW, Mode::empty())?;
-        if identity(&up)? != expected {
-            return Err(io::Error::other("a directory was moved while it was deleted"));
-        }
-        unlink(up.as_fd(), &own, AtFlags::REMOVEDIR)?;
-        (folder, own) = (up, name);
-    }
-}
-
-fn identity(folder: &OwnedFd) -> io::Result<(u64, u64)> {
-    let stat = rustix::fs::fstat(folder)?;
-    Ok((stat.st_dev, stat.st_ino))
-}
-
-fn open_or_gone(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<OwnedFd>> {
-    match rustix::fs::openat(parent, name, FOLDER | OFlags::NOFOLLOW, Mode::empty()) {
-        Err(Errno::NOENT) => Ok(None),
-        other => Ok(Some(other?)),
-    }
-}
-
-/// Removes everything but directories from a directory; the first directory, where there is one.
-fn first_folder(folder: &OwnedFd) -> io::Result<Option<std::ffi::OsString>> {
-    rustix::fs::seek(folder, rustix::fs::SeekFrom::Start(0))?;
-    let mut buffer = Vec::with_capacity(16 << 10);
-    let mut entries = RawDir::new(folder, buffer.spare_capacity_mut());
-    while let Some(entry) = entries.next() {
-        let entry = entry?;
-        let name = OsStr::from_bytes(entry.file_name().to_bytes());
-        if name == "." || name == ".." {
-            continue;
-        }
-        let is_folder = entry.file_type() == FileType::Directory;
-        if is_folder || !unlink(folder.as_fd(), name, AtFlags::empty())? {
-            return Ok(Some(name.to_owned()));
-        }
-    }
-    Ok(None)
-}
-
-/// Whether it is gone; `false`: it is a directory.
-fn unlink(parent: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> io::Result<bool> {
-    match rustix::fs::unlinkat(parent, name, flags) {
-        Ok(()) | Err(Errno::NOENT) => Ok(true),
-        Err(Errno::ISDIR) if flags.is_empty() => Ok(false),
-        Err(Errno::PERM) => {
-            if flags.is_empty() && is_folder(parent, name) {
-                return Ok(false);
-            }
-            clear_flags(parent, name);
-            match rustix::fs::unlinkat(parent, name, flags) {
-                Ok(()) | Err(Errno::NOENT) => Ok(true),
-                Err(error) => Err(error.into()),
-            }
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn is_folder(parent: BorrowedFd<'_>, name: &OsStr) -> bool {
-    rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
-        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-}
-
-/// Takes off what keeps a file or its directory from being changed; where it cannot, the removal says why.
-fn clear_flags(parent: BorrowedFd<'_>, name: &OsStr) {
-    let clear = |fd: BorrowedFd<'_>| {
-        if let Ok(flags) = rustix::fs::ioctl_getflags(fd) {
-            let kept = flags - rustix::fs::IFlags::IMMUTABLE - rustix::fs::IFlags::APPEND;
-            // What it cannot take off is told by the removal that follows.
-            let _ = rustix::fs::ioctl_setflags(fd, kept);
-        }
-    };
-    clear(parent);
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    if let Ok(file) = rustix::fs::openat(parent, name, flags, Mode::empty()) {
-        clear(file.as_fd());
     }
 }
 

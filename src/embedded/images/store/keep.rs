@@ -129,7 +129,11 @@ impl Inner {
     }
 
     pub(super) fn measure(&self) {
-        let counted = usage::count(self.snapshots.folder()).unwrap_or_default();
+        let counted = match usage::count(self.snapshots.folder()) {
+            Ok(counted) => counted,
+            // The last value holds: a container that hides its files must not look small.
+            Err(error) => return warn!(error = %error, "Writable layers cannot be counted"),
+        };
         self.writable.0.store(counted.0, Ordering::Relaxed);
         self.writable.1.store(counted.1, Ordering::Relaxed);
     }

@@ -157,14 +157,14 @@ fn what_a_container_puts_into_the_volume_deletes_nothing_of_the_host() {
             "data" => replace(&at.join(DATA), host.path()),
             // The version itself.
             "version" => {
-                remove::tree(&version).expect("removed");
+                remove_tree(&version).expect("removed");
                 symlink(host.path(), &version).expect("makeable");
             }
             // A first-level link.
             "first" => replace(&at.join("sub"), &host.path().join("sub")),
             // A directory of the version: what is stale is looked for there.
             "nested" => {
-                remove::tree(&version.join("sub")).expect("removed");
+                remove_tree(&version.join("sub")).expect("removed");
                 symlink(host.path().join("sub"), version.join("sub")).expect("makeable");
             }
             // A version that is none.
