@@ -136,7 +136,7 @@ impl Layers {
     /// What the kernel says.
     pub fn open(root: &Path, policy: Policy, helpers: Helpers) -> Result<Arc<Self>, ImageError> {
         let folder = root.join("layers");
-        fs::DirBuilder::new().recursive(true).mode(0o711).create(&folder).attempt("create layers")?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).attempt("create layers")?;
         let mut table = Table { next: 1, ..Table::default() };
         for entry in fs::read_dir(&folder).attempt("list layers")? {
             let name = entry.attempt("list layers")?.file_name();
@@ -315,7 +315,7 @@ impl Layers {
         chain_id: Digest,
     ) -> Result<LayerMeta, ImageError> {
         let folder = self.folder.join(number.to_string());
-        fs::DirBuilder::new().mode(0o711).create(&folder).attempt("create layer")?;
+        fs::DirBuilder::new().mode(0o700).create(&folder).attempt("create layer")?;
         let target = folder.join("d");
         fs::DirBuilder::new().mode(0o755).create(&target).attempt("create layer")?;
         let is_merged = self.policy.form == Form::Merged;

@@ -69,7 +69,7 @@ impl Snapshots {
     /// What the kernel says.
     pub fn open(root: &Path, form: Form) -> Result<Self, ImageError> {
         let folder = root.join("snap");
-        fs::DirBuilder::new().recursive(true).mode(0o711).create(&folder).attempt("create snapshots")?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).attempt("create snapshots")?;
         let mut known = BTreeMap::new();
         for entry in fs::read_dir(&folder).attempt("list snapshots")? {
             let name = entry.attempt("list snapshots")?.file_name().to_string_lossy().into_owned();
@@ -108,7 +108,7 @@ impl Snapshots {
     pub fn prepare(&self, container: &str, numbers: &[u64], layers: &Layers) -> Result<RootKind, ImageError> {
         check(container)?;
         let folder = self.folder.join(container);
-        if let Err(error) = fs::DirBuilder::new().mode(0o711).create(&folder) {
+        if let Err(error) = fs::DirBuilder::new().mode(0o700).create(&folder) {
             let kind = match error.kind() {
                 std::io::ErrorKind::AlreadyExists => Kind::AlreadyExists,
                 _ => ImageError::io("", &error).kind,

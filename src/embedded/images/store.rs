@@ -134,7 +134,7 @@ impl ImageStore {
 
     fn open_now(settings: Settings) -> Result<Self, ImageError> {
         let root = &settings.root;
-        fs::DirBuilder::new().recursive(true).mode(0o711).create(root).attempt(format!("create {}", root.display()))?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(root).attempt(format!("create {}", root.display()))?;
         let form = snapshots::probe(root, settings.snapshotter)?;
         let disk = rustix::fs::statvfs(root).attempt("look at the disk")?;
         let keep_free = KEEP_FREE.max(disk.f_blocks.saturating_mul(disk.f_frsize) / 50);

@@ -117,7 +117,7 @@ impl Plans {
         };
         let launch = launch::launch(&inputs)?;
         if let Some(hooks) = &launch.plan.hooks {
-            store::make_directory(&hooks.bundle, 0o711)?;
+            store::make_directory(&hooks.bundle, 0o700)?;
             let config = launch::bundle::config(&inputs, &launch.plan);
             let written = std::fs::write(hooks.bundle.join("config.json"), config.to_string());
             written.map_err(|error| RuntimeError::other(format!("write config.json for hooks: {error}")))?;

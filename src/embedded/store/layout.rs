@@ -67,15 +67,16 @@ impl Layout {
         self.state.join("stage")
     }
 
-    /// Directories that must be there, with their modes.
+    /// Directories that must be there, with their modes: root's alone, because they hold programs of images with their
+    /// owners and set-user-ID bits, which users of the host could run (CVE-2021-41103, CVE-2024-25621).
     pub fn directories(&self) -> Vec<(PathBuf, u32)> {
         vec![
-            (self.root.clone(), 0o711),
+            (self.root.clone(), 0o700),
             (self.sandboxes(), 0o700),
             (self.containers(), 0o700),
-            (self.snapshots(), 0o711),
-            (self.layers(), 0o711),
-            (self.state.clone(), 0o711),
+            (self.snapshots(), 0o700),
+            (self.layers(), 0o700),
+            (self.state.clone(), 0o700),
             (self.shims(), 0o700),
             (self.stage(), 0o700),
         ]

@@ -105,13 +105,20 @@ fn take(mut file: File, holder: &str) -> RuntimeResult<Flock<File>> {
             Ok(lock) => return Ok(lock),
             Err((file, _)) => file,
         };
-        let is_dead = !holder.is_empty() && !Path::new("/proc").join(holder).exists();
+        let is_dead = !holder.is_empty() && !is_alive(holder);
         if !is_dead || begun.elapsed() > LAST_HOLD {
             let text = format!("embedded runtime is already running (pid {holder})");
             return Err(RuntimeError::new(ErrorKind::Unavailable, text));
         }
         thread::sleep(TRY);
     }
+}
+
+/// Whether a process runs; one that is a zombie, or being killed, does not.
+fn is_alive(pid: &str) -> bool {
+    let Ok(stat) = fs::read_to_string(Path::new("/proc").join(pid).join("stat")) else { return false };
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    !matches!(state, Some('Z' | 'X'))
 }
 
 fn check_version(path: &Path) -> RuntimeResult<()> {
@@ -287,6 +294,22 @@ mod tests {
         delete(&live).expect("deleted");
         assert!(containers(&layout).expect("listed").is_empty());
         assert_eq!(names(&layout.containers()).expect("listed"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn directories_are_roots_alone_also_where_an_earlier_release_made_them() {
+        // security.md C4
+        let dir = tempfile::tempdir().expect("a directory");
+        let layout = layout(dir.path());
+        drop(open(&layout).expect("free"));
+        for (path, _) in layout.directories() {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o711)).expect("set");
+        }
+        drop(open(&layout).expect("free"));
+        for (path, _) in layout.directories() {
+            let mode = fs::metadata(&path).expect("there").permissions().mode() & 0o7777;
+            assert_eq!(mode, 0o700, "{}", path.display());
+        }
     }
 
     #[test]

@@ -5,6 +5,9 @@
 
 use std::{
     fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -70,6 +73,45 @@ fn a_pod_of_busybox_runs_logs_executes_stops_and_leaves_nothing() {
         place.is_left_clean();
         daemon.stop.cancel();
     });
+}
+
+#[test]
+fn nothing_of_the_runtime_is_reached_by_other_users_of_the_host() {
+    on_a_machine("nothing_of_the_runtime_is_reached_by_other_users_of_the_host", async |place| {
+        // security.md C4 (CVE-2021-41103, CVE-2024-25621): images and containers have programs of root with setuid bits
+        let daemon = daemon(place.path()).await;
+        let sandbox = daemon.run(pod(place.path(), "a")).await;
+        let script = "cp /bin/busybox /tmp/own; chmod 4755 /tmp/own; mkdir /tmp/d; while :; do sleep 1; done";
+        let id = daemon.start(&sandbox, container("c", script)).await;
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("set");
+        let all = directories(place.path());
+        assert!(all.iter().any(|path| path.ends_with(&id)), "{all:?}");
+        for path in all {
+            let looks = |path: &Path| {
+                let mut looking = Command::new("/bin/busybox");
+                looking.args(["stat", "-c", "%a"]).arg(path).uid(65_534).gid(65_534);
+                looking.output().expect("busybox runs").status.success()
+            };
+            assert!(!looks(&path.join(".")), "uid 65534 reaches {}", path.display());
+        }
+        daemon.remove(&sandbox).await;
+        daemon.stop.cancel();
+    });
+}
+
+/// The directories that the runtime makes, with those of its images and containers.
+fn directories(place: &Path) -> Vec<PathBuf> {
+    let mut all = vec![place.join("root"), place.join("state")];
+    let mut next = 0;
+    while let Some(path) = all.get(next).cloned() {
+        next += 1;
+        // What is below is the content of an image or of a container, thousands of directories.
+        if path.components().count() < place.components().count() + 5 {
+            let entries = fs::read_dir(&path).into_iter().flatten().flatten();
+            all.extend(entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()));
+        }
+    }
+    all
 }
 
 #[test]
