@@ -9,6 +9,7 @@ use std::{
     time::SystemTime,
 };
 
+use nix::libc;
 use tracing::{error, warn};
 
 use super::{PrepareError, file_name, hosts, mounts::PlannedMount};
@@ -112,7 +113,7 @@ impl ContainerFiles {
             HostsFile::Node { file, aliases } => hosts::of_node(&read_limited(file, NODE_HOSTS_MAX)?, aliases),
         };
         let path = self.pod_directory.join("etc-hosts");
-        if fs::read(&path).is_ok_and(|present| present == content) {
+        if has_content(&path, &content) {
             return Ok(Some(path));
         }
         make_private_directory(&self.pod_directory)?;
@@ -157,6 +158,19 @@ pub(super) fn make_log_directory(path: &Path) -> Result<(), PrepareError> {
 
 fn make_private_directory(path: &Path) -> Result<(), PrepareError> {
     DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(|e| at(path, e))
+}
+
+/// Whether a file holds exactly this. Containers can write to it: no more than `content` is long, and a byte, is read.
+fn has_content(path: &Path, content: &[u8]) -> bool {
+    let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) else {
+        return false;
+    };
+    let length = content.len() as u64;
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == length) {
+        return false;
+    }
+    let mut present = Vec::with_capacity(content.len());
+    file.take(length + 1).read_to_end(&mut present).is_ok() && present == content
 }
 
 /// The content of a file that must not be longer than `limit` bytes.

@@ -282,6 +282,12 @@ async fn a_container_gets_its_files_and_mounts_in_order() {
     assert!(hosts.ends_with("10.0.0.5\tp\nfd00::5\tp\n"), "the node's family comes first: {hosts}");
 }
 
+/// How much this process has read so far.
+fn bytes_read() -> u64 {
+    let text = fs::read_to_string("/proc/self/io").expect("readable");
+    text.lines().find_map(|line| line.strip_prefix("rchar: ")?.parse().ok()).expect("a number")
+}
+
 #[tokio::test]
 async fn the_hosts_file_is_replaced_only_when_it_differs() {
     use std::os::unix::fs::MetadataExt;
@@ -295,6 +301,13 @@ async fn the_hosts_file_is_replaced_only_when_it_differs() {
     fs::write(bench.path("root/pods/uid-p/etc-hosts"), "changed by a container").expect("writable");
     bench.container(&pod, "").await.expect("a configuration");
     assert!(fs::read_to_string(bench.path("root/pods/uid-p/etc-hosts")).expect("written").starts_with("# Kube"));
+    // security.md C2: a container makes its own hosts file as long as it likes; no more is read than was written
+    let file = fs::OpenOptions::new().write(true).open(bench.path("root/pods/uid-p/etc-hosts")).expect("writable");
+    file.set_len(4 << 30).expect("a hole");
+    let before = bytes_read();
+    bench.container(&pod, "").await.expect("a configuration");
+    assert!(bytes_read() - before < 1 << 20, "{} bytes read", bytes_read() - before);
+    assert!(fs::metadata(bench.path("root/pods/uid-p/etc-hosts")).expect("written").len() < 4096);
     let left = fs::read_dir(bench.path("root/pods/uid-p")).expect("listable").count();
     assert_eq!(left, 2, "no temporary file stays beside etc-hosts and containers");
 }
