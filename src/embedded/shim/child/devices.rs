@@ -10,7 +10,9 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, FileType, Gid, Mode, Uid, chmodat, chownat, makedev, mknodat, symlinkat, unlinkat},
+    fs::{
+        AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, chownat, fstat, makedev, mknodat, openat, symlinkat, unlinkat,
+    },
     io::Errno,
 };
 
@@ -93,9 +95,16 @@ fn node(folder: BorrowedFd<'_>, name: &Path, device: &Device, (uid, gid): (u32, 
     };
     let mode = Mode::from_raw_mode(device.mode & 0o7777);
     let (major, minor) = device.numbers;
-    mknodat(folder, name, kind, mode, makedev(major, minor))?;
-    chmodat(folder, name, mode, AtFlags::empty())?;
-    chownat(folder, name, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::SYMLINK_NOFOLLOW)?;
+    let numbers = makedev(major, minor);
+    // The umask is empty: the mode is the wanted one from the start.
+    mknodat(folder, name, kind, mode, numbers)?;
+    // Another container may share the directory and have put something else there: only the node itself is changed.
+    let made = openat(folder, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = fstat(&made)?;
+    if FileType::from_raw_mode(stat.st_mode) != kind || (kind != FileType::Fifo && stat.st_rdev != numbers) {
+        return Err(io::Error::other("it was replaced while it was made"));
+    }
+    chownat(&made, "", Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::EMPTY_PATH)?;
     Ok(())
 }
 
@@ -116,4 +125,55 @@ pub(super) fn console(root: BorrowedFd<'_>, slave: &OwnedFd) -> Step<()> {
     let target = in_root::open_or_make(root, Path::new("/dev/console"), Missing::File).told(|| "make /dev/console")?;
     let mount = mount_api::clone_at(slave.as_fd(), Reach::Top).told(|| "take the terminal as /dev/console")?;
     mount_api::attach(mount.as_fd(), target.as_fd()).told(|| "mount /dev/console")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+        sync::atomic::{AtomicBool, Ordering},
+    };
+
+    use rustix::fs::{OFlags, RenameFlags, renameat_with};
+
+    use super::*;
+
+    /// security.md C3: who shares the directory swaps the node for a link to a file of the host while it is made.
+    #[test]
+    fn a_node_that_is_swapped_for_a_link_changes_no_file_of_the_host() {
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "needs root");
+            return println!("skipped: a_node_that_is_swapped_for_a_link_changes_no_file_of_the_host: needs root");
+        }
+        let host = tempfile::tempdir().expect("a directory");
+        let victim = host.path().join("victim");
+        fs::write(&victim, "secret").expect("written");
+        fs::set_permissions(&victim, fs::Permissions::from_mode(0o600)).expect("set");
+        // In memory, as an emptyDir of medium Memory: there the race is won soon.
+        let shared = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let folder = rustix::fs::openat(CWD, shared.path(), OFlags::DIRECTORY, Mode::empty()).expect("open");
+        let device =
+            Device { path: "/s/dev0".to_owned(), kind: 'c', numbers: (1, 3), mode: 0o666, uid: 65_534, gid: 65_534 };
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (link, node) = (shared.path().join("l"), shared.path().join("dev0"));
+                while !over.load(Ordering::Relaxed) {
+                    let _ = symlink(&victim, &link); // it may be there still
+                    if fs::symlink_metadata(&node).is_ok_and(|found| !found.is_symlink()) {
+                        let _ = renameat_with(CWD, &link, CWD, &node, RenameFlags::EXCHANGE); // lost
+                        let _ = fs::remove_file(&node);
+                        let _ = fs::remove_file(&link);
+                    }
+                }
+            });
+            for _ in 0..20_000 {
+                let _ = replace(folder.as_fd(), Path::new("dev0"), &device); // it fails where the race is won
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        let found = fs::metadata(&victim).expect("there");
+        assert_eq!((found.mode() & 0o7777, found.uid()), (0o600, 0), "a file of the host was changed");
+    }
 }

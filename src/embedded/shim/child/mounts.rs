@@ -4,7 +4,10 @@
 
 use std::{
     fs, io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
     path::{Path, PathBuf},
 };
 
@@ -56,7 +59,10 @@ fn bind(alone: Alone, path: &Path, mount: &Mount, around: &Around<'_>) -> Step<R
     let what = || format!("mount {} on {}", path.display(), mount.target);
     let taken = match mount_api::clone_path(path, Reach::Tree) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::create_dir_all(path).told(|| format!("make {}", path.display()))?;
+            // The umask is empty here: without a mode everybody could write to it.
+            let mut directories = fs::DirBuilder::new();
+            let made = directories.recursive(true).mode(0o755).create(path);
+            made.told(|| format!("make {}", path.display()))?;
             mount_api::clone_path(path, Reach::Tree)
         }
         other => other,
