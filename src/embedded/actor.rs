@@ -26,7 +26,7 @@ use tracing::{error, info, warn};
 use super::{
     config::OomRule,
     container::Container,
-    errors::{RuntimeError, RuntimeResult},
+    errors::{ErrorKind, RuntimeError, RuntimeResult},
     ports::{Connected, Groups, Shim},
     reconcile,
     runtime::now_ns,
@@ -102,6 +102,30 @@ impl Pod {
         &self,
         turn: impl FnOnce(&mut Sandbox) -> R + Send + 'static,
     ) -> RuntimeResult<R> {
+        let (result, saved) = self.take_turn(turn).await?;
+        saved.map(|()| result)
+    }
+
+    /// As [`Pod::turn`], for stopping and removing, which need no free space: a record that a full disk refuses is written
+    /// when there is space again. A restart before that finds the older record, and the same call ends it in the same way.
+    ///
+    /// # Errors
+    /// The sandbox is gone, or its records cannot be written for another reason.
+    pub async fn turn_on_full_disk<R: Send + 'static>(
+        &self,
+        turn: impl FnOnce(&mut Sandbox) -> R + Send + 'static,
+    ) -> RuntimeResult<R> {
+        match self.take_turn(turn).await? {
+            (result, Err(error)) if error.kind == ErrorKind::Exhausted => Ok(result),
+            (result, saved) => saved.map(|()| result),
+        }
+    }
+
+    /// The result of a turn, and whether it was written down.
+    async fn take_turn<R: Send + 'static>(
+        &self,
+        turn: impl FnOnce(&mut Sandbox) -> R + Send + 'static,
+    ) -> RuntimeResult<(R, RuntimeResult<()>)> {
         let (told, result) = oneshot::channel();
         let (done, saved) = oneshot::channel();
         let turn: Turn = Box::new(move |sandbox| {
@@ -112,7 +136,7 @@ impl Pod {
         self.mailbox.send(Mail::Turn(turn, done)).await.map_err(|_| gone())?;
         let saved = saved.await.map_err(|_| gone())?;
         let result = result.await.map_err(|_| gone())?;
-        saved.map(|()| result)
+        Ok((result, saved))
     }
 
     /// Waits until the sandbox is as wanted.

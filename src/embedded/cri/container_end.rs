@@ -36,7 +36,7 @@ pub async fn stop(runtime: &Arc<Runtime>, id: &str, seconds: i64) -> RuntimeResu
 async fn stop_in(pod: &Pod, id: &str, seconds: i64) -> RuntimeResult<()> {
     settle_start(pod, id).await?;
     let asked = id.to_owned();
-    let decide = pod.turn(move |sandbox| {
+    let decide = pod.turn_on_full_disk(move |sandbox| {
         let container = sandbox.container_mut(&asked)?;
         Ok((container::stop(container, seconds), container.meta.stop_signal))
     });
@@ -68,7 +68,7 @@ async fn stop_in(pod: &Pod, id: &str, seconds: i64) -> RuntimeResult<()> {
 pub async fn kill(pod: &Pod, id: &str) -> RuntimeResult<()> {
     settle_start(pod, id).await?;
     let killed = id.to_owned();
-    let running = pod.turn(move |sandbox| {
+    let running = pod.turn_on_full_disk(move |sandbox| {
         let container = sandbox.containers.get_mut(&killed);
         container.filter(|c| c.running().is_ok()).map(|c| c.is_killed = true).is_some()
     });
@@ -131,7 +131,7 @@ pub async fn remove_from(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> Runtime
     let _lane = lane.lock().await;
     kill(pod, id).await?;
     let gone = id.to_owned();
-    let marked = pod.turn(move |sandbox| {
+    let marked = pod.turn_on_full_disk(move |sandbox| {
         sandbox.containers.get_mut(&gone).map(|container| {
             container.is_removing = true;
             container.meta.clone()
@@ -164,7 +164,7 @@ pub async fn remove_from(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> Runtime
     runtime.ports.images.release(&meta.image_id, id).await;
     step::reached("remove.root");
     let gone = id.to_owned();
-    pod.turn(move |sandbox| drop(sandbox.containers.remove(&gone))).await?;
+    pod.turn_on_full_disk(move |sandbox| drop(sandbox.containers.remove(&gone))).await?;
     runtime.forget_container(id);
     runtime.container_names.release(&meta.name, id);
     Ok(())

@@ -45,7 +45,7 @@ async fn stop_pod(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
         return Ok(());
     }
     take_down(runtime, pod).await?;
-    pod.turn(|sandbox| {
+    pod.turn_on_full_disk(|sandbox| {
         sandbox.phase = SandboxPhase::NotReady;
         Arc::make_mut(&mut sandbox.meta).netns = None;
     })

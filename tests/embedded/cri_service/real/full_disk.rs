@@ -1,6 +1,11 @@
 //! A disk that is full while containers are made. Spec 09 §7 (AC-09-E10).
 
-use std::{fs, io::Write, path::Path};
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use berth::proto::cri;
 use nix::mount::{MsFlags, mount};
@@ -11,9 +16,12 @@ use berth_testkit::embedded::{
     traces::names,
 };
 
-/// Fills a file system to the last byte.
+/// Nothing here takes that long.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Fills a file system to the last byte; without an inode it is full.
 fn fill(path: &Path) {
-    let mut file = fs::File::create(path).expect("made");
+    let Ok(mut file) = fs::File::create(path) else { return };
     for size in [1 << 20, 4096, 1] {
         while file.write_all(&vec![1; size]).is_ok() {}
     }
@@ -57,4 +65,51 @@ fn a_full_disk_leaves_nothing_half_made() {
         assert_eq!(left, Vec::<String>::new());
         daemon.stop.cancel();
     });
+}
+
+/// A container fills the disk of the runtime; stopping and removing its pod needs no space, and gives all of it back.
+fn filled_by_a_container(test: &str, options: &'static str, script: &'static str) {
+    on_a_machine(test, async move |place| {
+        // security.md C7
+        let root = place.path().join("root");
+        fs::create_dir(&root).expect("made");
+        mount(Some("small"), &root, Some("tmpfs"), MsFlags::empty(), Some(options)).expect("mounted");
+        let daemon = daemon(place.path()).await;
+        let used = || {
+            let disk = nix::sys::statvfs::statvfs(&root).expect("there");
+            (disk.blocks() - disk.blocks_free(), disk.files() - disk.files_free())
+        };
+        let before = used();
+        let sandbox = daemon.run(pod(place.path(), "a")).await;
+        let id = daemon.start(&sandbox, container("c", script)).await;
+        let log = daemon.status(&id).await.log_path;
+        let begun = Instant::now();
+        while !fs::read_to_string(&log).is_ok_and(|text| text.contains("stdout F full")) {
+            assert!(begun.elapsed() < LIMIT, "the disk does not get full");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // Whatever the container left: not a byte.
+        fill(&root.join("filler"));
+        let stop = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() };
+        daemon.calls.rpc.clone().stop_pod_sandbox(stop).await.expect("stops on a full disk");
+        daemon.remove(&sandbox).await;
+        let _ = fs::remove_file(root.join("filler")); // without an inode it was never made
+        assert_eq!((names(&root.join("containers")), names(&root.join("snap"))), (Vec::new(), Vec::new()));
+        assert_eq!(used(), before);
+        let again = daemon.run(pod(place.path(), "b")).await;
+        daemon.remove(&again).await;
+        daemon.stop.cancel();
+    });
+}
+
+#[test]
+fn a_pod_that_filled_the_disk_is_stopped_and_removed() {
+    let script = "head -c 64m /dev/zero > /tmp/big 2> /dev/null; echo full; while :; do sleep 1; done";
+    filled_by_a_container("a_pod_that_filled_the_disk_is_stopped_and_removed", "size=48m", script);
+}
+
+#[test]
+fn a_pod_that_took_all_inodes_is_stopped_and_removed() {
+    let script = "i=0; while true 2> /dev/null > /tmp/$i; do i=$((i+1)); done; echo full; while :; do sleep 1; done";
+    filled_by_a_container("a_pod_that_took_all_inodes_is_stopped_and_removed", "size=48m,nr_inodes=3000", script);
 }
