@@ -59,8 +59,10 @@ pub fn ensure(wanted: &Wanted) -> Result<Bridge, NetworkError> {
         return Err(failed(io::Error::other("a link of that name is no bridge")));
     }
     let has_v6 = wanted.nets.iter().any(|n| n.is_v6());
+    // Pods may send router advertisements, also where no pod has an address of IPv6 (CVE-2020-10749).
+    attempt(&format!("ipv6/conf/{}/accept_ra", wanted.name), "0");
     if has_v6 {
-        for (key, value) in [("disable_ipv6", "0"), ("accept_ra", "0"), ("accept_dad", "0")] {
+        for (key, value) in [("disable_ipv6", "0"), ("accept_dad", "0")] {
             attempt(&format!("ipv6/conf/{}/{key}", wanted.name), value);
         }
     }

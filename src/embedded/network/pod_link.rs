@@ -106,6 +106,7 @@ fn remove_unnamed(socket: &mut Socket, name: &str, failed_at: usize) {
 fn configure(socket: &mut Socket, join: &Join<'_>, host_end: &str) -> io::Result<()> {
     // Another pod may have had the address a while ago: answers come back to this one at once.
     socket.each(join.addresses.iter().map(|(a, _)| route::delete_neighbour(join.bridge.index, *a)).collect())?;
+    bridge::attempt(&format!("ipv6/conf/{host_end}/accept_ra"), "0");
     if let Some(bits) = join.bandwidth.ingress {
         let link = bridge::find(socket, host_end)?.ok_or(Errno::ENODEV)?;
         socket.request(route::set_bucket(link.index, &bandwidth::bucket(bits, join.bridge.mtu)))?;
@@ -129,8 +130,10 @@ fn wait_until_running(socket: &mut Socket, link: &str) -> io::Result<()> {
 
 fn inside(join: &Join<'_>) -> io::Result<()> {
     let link = names::POD_LINK;
+    // Other pods may send router advertisements, also where no pod has an address of IPv6 (CVE-2020-10749).
+    bridge::attempt(&format!("ipv6/conf/{link}/accept_ra"), "0");
     if join.addresses.iter().any(|(a, _)| a.is_ipv6()) {
-        for (key, value) in [("disable_ipv6", "0"), ("accept_dad", "0"), ("accept_ra", "0")] {
+        for (key, value) in [("disable_ipv6", "0"), ("accept_dad", "0")] {
             bridge::attempt(&format!("ipv6/conf/{link}/{key}"), value);
         }
     }

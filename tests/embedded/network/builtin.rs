@@ -41,6 +41,28 @@ fn a_pod_has_a_network_and_leaves_nothing() {
 }
 
 #[test]
+fn router_advertisements_of_pods_are_not_accepted() {
+    on_a_machine("router_advertisements_of_pods_are_not_accepted", async |ground| {
+        // security.md C8 (CVE-2020-10749): also where no pod has an address of IPv6
+        let before = links();
+        let network = ready(ground.settings()).await;
+        let one = pod(1);
+        network.setup(&one).await.expect("a network");
+        let accepted = |link: &str| {
+            let key = format!("/proc/sys/net/ipv6/conf/{link}/accept_ra");
+            std::fs::read_to_string(key).unwrap_or_else(|_| "0".to_owned()).trim().to_owned()
+        };
+        let made: Vec<String> = links().into_iter().filter(|link| !before.contains(link)).collect();
+        assert_eq!(made.len(), 2, "the bridge and the pod's end here: {made:?}");
+        for link in made {
+            assert_eq!(accepted(&link), "0", "{link}");
+        }
+        let inside = net_namespace::within(netns(&one).as_fd(), || Ok(accepted("eth0"))).expect("entered");
+        assert_eq!(inside, "0");
+    });
+}
+
+#[test]
 fn both_versions_are_usable_at_once() {
     on_a_machine("both_versions_are_usable_at_once", async |ground| {
         // AC-09b-N6
