@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs::File,
-    io,
+    io::{self, Read, Seek},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::ffi::OsStrExt,
@@ -16,7 +16,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, Stat},
+    fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat},
     io::Errno,
 };
 
@@ -114,12 +114,25 @@ fn one(
     Ok(false)
 }
 
-/// Shares the blocks, else copies them in the kernel.
+/// Shares the blocks, else copies them in the kernel; holes stay holes.
 fn content(from: &mut File, to: &mut File) -> io::Result<()> {
     if rustix::fs::ioctl_ficlone(&*to, &*from).is_ok() {
         return Ok(());
     }
-    io::copy(from, to).map(drop)
+    let mut at = 0;
+    loop {
+        let data = match rustix::fs::seek(&*from, SeekFrom::Data(at)) {
+            // The rest is a hole, or there is none.
+            Err(Errno::NXIO) => break,
+            other => other?,
+        };
+        let hole = rustix::fs::seek(&*from, SeekFrom::Hole(data))?;
+        from.seek(io::SeekFrom::Start(data))?;
+        to.seek(io::SeekFrom::Start(data))?;
+        io::copy(&mut from.by_ref().take(hole.saturating_sub(data)), to)?;
+        at = hole;
+    }
+    to.set_len(from.metadata()?.len())
 }
 
 fn attributes(from: At<'_>, to: At<'_>) -> io::Result<()> {
@@ -151,10 +164,28 @@ fn modified(stat: &Stat) -> (i64, u32) {
 mod tests {
     use std::{
         fs,
-        os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+        os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
     };
 
     use super::*;
+
+    #[test]
+    fn holes_stay_holes() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("a")).expect("makeable");
+        fs::create_dir(at("b")).expect("makeable");
+        let file = File::create(at("a/sparse")).expect("makeable");
+        file.set_len(64 << 30).expect("a hole");
+        file.write_all_at(b"middle", 1 << 30).expect("written");
+        tree(&at("a"), &at("b")).expect("copied");
+        let copy = fs::metadata(at("b/sparse")).expect("there");
+        assert_eq!(copy.len(), 64 << 30);
+        assert!(copy.blocks() * 512 < 1 << 20, "{} blocks", copy.blocks());
+        let mut middle = [0; 8];
+        File::open(at("b/sparse")).and_then(|file| file.read_exact_at(&mut middle, 1 << 30)).expect("readable");
+        assert_eq!(&middle, b"middle\0\0");
+    }
 
     #[test]
     fn a_copy_is_the_same() {
