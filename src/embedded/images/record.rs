@@ -180,9 +180,12 @@ impl Record {
     /// The user a container runs as, as CRI wants it: number or name; neither where the image names nobody.
     pub fn user(&self) -> User {
         let user = self.config.user.split(':').next().unwrap_or_default();
+        let is_number = !user.is_empty() && user.bytes().all(|byte| byte.is_ascii_digit());
         match user.parse::<i64>() {
             Ok(uid) => User::Id(uid),
             Err(_) if user.is_empty() => User::Nobody,
+            // Too large for a number is no name: whoever asks refuses it.
+            Err(_) if is_number => User::Id(i64::MAX),
             Err(_) => User::Name(user.to_owned()),
         }
     }

@@ -102,7 +102,7 @@ fn user<'a>(name: &str, wanted: &str, users: &'a [User]) -> Result<(u32, Option<
     if name.is_empty() {
         return Ok((0, users.iter().find(|user| user.uid == 0)));
     }
-    if let Ok(number) = name.parse::<i64>() {
+    if let Some(number) = number(name) {
         let uid = in_range(number)
             .ok_or_else(|| Refusal::plain(format!("invalid USER value {wanted:?}: uid out of range")))?;
         return Ok((uid, users.iter().find(|user| user.uid == uid)));
@@ -112,12 +112,19 @@ fn user<'a>(name: &str, wanted: &str, users: &'a [User]) -> Result<(u32, Option<
 }
 
 fn gid(name: &str, wanted: &str, groups: &[Group]) -> Result<u32, Refusal> {
-    if let Ok(number) = name.parse::<i64>() {
+    if let Some(number) = number(name) {
         return in_range(number)
             .ok_or_else(|| Refusal::plain(format!("invalid USER value {wanted:?}: gid out of range")));
     }
     let group = groups.iter().find(|group| group.name == name).ok_or_else(|| Refusal::plain("no groups found"))?;
     Ok(group.gid)
+}
+
+/// A number, which is never looked up as a name: one that is too large for us is out of range (CVE-2026-46680).
+fn number(name: &str) -> Option<i64> {
+    let digits = name.strip_prefix(['+', '-']).unwrap_or(name);
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| name.parse().unwrap_or(i64::MAX))
 }
 
 fn in_range(number: i64) -> Option<u32> {
@@ -219,6 +226,15 @@ mod tests {
         is(
             Row { name: "group too large", image: "1:2147483648", ..PLAIN },
             Err("invalid USER value \"1:2147483648\": gid out of range"),
+        );
+        // security.md C17: digits are never a name, whatever the image's files say of it
+        is(
+            Row { name: "more than 64 bits", image: "99999999999999999999", ..PLAIN },
+            Err("invalid USER value \"99999999999999999999\": uid out of range"),
+        );
+        is(
+            Row { name: "group of more than 64 bits", image: "1:99999999999999999999", ..PLAIN },
+            Err("invalid USER value \"1:99999999999999999999\": gid out of range"),
         );
         is(Row { name: "three parts", image: "a:b:c", ..PLAIN }, Err("invalid USER value \"a:b:c\""));
     }
