@@ -254,7 +254,7 @@ impl Builtin {
         let detached = pod_link::detach(&pod.id).map_err(|e| NetworkError::kernel("pod's links", e));
         step::reached("unnetwork.links");
         closed.and(detached)?;
-        self.leases().release(&pod.id)?;
+        self.leases().release(&pod.id);
         step::reached("unnetwork.lease");
         self.forget_ranges(&addresses)
     }
@@ -278,7 +278,7 @@ impl Builtin {
             .iter()
             .filter_map(|pod| Some((pod, pod.attached.as_ref().filter(|a| a.mode == Mode::Builtin)?)))
             .collect();
-        self.leases().restore(ours.iter().map(|(pod, attached)| (pod.id.as_str(), attached.ips.as_slice())))?;
+        self.leases().restore(ours.iter().map(|(pod, attached)| (pod.id.as_str(), attached.ips.as_slice())));
         let mut entries = Vec::new();
         for (pod, attached) in ours.iter().filter(|_| self.settings.host_ports) {
             match HostPorts::entries(&pod.ports, &attached.ips) {

@@ -1,7 +1,7 @@
 //! Which pod has which address. Pure.
 //!
-//! Next fit from a cursor, so that an address is not used again soon; one that was given back rests for [`REST`] besides:
-//! neighbours and connections forget it meanwhile. Behaviour: spec 09b §11.1-§11.3, §14.
+//! Next fit from a cursor, so that an address is not used again soon; one that was given back rests for [`REST`] besides
+//! (neighbours and connections forget it meanwhile), unless no other address is free. Behaviour: spec 09b §11.1-§11.3, §14.
 
 use std::{
     collections::BTreeMap,
@@ -80,6 +80,7 @@ impl Ipam {
         for (range, place) in self.ranges.iter_mut().zip(found) {
             range.cursor = place;
             let address = range.net.nth(place);
+            self.resting.remove(&address);
             self.leases.insert(address, pod.to_owned());
             given.push(address);
         }
@@ -101,7 +102,9 @@ impl Ipam {
                 return Ok(place);
             }
         }
-        Err(range.exhausted())
+        // None but those that rest: the one that has rested longest.
+        let resting = self.resting.iter().filter_map(|(address, since)| Some((*since, range.net.place(*address)?)));
+        resting.min().map(|(_, place)| place).ok_or_else(|| range.exhausted())
     }
 
     /// Takes back what a pod has. Whether it had something.
@@ -161,8 +164,23 @@ mod tests {
         let full = ipam.lease("7", start).expect_err("none left").to_string();
         assert_eq!(full, "no IP addresses available in range set: 10.9.0.1-10.9.0.6");
         assert!(ipam.release("4", start) && !ipam.release("4", start));
-        assert!(ipam.lease("7", start + Duration::from_millis(9_999)).is_err(), "it rests");
-        assert_eq!(told(&ipam.lease("7", start + REST).expect("rested")), "10.9.0.4");
+        // critest 7: an address that rests is used when no other is free
+        assert!(ipam.release("3", start + Duration::from_secs(1)));
+        let soon = start + Duration::from_secs(2);
+        assert_eq!(told(&ipam.lease("7", soon).expect("rested longest")), "10.9.0.4");
+        assert_eq!(told(&ipam.lease("8", soon).expect("the other")), "10.9.0.3");
+        assert!(ipam.lease("9", soon).is_err());
+    }
+
+    #[test]
+    fn an_address_rests_while_another_is_free() {
+        let (mut ipam, start) = (of(&["10.9.0.0/29"]), Instant::now());
+        for n in 2..=5 {
+            ipam.lease(&n.to_string(), start).expect("free");
+        }
+        ipam.release("2", start);
+        let soon = start + REST - Duration::from_millis(1);
+        assert_eq!(told(&ipam.lease("7", soon).expect("free")), "10.9.0.6");
     }
 
     #[test]

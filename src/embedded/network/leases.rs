@@ -9,14 +9,21 @@ use std::{
     net::IpAddr,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::PathBuf,
-    time::Instant,
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
+use tracing::warn;
 
 use super::{cidr::Cidr, errors::NetworkError, ipam::Ipam};
 use crate::sys::atomic_file;
+
+/// How long a tool may hold the lock before the file is written without it.
+const LONGEST_HOLD: Duration = Duration::from_secs(1);
+/// Pause between two attempts to lock.
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(2);
 
 /// Addresses of pods, and their file.
 #[derive(Debug)]
@@ -41,37 +48,33 @@ impl Leases {
         self.ipam.set_nets(nets);
     }
 
-    /// Leases addresses for a pod.
+    /// Leases addresses for a pod. A file that cannot be written delays no pod: memory is what counts.
     ///
     /// # Errors
-    /// Where none is left or the file cannot be written; nothing is leased then.
+    /// Where none is left; nothing is leased then.
     pub fn lease(&mut self, pod: &str) -> Result<Vec<IpAddr>, NetworkError> {
         let given = self.ipam.lease(pod, Instant::now())?;
-        if let Err(e) = self.write() {
-            self.ipam.release(pod, Instant::now());
-            return Err(NetworkError::kernel("leases file", e));
-        }
+        self.write_or_warn();
         Ok(given)
     }
 
     /// Takes back what a pod has.
-    ///
-    /// # Errors
-    /// Where the file cannot be written; they are free all the same.
-    pub fn release(&mut self, pod: &str) -> Result<(), NetworkError> {
-        if !self.ipam.release(pod, Instant::now()) {
-            return Ok(());
+    pub fn release(&mut self, pod: &str) {
+        if self.ipam.release(pod, Instant::now()) {
+            self.write_or_warn();
         }
-        self.write().map_err(|e| NetworkError::kernel("leases file", e))
     }
 
     /// Forgets everything but what these pods have.
-    ///
-    /// # Errors
-    /// Where the file cannot be written.
-    pub fn restore<'a>(&mut self, pods: impl IntoIterator<Item = (&'a str, &'a [IpAddr])>) -> Result<(), NetworkError> {
+    pub fn restore<'a>(&mut self, pods: impl IntoIterator<Item = (&'a str, &'a [IpAddr])>) {
         self.ipam.restore(pods);
-        self.write().map_err(|e| NetworkError::kernel("leases file", e))
+        self.write_or_warn();
+    }
+
+    fn write_or_warn(&self) {
+        if let Err(error) = self.write() {
+            warn!(path = %self.directory.join("leases.json").display(), err = %error, "Leases file not written");
+        }
     }
 
     fn write(&self) -> io::Result<()> {
@@ -84,7 +87,7 @@ impl Leases {
     }
 
     /// Tools that change the file take it too.
-    fn lock(&self) -> io::Result<File> {
+    fn lock(&self) -> io::Result<Lock> {
         if !self.directory.is_dir() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         }
@@ -94,7 +97,61 @@ impl Leases {
             .write(true)
             .mode(0o600)
             .open(self.directory.join("lock"))?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(file)
+        let begun = Instant::now();
+        while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            if begun.elapsed() > LONGEST_HOLD {
+                warn!(err = %error, "A tool holds the lock of the leases file; it is written all the same");
+                break;
+            }
+            thread::sleep(BETWEEN_ATTEMPTS);
+        }
+        Ok(Lock(file))
+    }
+}
+
+/// The lock of the file.
+struct Lock(File);
+
+impl Drop for Lock {
+    /// Closing is not enough: a process that is being started has a copy of the descriptor until it executes its program.
+    fn drop(&mut self) {
+        let _ = flock(&self.0, FlockOperation::Unlock); // closing it ends it, too
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    /// critest 1: a process that is being started holds a copy of the lock's descriptor for a while.
+    #[test]
+    fn a_copy_of_the_descriptor_does_not_keep_the_lock() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let leases = Leases::new(dir.path().to_owned());
+        let lock = leases.lock().expect("locked");
+        let copy = lock.0.as_fd().try_clone_to_owned().expect("a copy");
+        drop(lock);
+        let begun = Instant::now();
+        drop(leases.lock().expect("locked again"));
+        assert!(begun.elapsed() < LONGEST_HOLD, "{:?}", begun.elapsed());
+        drop(copy);
+    }
+
+    #[test]
+    fn leases_fail_for_no_lock_and_for_no_disk() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut leases = Leases::new(dir.path().to_owned());
+        leases.set_nets(&["10.9.0.0/24".parse().expect("a net")]);
+        let held = leases.lock().expect("locked");
+        leases.lease("a").expect("leased while a tool holds the lock");
+        drop(held);
+        // In place of the directory is a file: nothing can be written.
+        let mut leases = Leases::new(dir.path().join("leases.json"));
+        leases.set_nets(&["10.9.0.0/24".parse().expect("a net")]);
+        leases.lease("a").expect("leased without a file");
+        leases.release("a");
+        assert!(leases.ipam().leases().is_empty());
     }
 }
