@@ -128,7 +128,8 @@ pub fn unpack_bytes(state: &Path, bytes: &[u8]) -> Result<(PathBuf, Protection),
 }
 
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o500).open(path)?;
+    // Executed by pods' process 1 as well, which in a user namespace is not root here. The directory is root's alone.
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o555).open(path)?;
     io::Write::write_all(&mut file, bytes)
 }
 
