@@ -313,6 +313,20 @@ mod tests {
     }
 
     #[test]
+    fn a_holder_of_the_lock_that_is_a_zombie_is_dead() {
+        // security.md C16
+        let mut child = std::process::Command::new("true").spawn().expect("started");
+        let (pid, begun) = (child.id().to_string(), Instant::now());
+        assert!(is_alive(&std::process::id().to_string()));
+        while is_alive(&pid) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{pid} lives");
+            thread::sleep(TRY);
+        }
+        assert!(Path::new("/proc").join(&pid).exists(), "nobody has waited for it yet");
+        child.wait().expect("waited for");
+    }
+
+    #[test]
     fn only_one_daemon_and_no_later_disk() {
         let dir = tempfile::tempdir().expect("a directory");
         let layout = layout(dir.path());

@@ -1,6 +1,10 @@
 //! What a container sees of files.
 
-use std::{fs, os::unix::fs::symlink, path::Path};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+};
 
 use berth::embedded::shim::plan::{Access, Propagation, RootKind, Source};
 use nix::{
@@ -53,6 +57,10 @@ fn volumes_are_as_writable_as_the_plan_says() {
         );
         assert_eq!(out, "content\nread-only\ndev\n");
         assert!(bench.at("missing/dir/made").exists());
+        for made in ["missing", "missing/dir"] {
+            let mode = fs::metadata(bench.at(made)).expect("made").permissions().mode() & 0o7777;
+            assert_eq!(mode, 0o755, "security.md C15: {made}");
+        }
     });
 }
 
