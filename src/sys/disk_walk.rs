@@ -129,8 +129,16 @@ impl Walk {
     /// Counts what is in a directory.
     fn read(&mut self, here: &OwnedFd, pace: &mut impl FnMut() -> io::Result<()>) -> io::Result<Level> {
         let mut level = Level { identity: identity(&fstat(here)?), names: Vec::new() };
-        for entry in Dir::read_from(here)? {
-            let entry = entry?;
+        let entries = match Dir::read_from(here) {
+            // Removed since it was opened: nothing is in it.
+            Err(Errno::NOENT) => return Ok(level),
+            other => other?,
+        };
+        for entry in entries {
+            let entry = match entry {
+                Err(Errno::NOENT) => break,
+                other => other?,
+            };
             let name = entry.file_name();
             if name == c"." || name == c".." {
                 continue;
@@ -273,6 +281,28 @@ mod tests {
         });
         let is_counted = usage.as_ref().is_ok_and(|usage| usage.inodes <= 4);
         assert!(is_counted || usage.is_err_and(|e| e.to_string().contains("moved")), "nothing else is counted");
+    }
+
+    /// Programs make and remove directories all the time: that ends no walk.
+    #[test]
+    fn a_directory_that_is_removed_while_it_is_read_ends_no_walk() {
+        let root = tempfile::tempdir().expect("a directory");
+        fs::write(root.path().join("kept"), "x").expect("written");
+        // More entries than one read of the kernel's returns.
+        for number in 0..20_000 {
+            fs::create_dir_all(root.path().join("busy")).expect("made");
+            fs::write(root.path().join(format!("busy/{number}")), "").expect("written");
+        }
+        let mut entries = 0;
+        let usage = count(root.path(), || {
+            entries += 1;
+            if entries == 3 {
+                fs::remove_dir_all(root.path().join("busy")).expect("removed");
+            }
+            Ok(())
+        });
+        let usage = usage.expect("counted");
+        assert!(entries > 3 && usage.inodes < 20_000, "it was read in part: {entries} entries, {usage:?}");
     }
 
     #[test]

@@ -87,7 +87,11 @@ fn clear(here: &OwnedFd) -> io::Result<Option<OsString>> {
     let mut buffer = Vec::with_capacity(16 << 10);
     let mut entries = RawDir::new(here, buffer.spare_capacity_mut());
     while let Some(entry) = entries.next() {
-        let entry = entry?;
+        let entry = match entry {
+            // Somebody else has removed the directory: nothing is in it.
+            Err(Errno::NOENT) => return Ok(None),
+            other => other?,
+        };
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
         if name == "." || name == ".." {
             continue;

@@ -119,7 +119,7 @@ impl At<'_> {
     /// Removes what is there, with all that is below it.
     ///
     /// # Errors
-    /// What the kernel says; also where it is deeper than anything we make.
+    /// What the kernel says.
     pub fn remove(&self) -> io::Result<()> {
         remove_tree_at(self.parent, self.name)
     }
