@@ -64,12 +64,18 @@ mod tests {
         let taken: Vec<Subnet> = (0..20).map(|_| Subnet::take(100)).collect();
         let distinct: std::collections::BTreeSet<&str> = taken.iter().map(Subnet::cidr).collect();
         assert_eq!(distinct.len(), taken.len());
+        let mut locks = Vec::new();
         for subnet in &taken {
             let [_, second, third, _] = subnet.cidr().split('.').collect::<Vec<_>>()[..] else { panic!("four octets") };
             let second: u16 = second.parse().expect("a number");
             let number = (second - 100) * PER_OCTET + third.parse::<u16>().expect("a number");
             let lock = File::create(directory().join(format!("100-{number}"))).expect("a lock file");
             assert!(flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err(), "{} is free", subnet.cidr());
+            locks.push(lock);
         }
+        drop(taken);
+        // None of its numbers is the only one that others may have taken meanwhile.
+        let is_free = |lock: &File| flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok();
+        assert!(locks.iter().any(is_free), "no subnet is free again");
     }
 }
