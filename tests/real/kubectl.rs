@@ -19,7 +19,8 @@ use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 use crate::node::{Node, UNTIL_STOPPED, shell};
 use berth_testkit::{
     kube_front::{KubeFront, Kubelet},
-    process::{self, manifest_of},
+    process::manifest_of,
+    reservation,
 };
 
 /// No call of kubectl takes longer.
@@ -48,7 +49,7 @@ pub async fn cluster(test: &str) -> Option<Cluster> {
     client.write(&admin).expect("written");
     let ca = folder.join("ca.crt");
     std::fs::write(&ca, &authority.own().certificate).expect("written");
-    let [port] = process::free_ports();
+    let [port] = reservation::free_ports();
     let fields = json!({
         "enableServer": true,
         "port": port,

@@ -15,7 +15,10 @@ use crate::{
     kubectl::{Cluster, PATIENCE, cluster, ended, told},
     node::{UNTIL_STOPPED, name_of, shell},
 };
-use berth_testkit::process::{self, manifest_of};
+use berth_testkit::{
+    process::{self, manifest_of},
+    reservation,
+};
 
 /// What kubectl calls its two ways to stream.
 const WEB_SOCKETS: [&str; 2] = ["KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "KUBECTL_PORT_FORWARD_WEBSOCKETS"];
@@ -270,7 +273,7 @@ async fn kubectl_forwards_ports() {
     for way in WAYS {
         let road = Road { cluster: &cluster, way };
         let before = road.translated("portforward").await;
-        let [web, echo] = process::free_ports();
+        let [web, echo] = reservation::free_ports();
         let ports = [format!("{web}:8080"), format!("{echo}:7000")];
         let mut child = road.kubectl(&["port-forward", name_of(&pod), &ports[0], &ports[1]]).spawn().expect("starts");
         until(child.stdout.as_mut().expect("its output"), &mut String::new(), &format!("127.0.0.1:{echo} ->")).await;

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::node::{Node, lasting};
 use berth_testkit::{
     api_server::{ApiServer, reviews::TOKENS},
-    process,
     prometheus::{Prometheus, lint},
+    reservation,
 };
 
 /// Every page of metrics.
@@ -35,7 +35,7 @@ impl Watched {
         api.accept_token("idle", "idle", &[]);
         api.allow(SCRAPER, "get", "metrics");
         prepare(&api);
-        let [port] = process::free_ports();
+        let [port] = reservation::free_ports();
         let fields = guarded(files.path(), port);
         let flags = [format!("--kubeconfig={}", api.kubeconfig().display())];
         let node = Node::with_flags(test, fields, &flags).await?;

@@ -29,6 +29,7 @@ pub mod process;
 pub mod programs;
 pub mod prometheus;
 pub mod real;
+pub mod reservation;
 pub mod runtimes;
 pub mod scripted;
 pub mod streams;

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use super::process::{Answer, free_ports};
+use super::{process::Answer, reservation::free_ports};
 
 /// Where it is, and who is believed there.
 pub struct MainPort {

@@ -5,7 +5,6 @@
 
 use std::{
     fs,
-    net::TcpListener,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -20,7 +19,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::programs;
+use crate::{programs, reservation::free_ports};
 
 /// Patience with anything that should take moments; the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -475,11 +474,4 @@ pub async fn get(port: u16, path: &str) -> Option<Answer> {
     let (head, body) = answer.split_once("\r\n\r\n")?;
     let status = head.split(' ').nth(1)?.parse().ok()?;
     Some(Answer { status, head: head.to_owned(), body: body.to_owned() })
-}
-
-/// Ports that nobody listens on now.
-pub fn free_ports<const N: usize>() -> [u16; N] {
-    // All at once, so that they differ.
-    let held: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
-    held.map(|listener| listener.local_addr().expect("an address").port())
 }

@@ -11,7 +11,10 @@ use std::{
 
 use serde_json::Value;
 
-use super::process::{PATIENCE, free_ports, get};
+use super::{
+    process::{PATIENCE, get},
+    reservation::free_ports,
+};
 
 /// Killed when the test ends.
 pub struct Prometheus {

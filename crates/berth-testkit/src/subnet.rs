@@ -1,15 +1,10 @@
 //! Subnets for the pod networks of tests, each used by one runtime of this machine at a time.
 //!
-//! Test processes run side by side. A lock file for each subnet says that it is taken; the kernel drops the lock with the
-//! process, so that nothing stays reserved after a kill.
+//! Test processes run side by side; [`reservation`] keeps them apart.
 
-use std::{
-    fs::{self, File},
-    path::PathBuf,
-    sync::atomic::{AtomicU16, Ordering},
-};
+use std::fs::File;
 
-use rustix::fs::{FlockOperation, flock};
+use super::reservation;
 
 /// Subnets that one second octet has room for.
 const PER_OCTET: u16 = 250;
@@ -29,20 +24,11 @@ impl Subnet {
     /// # Panics
     /// If none is free or the lock files cannot be made.
     pub fn take(base: u16) -> Self {
-        static NEXT: AtomicU16 = AtomicU16::new(0);
-        let directory = directory();
-        fs::create_dir_all(&directory).expect("a directory for locks");
         let count = PER_OCTET * OCTETS;
-        let first = u16::try_from(std::process::id() % u32::from(count)).expect("small");
-        for _ in 0..count {
-            let number = (first + NEXT.fetch_add(1, Ordering::Relaxed) % count) % count;
-            let lock = File::create(directory.join(format!("{base}-{number}"))).expect("a lock file");
-            if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                let cidr = format!("10.{}.{}.0/24", base + number / PER_OCTET, number % PER_OCTET);
-                return Self { cidr, _lock: lock };
-            }
-        }
-        panic!("all {count} subnets from 10.{base}.0.0 on are taken");
+        let Some((number, lock)) = reservation::take("subnet", base * PER_OCTET, count, |_| true) else {
+            panic!("all {count} subnets from 10.{base}.0.0 on are taken");
+        };
+        Self { cidr: format!("10.{}.{}.0/24", number / PER_OCTET, number % PER_OCTET), _lock: lock }
     }
 
     /// The subnet, as `10.100.0.0/24`.
@@ -51,31 +37,19 @@ impl Subnet {
     }
 }
 
-fn directory() -> PathBuf {
-    std::env::temp_dir().join("berth-test-subnets")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_subnet_is_taken_once_and_is_free_again_afterwards() {
+    fn subnets_taken_side_by_side_differ_and_lie_in_their_octets() {
         let taken: Vec<Subnet> = (0..20).map(|_| Subnet::take(100)).collect();
         let distinct: std::collections::BTreeSet<&str> = taken.iter().map(Subnet::cidr).collect();
         assert_eq!(distinct.len(), taken.len());
-        let mut locks = Vec::new();
-        for subnet in &taken {
-            let [_, second, third, _] = subnet.cidr().split('.').collect::<Vec<_>>()[..] else { panic!("four octets") };
-            let second: u16 = second.parse().expect("a number");
-            let number = (second - 100) * PER_OCTET + third.parse::<u16>().expect("a number");
-            let lock = File::create(directory().join(format!("100-{number}"))).expect("a lock file");
-            assert!(flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err(), "{} is free", subnet.cidr());
-            locks.push(lock);
+        for cidr in distinct {
+            let [_, second, third, _] = cidr.split('.').collect::<Vec<_>>()[..] else { panic!("four octets") };
+            assert!((100..150).contains(&second.parse::<u16>().expect("a number")), "{cidr}");
+            assert!(third.parse::<u16>().expect("a number") < PER_OCTET, "{cidr}");
         }
-        drop(taken);
-        // None of its numbers is the only one that others may have taken meanwhile.
-        let is_free = |lock: &File| flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok();
-        assert!(locks.iter().any(is_free), "no subnet is free again");
     }
 }

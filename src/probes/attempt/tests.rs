@@ -626,15 +626,12 @@ async fn who_half_closes_may_still_answer() {
     assert_eq!(asked(http(port)).await, Outcome::Success, "who hears no more");
 }
 
-/// A port that nobody listens on.
-async fn closed_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    listener.local_addr().expect("bound").port()
-}
-
 #[tokio::test]
 async fn who_cannot_be_reached_has_failed() {
-    let port = closed_port().await;
+    // Bound, so that nobody else gets it, and not listened on.
+    let closed = tokio::net::TcpSocket::new_v4().expect("a socket");
+    closed.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+    let port = closed.local_addr().expect("bound").port();
     let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
     assert_eq!(failure(asked(http(port)).await), format!("Get \"http://127.0.0.1:{port}/x\": {refused}"));
     assert_eq!(failure(asked(json!({"tcpSocket": {"port": port}})).await), refused);

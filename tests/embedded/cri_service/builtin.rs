@@ -11,9 +11,12 @@ use std::{
 
 use berth::proto::cri;
 
-use berth_testkit::embedded::{
-    in_process::{Builtin, container, daemon_with, pod},
-    place::{Place, obstacle},
+use berth_testkit::{
+    embedded::{
+        in_process::{Builtin, container, daemon_with, pod},
+        place::{Place, obstacle},
+    },
+    reservation::free_ports,
 };
 
 /// Most memory of its own that a paused container may hold, KiB: what is not shared with the others of its image.
@@ -25,12 +28,6 @@ fn of_image(name: &str, image: &str, command: &[&str]) -> cri::ContainerConfig {
         command: command.iter().map(ToString::to_string).collect(),
         ..container(name, "")
     }
-}
-
-/// A port nobody listens on; somebody might by the time it is used, but hardly.
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("bound").port()
 }
 
 fn get(port: u16, path: &str) -> Option<String> {
@@ -58,7 +55,7 @@ async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
     let place = Place::new();
     let daemon = daemon_with(place.path(), Builtin::Made).await;
     let sandbox = daemon.run(pod(place.path(), "demo")).await;
-    let port = free_port();
+    let [port] = free_ports();
     let command = ["/bin/httpd", &format!(":{port}")];
     let web = daemon.start(&sandbox, of_image("web", "berth.local/demo", &command)).await;
     let deadline = Instant::now() + Duration::from_secs(10);

@@ -19,6 +19,7 @@ use berth::embedded::images::{
     model::{Descriptor, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST},
     platform,
 };
+use berth_testkit::reservation::free_ports;
 use flate2::{Compression, write::GzEncoder};
 use serde_json::{Value, json};
 
@@ -62,7 +63,7 @@ impl Drop for Registry {
 
 impl Registry {
     pub fn start(place: &Path, door: Door) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+        let port = free_ports::<1>()[0];
         let mut http = json!({"addr": format!("127.0.0.1:{port}")});
         if matches!(door, Door::Tls | Door::Mutual) {
             let (certificate, key) = certificates(place);

@@ -8,7 +8,8 @@ use tokio::process::Command;
 
 use crate::agent::Ground;
 use berth_testkit::{
-    process::{Agent, Called, Home, PATIENCE, free_ports, manifest, manifest_of, skips},
+    process::{Agent, Called, Home, PATIENCE, manifest, manifest_of, skips},
+    reservation::free_ports,
     scripted::Fault,
 };
 

@@ -19,7 +19,8 @@ use tokio::{
 use crate::agent::Ground;
 use berth_testkit::{
     main_port::MainPort,
-    process::{Called, Home, PATIENCE, free_ports, get, skips},
+    process::{Called, Home, PATIENCE, get, skips},
+    reservation::free_ports,
 };
 
 /// Starts an agent that cannot start, and checks its last words and that they came soon.
@@ -75,8 +76,8 @@ async fn ports_that_are_taken() {
         return;
     }
     let ground = Ground::new().await;
-    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let number = taken.local_addr().expect("an address").port();
+    let [number] = free_ports();
+    let taken = TcpListener::bind(("127.0.0.1", number)).expect("a free port");
     let busy = |what: &str| format!("failed to listen on {what} 127.0.0.1:{number}: Address already in use");
     refuses(ground.home().with(json!({"readOnlyPort": number})), &busy("the read-only port")).await;
     let port = MainPort::new();

@@ -46,6 +46,8 @@ use serde_json::Value;
 use tokio::{net::TcpListener, runtime::Handle, sync::watch::Sender};
 use tokio_util::sync::CancellationToken;
 
+use crate::reservation::free_ports;
+
 pub use self::{
     acts::User,
     core::{Core, Switches},
@@ -182,7 +184,9 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { address: "127.0.0.1:0".to_owned(), seed: 1, names: Vec::new(), authority: None }
+        // Not one of the kernel's choice: while nobody listens there, others must not get it.
+        let [port] = free_ports();
+        Self { address: format!("127.0.0.1:{port}"), seed: 1, names: Vec::new(), authority: None }
     }
 }
 

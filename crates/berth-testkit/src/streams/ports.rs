@@ -7,6 +7,7 @@ use tokio::{
 };
 
 use super::clients::{Spdy, all};
+use crate::reservation::free_ports;
 
 /// Ports.
 pub struct Ports {
@@ -33,8 +34,8 @@ impl Ports {
                 let _ = tcp.write_all(format!("pong to {}\n", question.len()).as_bytes()).await;
             }
         });
-        let unused = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        Self { line: line.await, whole: whole.await, closed: unused.local_addr().expect("an address").port() }
+        let [closed] = free_ports();
+        Self { line: line.await, whole: whole.await, closed }
     }
 
     /// A closed port, then an open one, on one connection. What is said of the closed one.
