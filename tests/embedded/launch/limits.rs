@@ -97,8 +97,8 @@ fn a_container_may_see_its_group_as_the_root() {
         let mut container = start(&plan, &NOTHING).expect("it runs");
         let lines: Vec<String> = std::iter::repeat_with(|| container.line()).take_while(|line| line != "up").collect();
         assert_eq!(lines.first().map(String::as_str), Some("0::/"));
-        assert_eq!(lines.last().map(String::as_str), Some("read-only"));
-        assert_eq!(lines.iter().filter(|line| *line == "0").count(), 1, "{lines:?}");
+        // Before them the members of the group; the helper of the launch, which has no number here, may still be one.
+        assert!(lines.ends_with(&["0".to_owned(), "read-only".to_owned()]), "not frozen, {lines:?}");
         let given = process(&["sh", "-c", "grep ^0: /proc/self/cgroup"]);
         assert_eq!(said(exec(&plan, container.pid, given).map(Running::end)), "0::/\n");
         container.kill();

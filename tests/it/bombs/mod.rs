@@ -18,8 +18,9 @@ use nix::time::{ClockId, clock_gettime};
 const SIZE: usize = 10 << 20;
 /// The most values that a document may hold.
 const VALUES: usize = 200_000;
-/// Of processor time, unoptimised; what ships is twenty times as fast.
-const LIMIT: Duration = Duration::from_secs(15);
+/// Of processor time, unoptimised, on a slow and busy machine; what ships is twenty times as fast. What grows with the
+/// square of the size takes many minutes.
+const LIMIT: Duration = Duration::from_secs(60);
 /// The longest complaint, in bytes.
 const WORDS: usize = 200_000;
 
