@@ -164,14 +164,12 @@ fn plain_container(status: &mut api::ContainerStatus) {
     }
 }
 
+/// Empty resources stay: to the API server a running container without them is one of a node that cannot resize.
 fn drop_no_resources(resources: &mut Option<api::ResourceRequirements>) {
     if let Some(some) = resources {
         drop_no_amounts(&mut some.requests);
         drop_no_amounts(&mut some.limits);
         drop_empty(&mut some.claims);
-    }
-    if *resources == Some(api::ResourceRequirements::default()) {
-        *resources = None;
     }
 }
 
@@ -242,6 +240,11 @@ mod tests {
 
     #[test]
     fn what_says_something_else_is_not() {
+        let container = |resources: Value| {
+            let mut c = json!({"name": "c", "image": "i", "imageID": "", "ready": true, "restartCount": 0});
+            c.as_object_mut().expect("an object").extend(resources.as_object().expect("an object").clone());
+            json!({"containerStatuses": [c]})
+        };
         let condition = |status: &str, reason: &str, message: &str| json!({"conditions": [{"type": "Ready", "status": status, "reason": reason, "message": message}]});
         for (case, a, b) in [
             ("phase", json!({"phase": "Pending"}), json!({"phase": "Running"})),
@@ -250,6 +253,8 @@ mod tests {
             ("condition's message", condition("True", "", "a"), condition("True", "", "b")),
             ("condition gone", condition("True", "", ""), json!({})),
             ("disruption", json!({"conditions": [{"type": "DisruptionTarget", "status": "True"}]}), json!({})),
+            ("resources of a pod", json!({"resources": {}}), json!({})),
+            ("resources of a container", container(json!({"resources": {}})), container(json!({}))),
             ("quantity", json!({"allocatedResources": {"cpu": "1"}}), json!({"allocatedResources": {"cpu": "1001m"}})),
             ("generation", json!({"observedGeneration": 1}), json!({"observedGeneration": 2})),
             ("start time", json!({"startTime": "2026-01-01T00:00:00Z"}), json!({})),

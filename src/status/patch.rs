@@ -6,8 +6,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::diff::{spell_alike, without_blanks};
-use crate::pod::api;
+use super::{
+    accept::lists_mut,
+    diff::{spell_alike, without_blanks},
+    lookup::find,
+};
+use crate::pod::{ContainerKind, api};
 
 /// The body of the request; `None` where nothing changed and nothing is to be sent.
 ///
@@ -15,6 +19,7 @@ use crate::pod::api;
 pub fn patch(uid: &str, old: &api::PodStatus, new: &api::PodStatus) -> Option<Vec<u8>> {
     let (mut old, mut new) = (without_blanks(old), without_blanks(new));
     spell_alike(&mut old, &mut new);
+    drop_resources_only_of(&mut old, &new);
     let status = diff_objects(&to_map(&old), &to_map(&new));
     if status.is_empty() {
         return None;
@@ -22,6 +27,28 @@ pub fn patch(uid: &str, old: &api::PodStatus, new: &api::PodStatus) -> Option<Ve
     let mut body = json!({"metadata": {"uid": uid}, "status": status});
     body.sort_all_objects();
     Some(body.to_string().into_bytes())
+}
+
+/// Forgets empty resources of `old` where `new` has none: that is no change.
+fn drop_resources_only_of(old: &mut api::PodStatus, new: &api::PodStatus) {
+    let is_blank =
+        |resources: &Option<api::ResourceRequirements>| *resources == Some(api::ResourceRequirements::default());
+    if new.resources.is_none() && is_blank(&old.resources) {
+        old.resources = None;
+    }
+    for (kind, list) in lists_mut(old) {
+        for container in list.iter_mut().filter(|container| is_blank(&container.resources)) {
+            let list = match kind {
+                ContainerKind::Regular => &new.container_statuses,
+                ContainerKind::Init => &new.init_container_statuses,
+                ContainerKind::Ephemeral => &new.ephemeral_container_statuses,
+            };
+            let other = find(list.as_deref().unwrap_or_default(), &container.name);
+            if other.is_none_or(|other| other.resources.is_none()) {
+                container.resources = None;
+            }
+        }
+    }
 }
 
 fn to_map(status: &api::PodStatus) -> Map<String, Value> {
@@ -129,6 +156,29 @@ mod tests {
             "containerStatuses": [{"name": "c", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
                 "state": {"terminated": {"exitCode": 0}}}]});
         assert_eq!(body(server, ours), None);
+    }
+
+    /// e2e F1, CP-F2: clients and the API server's resize take the key for given.
+    #[test]
+    fn empty_resources_are_sent_where_the_server_has_none() {
+        let with = |resources: &Value| {
+            let mut status = json!({"phase": "Running", "containerStatuses":
+                [{"name": "c", "image": "i", "imageID": "", "ready": true, "restartCount": 0}]});
+            if !resources.is_null() {
+                status["resources"] = resources.clone();
+                status["containerStatuses"][0]["resources"] = resources.clone();
+            }
+            status
+        };
+        let (none, empty) = (Value::Null, json!({}));
+        check(
+            with(&none),
+            with(&empty),
+            r#"{"metadata":{"uid":"u"},"status":{"containerStatuses":[{"image":"i","imageID":"","name":"c","ready":true,"resources":{},"restartCount":0}],"resources":{}}}"#,
+        );
+        for same in [(&empty, &empty), (&empty, &json!({"limits": {}})), (&none, &none), (&empty, &none)] {
+            assert_eq!(body(with(same.0), with(same.1)), None, "{same:?}");
+        }
     }
 
     #[test]

@@ -30,6 +30,9 @@ async fn a_bound_pod_runs() {
         node["status"]["addresses"]
     );
     assert!(status["podIP"].is_string() && status["startTime"].is_string(), "{status:#}");
+    // e2e F1: a container without resources is not one of a node that cannot resize.
+    let resources = [&status["resources"], &status["containerStatuses"][0]["resources"]];
+    assert_eq!(resources, [&json!({}); 2], "{status:#}");
     for kind in ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"] {
         assert_eq!(condition(&running, kind), "True", "{kind} in {status:#}");
     }
