@@ -12,7 +12,6 @@ use std::{
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::normalise::drop_baggage;
 use crate::pod::{
     Operation, Pod, PodChange, PodFullName, PodRef, PodSource, PodUid,
     spec::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, PodHead},
@@ -167,10 +166,10 @@ impl Emission {
     }
 }
 
-/// The pod as it is first told: with the source, the time, and without baggage.
+/// The pod as it is first told: with the source and the time, without managed fields.
 fn new_pod(sent: &Pod, source: PodSource, seen: &str) -> Pod {
     let mut metadata = ObjectMeta::clone(&sent.metadata);
-    drop_baggage(&mut metadata);
+    metadata.managed_fields = None; // nobody here reads them
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(ANNOTATION_SOURCE.to_owned(), source.as_str().to_owned());
     annotations.insert(ANNOTATION_SEEN.to_owned(), seen.to_owned());
@@ -199,7 +198,6 @@ fn compared(held: Held, sent: &Arc<Pod>) -> (Held, Option<Emission>) {
         let mut annotations = from.annotations.clone().unwrap_or_default();
         annotations.extend(local);
         into.annotations = Some(annotations);
-        drop_baggage(into);
         let emission = if sent.metadata.deletion_timestamp.is_some() { Emission::Delete } else { Emission::Update };
         (sent.with_head(head), emission)
     } else {
@@ -220,10 +218,10 @@ fn differs(old: &Pod, new: &Pod) -> bool {
         || foreign(was.annotations.as_ref()) != foreign(is.annotations.as_ref())
 }
 
-/// All annotations but the local ones and the baggage.
+/// All annotations but the local ones.
 fn foreign(annotations: Option<&BTreeMap<String, String>>) -> BTreeMap<&str, &str> {
     let all = annotations.into_iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
-    all.filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(key) && !super::normalise::is_baggage(key)).collect()
+    all.filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(key)).collect()
 }
 
 #[cfg(test)]
@@ -291,7 +289,7 @@ mod tests {
         let both = json!({"/metadata/labels": {"x": "y"}, "/status": {"phase": "Running"}});
         let deleted = json!({"/metadata/deletionTimestamp": "2026-01-02T03:04:05Z"});
         let local = json!({"/metadata/annotations": {ANNOTATION_SEEN: "x", ANNOTATION_SOURCE: "y"}});
-        let baggage = json!({"/metadata/annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"}});
+        let applied = json!({"/metadata/annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"}});
         let rest = json!({"/metadata/resourceVersion": "7", "/metadata/finalizers": ["f"], "/metadata/generation": 2});
         for (acceptance, change, expected) in [
             ("AC-02a-7", status, vec!["Reconcile a"]),
@@ -302,7 +300,7 @@ mod tests {
             ("", json!({"/metadata/annotations": {"k": "v"}}), vec!["Update a"]),
             ("", json!({"/metadata/deletionGracePeriodSeconds": 3}), vec!["Update a"]),
             ("", local, vec![]),
-            ("", baggage, vec![]),
+            ("CP-F9", applied, vec!["Update a"]),
             ("", rest, vec![]),
         ] {
             assert_eq!(after(vec![plain("a")], vec![pod("a", "a", change.clone())]), expected, "{acceptance} {change}");

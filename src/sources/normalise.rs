@@ -8,7 +8,6 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use super::{
@@ -68,7 +67,7 @@ pub fn prepared(pod: api::Pod, origin: Origin<'_>) -> Result<Arc<Pod>, InvalidPo
 /// # Errors
 /// For a pod without name, with invalid fields, or with references to API objects.
 pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, InvalidPod> {
-    drop_baggage(&mut pod.metadata);
+    pod.metadata.managed_fields = None;
     defaults::apply(&mut pod);
     let name = pod.metadata.name.clone().unwrap_or_default();
     if name.is_empty() {
@@ -78,6 +77,11 @@ pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, Inv
         pod.metadata.uid = Some(uid(&pod, origin));
     }
     let uid = pod.metadata.uid.clone().unwrap_or_default();
+    // After the UID, which is made of the manifest: Go has no container without resources, `{}` is on every page.
+    let spec = pod.spec.get_or_insert_default();
+    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+        container.resources.get_or_insert_default();
+    }
     let meta = &mut pod.metadata;
     meta.name = Some(format!("{name}-{}", origin.node_name.to_lowercase()));
     if meta.namespace.as_deref().unwrap_or_default().is_empty() {
@@ -99,24 +103,16 @@ pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, Inv
     Ok(pod)
 }
 
-/// Drops what only the API server and its clients use, and what no part of the agent reads.
-pub fn drop_baggage(metadata: &mut ObjectMeta) {
-    metadata.managed_fields = None;
-    if let Some(annotations) = metadata.annotations.as_mut() {
+/// The UID of a manifest that has none. What `kubectl apply` notes about itself is no part of it.
+fn uid(pod: &api::Pod, origin: Origin<'_>) -> String {
+    let mut pod = pod.clone();
+    if let Some(annotations) = pod.metadata.annotations.as_mut() {
         annotations.remove(ANNOTATION_LAST_APPLIED);
         if annotations.is_empty() {
-            metadata.annotations = None;
+            pod.metadata.annotations = None;
         }
     }
-}
-
-/// Whether an annotation is such baggage.
-pub fn is_baggage(annotation: &str) -> bool {
-    annotation == ANNOTATION_LAST_APPLIED
-}
-
-fn uid(pod: &api::Pod, origin: Origin<'_>) -> String {
-    let canonical = canonical_json(pod);
+    let canonical = canonical_json(&pod);
     let (host, kind) = match origin.source {
         PodSource::File => (format!("host:{}", origin.node_name), "file:"),
         PodSource::Http | PodSource::Api => (String::new(), "url:"),
