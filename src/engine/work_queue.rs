@@ -40,6 +40,18 @@ pub const ERROR_BACKOFF: Duration = Duration::from_secs(10);
 /// Back-off while the network is not ready.
 pub const NETWORK_BACKOFF: Duration = Duration::from_secs(1);
 
+/// Least time between the end of a failed turn and the next one, unless the desired state changes: a failed action
+/// is followed by a look at the runtime, and what that look shows does not start the next turn at once.
+pub const LEAST_AFTER_FAILURE: Duration = Duration::from_secs(1);
+
+/// How long nothing that is observed starts the next turn after one that ended so.
+pub fn deaf(end: &TurnEnd) -> Duration {
+    match end {
+        TurnEnd::Failed | TurnEnd::Retries(_) => LEAST_AFTER_FAILURE,
+        TurnEnd::Again | TurnEnd::Settled | TurnEnd::NetworkNotReady | TurnEnd::HeldBack(_) => Duration::ZERO,
+    }
+}
+
 /// The delay until the next turn; `chance` is uniform in 0..1 and spreads the turns of many pods
 /// over 1 to 1.5 times the delay. Times that are held back exactly are not spread.
 pub fn delay(end: &TurnEnd, sync_frequency: Duration, chance: f64) -> Duration {

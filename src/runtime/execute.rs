@@ -445,7 +445,10 @@ impl RuntimeManager {
             }
             Logs::Remove => self.deps.logs.remove(file).await?,
         }
-        self.deps.cri.remove_container(id.as_str()).await.map_err(|e| e.to_string())
+        match self.deps.cri.remove_container(id.as_str()).await {
+            Err(error) if !error.is_not_found() => Err(error.to_string()),
+            _ => Ok(()),
+        }
     }
 }
 

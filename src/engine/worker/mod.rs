@@ -32,7 +32,7 @@ pub use context::{EngineConfig, WorkerContext};
 
 use super::{
     lifecycle::{Lifecycle, Wish},
-    ports::{Grace, Stage},
+    ports::{Grace, PodView, Stage},
     work_queue::{self, TurnEnd},
 };
 use crate::pod::{Pod, PodRef};
@@ -165,7 +165,7 @@ impl Worker {
                     Ok(()) => fresh_word = true,
                     Err(_) => return, // the sync loop is gone
                 },
-                () = self.memory.view.moved() => {}
+                () = moved(&mut self.memory.view, work_queue::deaf(&end)) => {}
                 Ok(()) = runtime_state.changed(), if self.memory.blocked_on_runtime => {}
                 () = tokio::time::sleep(wait) => {}
             }
@@ -235,6 +235,14 @@ impl Worker {
             _ => None,
         }
     }
+}
+
+/// Waits until the pod's observation changed, and at least that long.
+async fn moved(view: &mut PodView, least: Duration) {
+    if !least.is_zero() {
+        tokio::time::sleep(least).await;
+    }
+    view.moved().await;
 }
 
 /// Listens to the mailbox while a turn runs.

@@ -201,6 +201,31 @@ async fn what_cannot_be_removed_is_tried_again() {
     agent.stop(SOON).await;
 }
 
+/// E-S1
+#[tokio::test(start_paused = true)]
+async fn no_turn_that_fails_is_started_by_what_it_did_itself() {
+    let refusal = |code| Fault::Error(code, "no".to_owned());
+    for (op, is_known) in [("remove_container", true), ("remove_container", false), ("stop_container", true)] {
+        for code in [Code::Unknown, Code::NotFound] {
+            let machine = Machine::new();
+            let mut agent = machine.start().await;
+            let web = simple("web");
+            agent.only_static([&web]).await;
+            agent.until_ready(web.uid(), SOON).await;
+            if !is_known {
+                agent.kill();
+                agent = machine.start().await;
+            }
+            machine.cri.fault(op, "", refusal(code), None);
+            agent.only_static([]).await;
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            let calls = machine.cri.count(op);
+            assert!(calls <= 60, "{op} answered by {code:?} was called {calls} times in a minute");
+            agent.kill();
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_comes_back_while_its_end_is_cleared_up_has_a_second_life() {
     let machine = Machine::new();
