@@ -3,7 +3,11 @@
 use std::{collections::HashMap, time::Duration};
 
 use bytes::Bytes;
-use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, Shared},
+    stream::FuturesUnordered,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, MissedTickBehavior, interval},
@@ -23,8 +27,8 @@ use crate::server::{
     },
 };
 
-/// Streams of a connection at once: two for each forward.
-const STREAMS: usize = 256;
+/// Streams of a connection at once: two for each forward. kubectl has one connection for all that it forwards.
+const STREAMS: usize = 2048;
 /// How often it is looked for halves that stay alone.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -34,66 +38,107 @@ pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, pod: Box<dyn
     over(io, limits, async |_connection, incoming| Forwards::new(&*pod).run(incoming).await).await;
 }
 
+/// A stream that waits for the other one of its pair, and the reply that accepts it.
+struct Unpaired {
+    stream: Stream,
+    accepted: Shared<BoxFuture<'static, ()>>,
+}
+
 /// All forwards of a connection.
+///
+/// Nothing but `running` waits for room in the outgoing queue: its places are given in order, so that a task that waits
+/// for one without polling those before it would wait for ever.
 struct Forwards<'a> {
     pod: &'a dyn PodPorts,
     pairs: Pairs,
-    /// Halves that wait for the other one, by request.
-    halves: HashMap<String, Stream>,
-    /// Where each request is told what goes wrong.
+    /// By request.
+    unpaired: HashMap<String, Unpaired>,
+    /// Error streams by request.
     errors: HashMap<String, Sender>,
-    running: FuturesUnordered<BoxFuture<'a, String>>,
+    /// Forwards, which return their request when they end, and frames to be sent, which return nothing.
+    running: FuturesUnordered<BoxFuture<'a, Option<String>>>,
 }
 
 impl<'a> Forwards<'a> {
     fn new(pod: &'a dyn PodPorts) -> Self {
-        let (halves, errors) = (HashMap::new(), HashMap::new());
-        Self { pod, pairs: Pairs::default(), halves, errors, running: FuturesUnordered::new() }
+        let (unpaired, errors) = (HashMap::new(), HashMap::new());
+        Self { pod, pairs: Pairs::default(), unpaired, errors, running: FuturesUnordered::new() }
     }
 
     async fn run(mut self, mut incoming: Incoming) {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            // A client that opens streams and reads nothing is not served beyond that.
+            let has_room = self.running.len() < 2 * STREAMS;
             tokio::select! {
-                stream = incoming.recv() => match stream {
-                    Some(stream) => self.arrived(stream).await,
+                stream = incoming.recv(), if has_room => match stream {
+                    Some(stream) => self.arrived(stream),
                     None => return,
                 },
-                Some(request) = self.running.next() => self.ended(&request),
-                now = look.tick(), if !self.halves.is_empty() => self.look(now).await,
+                Some(request) = self.running.next() => if let Some(request) = request {
+                    self.ended(&request);
+                },
+                now = look.tick(), if !self.unpaired.is_empty() => self.look(now),
             }
         }
     }
 
-    async fn arrived(&mut self, stream: Stream) {
+    fn arrived(&mut self, stream: Stream) {
         match self.pairs.arrive(stream.id(), stream.headers(), Instant::now().into_std()) {
             Step::Reset(why) => debug!(err = why, "A stream of a port-forward was refused"),
             Step::Taken { request, text } => {
                 if let Some(error) = self.errors.get(&request) {
-                    let _ = error.write(Bytes::from(text)).await; // or the connection has ended
+                    self.send(error.clone(), text, None);
                 }
             }
             Step::Wait { request, half } => {
-                self.note(&request, half, &stream).await;
-                self.halves.insert(request, stream);
+                let accepted = self.accept(&request, half, &stream);
+                let reply = accepted.clone();
+                self.running.push(async move { reply.map(|()| None).await }.boxed());
+                self.unpaired.insert(request, Unpaired { stream, accepted });
             }
             Step::Connect { request, half, port } => {
-                self.note(&request, half, &stream).await;
+                let second = self.accept(&request, half, &stream);
                 // Both tables know the same requests.
-                let Some(first) = self.halves.remove(&request) else { return self.ended(&request) };
-                let (data, error) = if half == Half::Data { (stream, first) } else { (first, stream) };
+                let Some(first) = self.unpaired.remove(&request) else { return self.ended(&request) };
+                let Unpaired { stream: other, accepted } = first;
+                let (data, error) = if half == Half::Data { (stream, other) } else { (other, stream) };
                 let pod = self.pod;
-                self.running.push(async move { connect(pod, port, data, error).map(|()| request).await }.boxed());
+                let forward = async move {
+                    // Nothing of a stream is sent before it is accepted.
+                    accepted.await;
+                    second.await;
+                    connect(pod, port, data, error).await;
+                    Some(request)
+                };
+                self.running.push(forward.boxed());
             }
         }
     }
 
-    async fn note(&mut self, request: &str, half: Half, stream: &Stream) {
-        let _ = stream.accept().await; // or the connection has ended
+    /// Notes where errors of the request go; returns the reply that accepts the stream, still to be awaited.
+    fn accept(&mut self, request: &str, half: Half, stream: &Stream) -> Shared<BoxFuture<'static, ()>> {
         if half == Half::Error {
             self.errors.insert(request.to_owned(), stream.sender());
         }
+        let sender = stream.sender();
+        // An error is that the connection has ended.
+        async move {
+            let _ = sender.accept().await;
+        }
+        .boxed()
+        .shared()
+    }
+
+    /// Sends a text; `reset` is dropped, and thereby reset, behind it.
+    fn send(&self, to: Sender, text: String, reset: Option<Unpaired>) {
+        let sent = async move {
+            let _ = to.write(Bytes::from(text)).await; // or the connection has ended
+            drop(reset);
+            None
+        };
+        self.running.push(sent.boxed());
     }
 
     fn ended(&mut self, request: &str) {
@@ -101,14 +146,14 @@ impl<'a> Forwards<'a> {
         self.errors.remove(request);
     }
 
-    /// Lets go of halves whose other one did not come.
-    async fn look(&mut self, now: Instant) {
+    /// Drops streams whose other one did not come.
+    fn look(&mut self, now: Instant) {
         for request in self.pairs.overdue(now.into_std()) {
+            let unpaired = self.unpaired.remove(&request);
             if let Some(error) = self.errors.remove(&request) {
                 let text = format!("(conn={}, request={request}) timed out waiting for streams", self.pod.sandbox());
-                let _ = error.write(Bytes::from(text)).await; // or the connection has ended
+                self.send(error, text, unpaired);
             }
-            self.halves.remove(&request);
         }
     }
 }

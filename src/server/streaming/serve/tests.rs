@@ -10,6 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::StreamExt;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
     net::{TcpListener, TcpStream},
@@ -122,7 +123,7 @@ struct Client {
 }
 
 fn client(io: DuplexStream, server: JoinHandle<()>) -> Client {
-    let (connection, incoming, driver) = session(io, Role::Client, Limits { idle: None, ping: None, streams: 64 });
+    let (connection, incoming, driver) = session(io, Role::Client, Limits { idle: None, ping: None, streams: 4096 });
     let driver = tokio::spawn(async move {
         let _ = driver.run().await;
     });
@@ -243,6 +244,50 @@ async fn a_half_whose_other_one_does_not_come_is_told() {
     assert_eq!(all(&mut error).await, "(conn=s, request=7) timed out waiting for streams");
     let waited = begun.elapsed().as_secs();
     assert!((29..=36).contains(&waited), "{waited}");
+    client.connection.close();
+    client.server.await.expect("no panic");
+}
+
+/// Requests for each count of connections at once; 10,000 were run by hand.
+const FORWARDS: usize = 600;
+
+/// CP-F1
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_forwards_at_once_lose_nothing() {
+    let answer = Bytes::from(vec![b'y'; 20_000]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port().to_string();
+    let served = answer.clone();
+    let server = tokio::spawn(async move {
+        while let Ok((mut tcp, _)) = listener.accept().await {
+            let answer = served.clone();
+            tokio::spawn(async move {
+                let mut question = [0];
+                if tcp.read_exact(&mut question).await.is_ok() {
+                    let _ = tcp.write_all(&answer).await; // or the client has gone
+                }
+            });
+        }
+    });
+    let client = forwarding();
+    let number = &AtomicUsize::new(0);
+    for at_once in [50, 200] {
+        let one = async |_| {
+            let request = number.fetch_add(1, Ordering::SeqCst).to_string();
+            let headers = |kind| [("port", port.as_str()), ("streamType", kind), ("requestID", request.as_str())];
+            let mut error = client.open(&headers("error")).await;
+            let mut data = client.open(&headers("data")).await;
+            data.write(Bytes::from_static(b"x")).await.expect("sent");
+            let got = all(&mut data).await;
+            let _ = data.finish().await;
+            (got.len(), all(&mut error).await)
+        };
+        let all = futures::stream::iter(0..FORWARDS).map(one).buffer_unordered(at_once).collect::<Vec<_>>();
+        let results = tokio::time::timeout(Duration::from_secs(60), all).await.expect("nothing moves any more");
+        let bad: Vec<_> = results.iter().filter(|result| **result != (answer.len(), String::new())).collect();
+        assert!(bad.is_empty(), "{} of {FORWARDS} are lost with {at_once} at once: {:?}", bad.len(), bad.first());
+    }
+    server.abort();
     client.connection.close();
     client.server.await.expect("no panic");
 }

@@ -82,7 +82,7 @@ impl Stream {
     /// # Errors
     /// If the connection ended.
     pub async fn accept(&self) -> Result<(), Closed> {
-        self.shared.send(Outgoing::Accept(self.id)).await
+        self.sender().accept().await
     }
 
     /// The next bytes; `None` once the peer has finished. Cancel-safe.
@@ -135,12 +135,21 @@ impl Stream {
 }
 
 /// The sending side of a stream. Dropping it does nothing to the stream.
+#[derive(Clone)]
 pub struct Sender {
     id: StreamId,
     shared: Arc<Shared>,
 }
 
 impl Sender {
+    /// As [`Stream::accept`].
+    ///
+    /// # Errors
+    /// If the connection ended.
+    pub async fn accept(&self) -> Result<(), Closed> {
+        self.shared.send(Outgoing::Accept(self.id)).await
+    }
+
     /// Sends bytes, in frames of at most 32 KiB, each waiting for its turn.
     ///
     /// # Errors
