@@ -37,18 +37,18 @@ use tracing::error;
 use super::{
     alarm::Alarm,
     attempt::{self, Ask, Asker},
-    kind::{Declared, Handler, Kind, Pace, declared},
+    kind::{Handler, Kind, Pace, declared},
     manager::Known,
     marks::{Marks, is_shared},
     outcome::Outcome,
     probe::{Look, Probe, address},
     results::Results,
     seen::{Seen, seen},
-    turn::{Fixed, Next, Now, Turn},
+    turn::{Next, Now},
 };
 use crate::{
     engine::ports::{Clock, Event, EventSink, ProbeResult, ProbedPods, Pulse},
-    metrics::{ProbeMetrics, ProbePaces, ProbedContainer},
+    metrics::{ProbeMetrics, ProbePaces},
     pod::{ContainerId, Pod, PodUid},
     sys::panics::said,
 };
@@ -213,40 +213,11 @@ impl Owner {
                 true => self.place(one.kind, now + pace.period, pace.period),
                 false => self.marks.anywhere(now + delay, pace.period),
             };
-            self.probes.insert(id, self.probe(pod, &one, base));
+            self.probes.insert(id, Probe::new(pod, &one, base, &self.deps));
             match delay.is_zero() {
                 true => self.on_moment(id),
                 false => self.schedule(id),
             }
-        }
-    }
-
-    fn probe(&self, pod: &Arc<Pod>, one: &Declared<'_>, base: Instant) -> Probe {
-        let fixed = Fixed {
-            kind: one.kind,
-            pace: Pace::of(one.probe),
-            is_sidecar: Pod::is_sidecar(one.container),
-            agent_started: self.deps.started_at,
-        };
-        let (id, container) = (pod.id(), one.container.name.as_str());
-        let labels = ProbedContainer { container, pod: &id.name, namespace: &id.namespace, uid: id.uid.as_str() };
-        Probe {
-            counter: self.deps.metrics.begin(one.kind.label(), &labels),
-            pace: self.deps.paces.of(one.kind.label(), Handler::of(one.probe).label()),
-            pod: pod.clone(),
-            container: container.into(),
-            place: one.place,
-            handler: Handler::of(one.probe),
-            turn: Turn::new(fixed),
-            base,
-            moment: None,
-            in_line: None,
-            look: None,
-            told: None,
-            runs: None,
-            attempt: None,
-            is_asked: false,
-            asked_at: None,
         }
     }
 
@@ -267,12 +238,25 @@ impl Owner {
     fn on_asked(&mut self, pod: &PodUid, container: &str) {
         self.deps.pulse.works();
         let ids = self.by_pod.get(pod).map(Vec::as_slice).unwrap_or_default();
-        let is_it = |probe: &Probe| *probe.container == *container && probe.kind() == Kind::Readiness;
-        let Some(id) = ids.iter().copied().find(|id| self.probes.get(id).is_some_and(is_it)) else { return };
-        if let Some(probe) = self.probes.get_mut(&id) {
-            probe.is_asked = true;
+        let is_it = |probe: &Probe| {
+            *probe.container == *container
+                && match probe.kind() {
+                    Kind::Readiness => true,
+                    // More often it would fail sooner than its period and threshold allow.
+                    Kind::Startup => {
+                        let seen = Self::look(&*self.deps.pods, probe).and_then(|(seen, _)| seen.instance);
+                        seen.is_some_and(|instance| probe.turn.instance() != Some(&instance.id))
+                    }
+                    Kind::Liveness => false,
+                }
+        };
+        let asked: Vec<ProbeId> = ids.iter().copied().filter(|id| self.probes.get(id).is_some_and(is_it)).collect();
+        for id in asked {
+            if let Some(probe) = self.probes.get_mut(&id) {
+                probe.is_asked = true;
+            }
+            self.schedule(id);
         }
-        self.schedule(id);
     }
 
     /// Sets a probe's next moment; none while an attempt is under way or about to begin.
@@ -357,6 +341,7 @@ impl Owner {
         };
         let look = probe.look.insert(look);
         let due = probe.in_line.take().unwrap_or(now);
+        probe.retry_at = None;
         if let Some(base) = restarted {
             (probe.base, probe.is_asked, probe.asked_at) = (base, false, Some(now));
         }
@@ -422,6 +407,13 @@ impl Owner {
             runs.add(outcome, self.deps.clock.now());
         }
         probe.log(outcome);
+        let now = Instant::now();
+        if outcome.result() != Some(ProbeResult::Success)
+            && let Some(pause) = probe.turn.early_failure(begun - self.begun, now - self.begun)
+        {
+            probe.retry_at = Some(now + pause);
+            return;
+        }
         if let Some((reason, text)) = outcome.event(kind) {
             let event = Event::warning(probe.pod.id(), reason, text).at(probe.place.field_path(&probe.container));
             self.deps.events.record(event);

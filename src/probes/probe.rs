@@ -9,14 +9,15 @@ use tracing::{debug, info};
 use super::{
     ask::Ask,
     history::Runs,
-    kind::{Declared, Handler, Kind},
+    kind::{Declared, Handler, Kind, Pace},
     outcome::Outcome,
+    owner::Deps,
     seen::Seen,
-    turn::Turn,
+    turn::{Fixed, Turn},
 };
 use crate::{
     engine::ports::ProbeResult,
-    metrics::{ProbeCounter, ProbePace},
+    metrics::{ProbeCounter, ProbePace, ProbedContainer},
     pod::{ContainerKind, Pod, api},
 };
 
@@ -53,6 +54,8 @@ pub struct Probe {
     pub runs: Option<Runs>,
     /// What is under way, and since when.
     pub attempt: Option<(AbortHandle, Instant)>,
+    /// When it is tried again after a failure that did not count.
+    pub retry_at: Option<Instant>,
     /// It is asked for out of turn.
     pub is_asked: bool,
     /// When it was, last.
@@ -71,6 +74,37 @@ pub struct Look {
 }
 
 impl Probe {
+    /// The probe that the pod declares, before its first moment.
+    pub fn new(pod: &Arc<Pod>, one: &Declared<'_>, base: Instant, deps: &Deps) -> Self {
+        let (id, container) = (pod.id(), one.container.name.as_str());
+        let labels = ProbedContainer { container, pod: &id.name, namespace: &id.namespace, uid: id.uid.as_str() };
+        let turn = Turn::new(Fixed {
+            kind: one.kind,
+            pace: Pace::of(one.probe),
+            is_sidecar: Pod::is_sidecar(one.container),
+            agent_started: deps.started_at,
+        });
+        Self {
+            counter: deps.metrics.begin(one.kind.label(), &labels),
+            pace: deps.paces.of(one.kind.label(), Handler::of(one.probe).label()),
+            pod: pod.clone(),
+            container: container.into(),
+            place: one.place,
+            handler: Handler::of(one.probe),
+            turn,
+            base,
+            moment: None,
+            in_line: None,
+            look: None,
+            told: None,
+            runs: None,
+            attempt: None,
+            retry_at: None,
+            is_asked: false,
+            asked_at: None,
+        }
+    }
+
     /// For what it is.
     pub fn kind(&self) -> Kind {
         self.turn.fixed().kind
@@ -92,6 +126,7 @@ impl Probe {
             let into = Duration::from_nanos((passed.as_nanos() % period.as_nanos().max(1)).try_into().unwrap_or(0));
             now + period.saturating_sub(into)
         };
+        let regular = self.retry_at.map_or(regular, |at| at.max(now).min(regular));
         if !self.is_asked {
             return regular;
         }

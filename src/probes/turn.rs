@@ -16,6 +16,12 @@ use crate::{engine::ports::ProbeResult, pod::ContainerId};
 /// Containers that are this much older than the agent were started by an earlier one.
 const BEFORE_AGENT: Duration = Duration::from_secs(10);
 
+/// In its first second a container that fails is asked again soon, and that does not count: the reference sees a
+/// container so late that most servers listen by its first attempt.
+const EARLY: Duration = Duration::from_secs(1);
+/// The first pause between such attempts; each one is twice as long as the one before.
+const EARLY_PAUSE: Duration = Duration::from_millis(100);
+
 /// Both clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
@@ -76,13 +82,26 @@ pub struct Turn {
     running_since: Option<Duration>,
     last: Option<ProbeResult>,
     run: u32,
+    /// Until when failures do not count, on the clock of [`Now::uptime`].
+    early_until: Option<Duration>,
+    /// Failures so far that did not count.
+    early_failures: u32,
     on_hold: bool,
 }
 
 impl Turn {
     /// Before its first moment.
     pub fn new(fixed: Fixed) -> Self {
-        Self { fixed, instance: None, running_since: None, last: None, run: 0, on_hold: false }
+        Self {
+            fixed,
+            instance: None,
+            running_since: None,
+            last: None,
+            run: 0,
+            early_until: None,
+            early_failures: 0,
+            on_hold: false,
+        }
     }
 
     /// What is always the same.
@@ -107,6 +126,7 @@ impl Turn {
             step.forget = self.instance.replace(instance.id.clone());
             step.seed = self.seed(instance);
             (self.running_since, self.last, self.run, self.on_hold) = (None, None, 0, false);
+            (self.early_until, self.early_failures) = (None, 0);
         }
         if self.on_hold {
             return step;
@@ -124,13 +144,29 @@ impl Turn {
             step.next = Next::Stop;
             return step;
         }
-        let since = *self.running_since.get_or_insert_with(|| began(started_at, now));
+        if self.running_since.is_none() {
+            let since = began(started_at, now);
+            self.running_since = Some(since);
+            // Times of starts may be in whole seconds: what counts is when it was first seen.
+            let is_new = started_at.is_some() && now.uptime.saturating_sub(since) < 2 * EARLY;
+            self.early_until = is_new.then_some(now.uptime + EARLY);
+        }
+        let since = self.running_since.unwrap_or(now.uptime);
         let is_early = now.uptime.saturating_sub(since).as_secs() < self.fixed.pace.initial_delay;
         // A startup probe ends where the others begin.
         if !is_early && instance.is_started != (self.fixed.kind == Kind::Startup) {
             step.next = Next::Probe;
         }
         step
+    }
+
+    /// After an attempt that failed: the pause until the next one, where it was so early that it does not count; `begun`
+    /// and `now` are on the clock of [`Now::uptime`].
+    pub fn early_failure(&mut self, begun: Duration, now: Duration) -> Option<Duration> {
+        let ends = self.early_until.filter(|ends| begun < *ends)?;
+        let pause = EARLY_PAUSE * 2_u32.saturating_pow(self.early_failures.min(8));
+        self.early_failures = self.early_failures.saturating_add(1);
+        Some(pause.min(ends.saturating_sub(now)))
     }
 
     /// Counts the result of an attempt; returns what the container's result becomes.

@@ -32,8 +32,9 @@ pub trait ProbeManager: Send + Sync + 'static {
     fn stop_liveness(&self, pod: &PodUid);
     /// Stops all probes of a pod and forgets their results.
     fn remove(&self, pod: &PodUid);
-    /// Asks at once, not only at its next moment, whether a container is ready: it has started and is not.
-    fn ask_readiness(&self, pod: &PodUid, container: &str);
+    /// Runs a container's readiness probe at once, not only at its next moment, and its startup probe where that has
+    /// not run on this instance: the container runs, and has not started or is not ready.
+    fn ask_soon(&self, pod: &PodUid, container: &str);
     /// What the probes of one container instance said.
     fn results(&self, container: &ContainerId) -> ProbeResults;
 }

@@ -20,7 +20,10 @@ use crate::{
         observed::{Generation, ObservedPod},
         spec::ANNOTATION_SEEN,
     },
-    status::{self, Build},
+    status::{
+        self, Build,
+        lookup::{State, state},
+    },
 };
 
 /// What a worker remembers from turn to turn.
@@ -235,7 +238,7 @@ impl Turn<'_> {
         let restart_all = status::restart_all::in_progress(&built);
         let built = Arc::new(built);
         self.context.status.set(&pod, (*built).clone(), now);
-        self.ask_readiness(&pod, &built);
+        self.ask_probes(&pod, &built);
         if terminal {
             self.context.allocations.finished(pod.uid());
             return Ok(Outcome::Moved(Done::PhaseTerminal));
@@ -276,12 +279,19 @@ impl Turn<'_> {
         Ok(Outcome::Stays(self.conclude(done, observed)))
     }
 
-    /// What has started and is not ready need not wait for its probe's next moment.
-    fn ask_readiness(&self, pod: &Pod, built: &api::PodStatus) {
-        let probed = |name: &str| pod.container(name).is_some_and(|(_, c)| c.readiness_probe.is_some());
+    /// What runs and has not started, or has started and is not ready, need not wait for its probe's next moment.
+    fn ask_probes(&self, pod: &Pod, built: &api::PodStatus) {
+        let is_asked = |status: &&api::ContainerStatus| {
+            let Some((_, container)) = pod.container(&status.name) else { return false };
+            match (state(status), status.started) {
+                (State::Running, Some(true)) => !status.ready && container.readiness_probe.is_some(),
+                (State::Running, _) => container.startup_probe.is_some(),
+                _ => false,
+            }
+        };
         let statuses = built.init_container_statuses.iter().chain(&built.container_statuses).flatten();
-        for status in statuses.filter(|s| s.started == Some(true) && !s.ready && probed(&s.name)) {
-            self.context.probes.ask_readiness(pod.uid(), &status.name);
+        for status in statuses.filter(is_asked) {
+            self.context.probes.ask_soon(pod.uid(), &status.name);
         }
     }
 

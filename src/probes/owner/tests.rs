@@ -226,8 +226,15 @@ async fn pass(seconds: u64) {
     tokio::time::sleep(Duration::from_secs(seconds) + Duration::from_millis(1)).await;
 }
 
+/// Since a while: its failures count.
 fn running(started: bool, ready: bool) -> api::PodStatus {
-    instance("c-0", json!({"running": {"startedAt": Timestamp::now().to_string()}}), started, ready)
+    let at = Timestamp::now() - jiff::SignedDuration::from_secs(5);
+    instance("c-0", json!({"running": {"startedAt": at.to_string()}}), started, ready)
+}
+
+/// Since now.
+fn just_started(started: bool) -> api::PodStatus {
+    instance("c-0", json!({"running": {"startedAt": Timestamp::now().to_string()}}), started, false)
 }
 
 fn instance(id: &str, state: serde_json::Value, started: bool, ready: bool) -> api::PodStatus {
@@ -435,6 +442,7 @@ async fn who_has_to_wait_for_an_answer_begins_first() {
     assert_eq!(kinds[3..], ["Readiness", "Liveness", "Liveness"]);
 }
 
+/// AC-08-9, AC-08-10
 #[tokio::test(start_paused = true)]
 async fn ac_05_6_readiness_is_told_at_once() {
     let world = World::new([success(), success(), failure(), failure(), failure(), success()]);
@@ -458,9 +466,12 @@ async fn ac_05_6_readiness_is_told_at_once() {
     };
     count("successful", 3);
     count("failed", 3);
+    let durations =
+        r#"prober_probe_duration_seconds_count{container="c",namespace="n",pod="p",probe_type="Readiness"} 3"#;
+    assert!(page.contains(durations), "{page}");
     life.manager.remove(&"u".into());
     pass(0).await;
-    assert!(!life.page().contains("prober_probe_total"), "a series ends with its probe");
+    assert!(!life.page().contains("container=\"c\",namespace=\"n\",pod=\"p\""), "a series ends with its probe");
     assert_eq!(life.results(), ProbeResults::default());
 }
 
@@ -599,9 +610,48 @@ async fn ac_05_7_the_others_wait_for_startup_and_readiness_follows_at_once() {
     assert_eq!(kinds(&world), ["Startup", "Startup"]);
     assert_eq!(world.told(), ["Unhealthy: Startup probe failed: no", "started c-0 true", "wake"]);
     world.show(running(true, false));
-    life.manager.ask_readiness(&"u".into(), "c");
+    life.manager.ask_soon(&"u".into(), "c");
     pass(0).await;
     assert_eq!(kinds(&world), ["Startup", "Startup", "Readiness"], "not only at its next moment");
+}
+
+/// CP-F3
+#[tokio::test(start_paused = true)]
+async fn a_server_that_listens_soon_after_its_start_is_ready_soon_at_any_period() {
+    for (kind, told) in [("readinessProbe", ["ready c-0 true", "wake"]), ("startupProbe", ["started c-0 true", "wake"])]
+    {
+        let world = World::new([failure(), failure(), success()]);
+        world.show(status(json!({"phase": "Pending"})));
+        let life = Life::settled(&world).await;
+        life.manager.add(&pod_with(json!({kind: tcp(600)})));
+        pass(1).await;
+        assert_eq!(world.asked(), [0; 0], "nothing runs");
+        world.show(just_started(kind == "readinessProbe"));
+        life.manager.ask_soon(&"u".into(), "c");
+        tokio::time::sleep(Duration::from_millis(310)).await;
+        assert_eq!(world.told(), told, "{kind}: within a second, and without an event");
+        let page = life.page();
+        assert!(!page.contains(r#"result="failed""#), "{page}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_that_stays_unready_counts_from_its_first_second_on() {
+    let world = World::new([failure()]);
+    world.show(just_started(false));
+    let life = Life::settled(&world).await;
+    life.manager.add(&pod_with(
+        json!({"startupProbe": {"tcpSocket": {"port": 1}, "periodSeconds": 10, "failureThreshold": 3}}),
+    ));
+    pass(1).await;
+    assert_eq!(world.told(), ["Unhealthy: Startup probe failed: no"]);
+    for _ in 0..10 {
+        life.manager.ask_soon(&"u".into(), "c");
+        pass(0).await;
+    }
+    assert_eq!(world.told(), [""; 0], "its threshold is not used up by those who ask");
+    pass(18).await;
+    assert_eq!(world.told(), ["Unhealthy: Startup probe failed: no"], "its period");
 }
 
 #[tokio::test(start_paused = true)]
@@ -611,13 +661,13 @@ async fn what_is_asked_out_of_turn_is_asked_once_a_second_and_restarts_the_perio
     life.manager.add(&pod_with(json!({"readinessProbe": tcp(10)})));
     pass(4).await;
     for _ in 0..30 {
-        life.manager.ask_readiness(&"u".into(), "c");
+        life.manager.ask_soon(&"u".into(), "c");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     pass(0).await;
     assert_eq!(world.asked(), [3600, 3604, 3605, 3606, 3607]);
-    life.manager.ask_readiness(&"u".into(), "no such");
-    life.manager.ask_readiness(&"nobody".into(), "c");
+    life.manager.ask_soon(&"u".into(), "no such");
+    life.manager.ask_soon(&"nobody".into(), "c");
     pass(9).await;
     assert_eq!(world.asked().len(), 5);
     pass(2).await;

@@ -194,3 +194,26 @@ fn ac_05_11_what_an_earlier_agent_started_is_not_seeded() {
     assert_eq!(sidecar.clone().begin(Some(&older(11, false)), at(1)).seed, None);
     assert_eq!(sidecar.begin(Some(&older(11, true)), at(1)).seed, Some(Success));
 }
+
+/// CP-F3
+#[test]
+fn failures_of_the_first_second_do_not_count_and_are_tried_again_soon() {
+    let ms = Duration::from_millis;
+    for (case, age, expected) in [
+        ("new", 0, &[(0, Some(100)), (100, Some(200)), (300, Some(400)), (700, Some(300)), (1000, None)][..]),
+        ("attempts that take their time", 0, &[(0, Some(100)), (990, Some(10)), (1000, None), (1001, None)]),
+        ("started in whole seconds", 1, &[(0, Some(100)), (1000, None)]),
+        ("older", 2, &[(0, None), (100, None)]),
+    ] {
+        let mut turn = plain(Kind::Readiness);
+        assert_eq!(next(&mut turn, &with(State::Running(Some(wall(60 - age))), true), 60), Next::Probe, "{case}");
+        for (at, pause) in expected {
+            let at = ms(60_000 + at);
+            assert_eq!(turn.early_failure(at, at), pause.map(ms), "{case} {at:?}");
+        }
+    }
+    let mut turn = plain(Kind::Startup);
+    assert_eq!(next(&mut turn, &starting(), 1), Next::Probe);
+    assert!(turn.early_failure(ms(1000), ms(1000)).is_some());
+    assert!(turn.early_failure(ms(1000), ms(2500)).is_some_and(|pause| pause.is_zero()), "it took longer than that");
+}
