@@ -54,7 +54,8 @@ async fn limits_devices_and_executed_processes(rig: Rig) {
         unified: unified(&[("pids.max", "32"), ("memory.oom.group", "1")]),
         ..Default::default()
     };
-    let id = rig.running(&sandbox, &limited(container("c", WAITS, Pids::Container), resources)).await;
+    // Not WAITS: a shell that cannot start its next `sleep` ends, and the group with it.
+    let id = rig.running(&sandbox, &limited(container("c", "exec sleep 1000", Pids::Container), resources)).await;
     let names = ["cpu.max", "cpu.weight", "memory.max", "memory.swap.max", "pids.max", "memory.oom.group"];
     let expected = [
         "cpu.max=50000 100000",
