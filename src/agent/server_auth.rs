@@ -24,7 +24,7 @@ use crate::{
     config::Loaded,
     engine::ports::Clock,
     kube::{Reviews, api::ApiClient, certificates::ServingCertificates},
-    metrics::{AuthMetrics, Registry, ReviewMetrics},
+    metrics::{AuthMetrics, Registry, ReviewMetrics, WorkQueueMetrics},
     server::{
         auth::{
             AccessCache, AccessTtls, Anonymous, Authenticator, AuthenticatorDeps, Authorizer, POLICY_LIMIT, Policy,
@@ -79,7 +79,11 @@ pub(super) async fn open(deps: AuthDeps<'_>) -> Result<ServerAuth, BuildError> {
     let reviews = deps.api.clone().map(reviews);
     let certificates = certificates(&deps).await?;
     let tls = Tls::new(tls_settings(loaded, &certificates)).await.map_err(wrong)?;
-    deps.tasks.spawn(tls.clone().run(deps.stop.child_token()));
+    // kubelet's name of the queue that follows the client CA bundle.
+    let queues = WorkQueueMetrics::new(deps.registry);
+    let has_client_ca = !loaded.config.authentication.x509.client_ca_file.is_empty();
+    let queue = has_client_ca.then(|| queues.queue("DynamicCABundle-client-ca-bundle"));
+    deps.tasks.spawn(tls.clone().run(queue, deps.stop.child_token()));
     let clock = deps.clock.clone();
     let metrics = AuthMetrics::new(deps.registry);
     let config = &loaded.config.authentication;

@@ -181,6 +181,7 @@ mod tests {
         family.get_metric()[0].get_gauge().get_value()
     }
 
+    /// AC-08-20
     #[test]
     fn how_long_a_certificate_holds_is_told_when_asked() {
         let (registry, now) = (Registry::new(), Arc::new(AtomicI64::new(100)));

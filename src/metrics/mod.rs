@@ -43,6 +43,7 @@ mod status;
 mod streaming;
 mod volumes;
 mod waits;
+mod workqueue;
 
 pub use admission::AdmissionMetrics;
 pub use allocation::AllocationMetrics;
@@ -84,3 +85,4 @@ pub use status::StatusMetrics;
 pub use streaming::StreamingMetrics;
 pub use volumes::{Operated, StorageOperation, VolumeMetrics, World};
 pub use waits::PodWaits;
+pub use workqueue::{WorkQueue, WorkQueueMetrics};

@@ -21,6 +21,17 @@ pub enum Stability {
 }
 
 impl Stability {
+    /// The value of the label `stability_level`.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Alpha => "ALPHA",
+            Self::Beta => "BETA",
+            Self::Stable => "STABLE",
+            Self::Internal => "INTERNAL",
+            Self::Bare => "",
+        }
+    }
+
     pub(super) fn help(self, text: &str) -> String {
         match self {
             Self::Alpha => format!("[ALPHA] {text}"),
@@ -86,6 +97,9 @@ pub mod buckets {
         31_104_000.0,
         124_416_000.0,
     ];
+    /// `WQ`, seconds: ten to the power of -8 to 1, as Go computes it.
+    pub const WORKQUEUE: &[f64] =
+        &[1e-08, 1e-07, 1e-06, 9.999_999_999_999_999e-06, 9.999_999_999_999_999e-05, 0.001, 0.01, 0.1, 1.0, 10.0];
     /// `AUTHN`, seconds.
     pub const AUTHN: &[f64] = &[0.25, 0.5, 0.7, 1.0, 1.5, 3.0, 5.0, 10.0];
     /// `CERTAGE`, seconds.
@@ -121,8 +135,22 @@ pub mod buckets {
 }
 
 /// Where families are registered. One per agent; tests make their own.
-#[derive(Clone, Debug, Default)]
-pub struct Registry(prometheus::Registry);
+#[derive(Clone, Debug)]
+pub struct Registry {
+    registry: prometheus::Registry,
+    /// Families by stability level.
+    registered: IntCounterVec,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        let help =
+            Stability::Beta.help("The count of registered metrics broken by stability level and deprecation version.");
+        let opts = Opts::new("registered_metrics_total", help);
+        let registered = IntCounterVec::new(opts, &["deprecated_version", "stability_level"]);
+        Self { registry: prometheus::Registry::new(), registered: registered.expect("a constant") }
+    }
+}
 
 impl Registry {
     /// An empty one.
@@ -130,56 +158,64 @@ impl Registry {
         Self::default()
     }
 
+    /// Registers the families about the registry itself. No family of Berth is hidden or disabled.
+    pub fn describe_itself(&self) {
+        self.collector(self.registered.clone());
+        self.counter(Stability::Beta, "hidden_metrics_total", "The count of hidden metrics.");
+        self.counter(Stability::Beta, "disabled_metrics_total", "The count of disabled metrics.");
+    }
+
     /// All families with their current values.
     pub fn gather(&self) -> Vec<MetricFamily> {
-        self.0.gather()
+        self.registry.gather()
     }
 
     /// Registers a collector that computes its values when asked.
     pub fn collector(&self, collector: impl Collector + 'static) {
-        self.0.register(Box::new(collector)).expect("family names are unique");
+        self.registry.register(Box::new(collector)).expect("family names are unique");
     }
 
-    fn add<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
+    fn add<C: Collector + Clone + 'static>(&self, stability: Stability, made: prometheus::Result<C>) -> C {
         let family = made.expect("family names and labels are constants that the tests check");
+        self.registered.with_label_values(&["", stability.name()]).inc();
         self.collector(family.clone());
         family
     }
 
     /// A counter.
     pub fn counter(&self, stability: Stability, name: &str, help: &str) -> IntCounter {
-        self.add(IntCounter::new(name, stability.help(help)))
+        self.add(stability, IntCounter::new(name, stability.help(help)))
     }
 
     /// A counter with labels.
     pub fn counters(&self, stability: Stability, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-        self.add(IntCounterVec::new(Opts::new(name, stability.help(help)), labels))
+        self.add(stability, IntCounterVec::new(Opts::new(name, stability.help(help)), labels))
     }
 
     /// A gauge of whole numbers.
     pub fn gauge(&self, stability: Stability, name: &str, help: &str) -> IntGauge {
-        self.add(IntGauge::new(name, stability.help(help)))
+        self.add(stability, IntGauge::new(name, stability.help(help)))
     }
 
     /// A gauge of whole numbers with labels.
     pub fn gauges(&self, stability: Stability, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-        self.add(IntGaugeVec::new(Opts::new(name, stability.help(help)), labels))
+        self.add(stability, IntGaugeVec::new(Opts::new(name, stability.help(help)), labels))
     }
 
     /// A gauge of any number.
     pub fn float_gauge(&self, stability: Stability, name: &str, help: &str) -> Gauge {
-        self.add(Gauge::new(name, stability.help(help)))
+        self.add(stability, Gauge::new(name, stability.help(help)))
     }
 
     /// A gauge of any number with labels.
     pub fn float_gauges(&self, stability: Stability, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
-        self.add(GaugeVec::new(Opts::new(name, stability.help(help)), labels))
+        self.add(stability, GaugeVec::new(Opts::new(name, stability.help(help)), labels))
     }
 
     /// A histogram.
     pub fn histogram(&self, stability: Stability, name: &str, help: &str, bounds: &[f64]) -> Histogram {
         let opts = HistogramOpts::new(name, stability.help(help)).buckets(bounds.to_vec());
-        self.add(Histogram::with_opts(opts))
+        self.add(stability, Histogram::with_opts(opts))
     }
 
     /// A histogram with labels.
@@ -192,6 +228,6 @@ impl Registry {
         labels: &[&str],
     ) -> HistogramVec {
         let opts = HistogramOpts::new(name, stability.help(help)).buckets(bounds.to_vec());
-        self.add(HistogramVec::new(opts, labels))
+        self.add(stability, HistogramVec::new(opts, labels))
     }
 }

@@ -44,7 +44,7 @@ use self::{
     offer::Offer,
 };
 use super::auth::{ClientCas, ClientRoots};
-use crate::sys::file_watch::FileWatch;
+use crate::{metrics::WorkQueue, sys::file_watch::FileWatch};
 
 /// How often files are read although nothing was noticed.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -177,31 +177,37 @@ impl Tls {
         self.0.offer.names()
     }
 
-    /// Follows the files until stopped.
-    pub async fn run(self, stop: CancellationToken) {
+    /// Follows the files until stopped; `queue` counts as kubelet's work queue of the client CA bundle does.
+    pub async fn run(self, queue: Option<WorkQueue>, stop: CancellationToken) {
         let mut watch = FileWatch::new(self.0.settings.files());
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let mut queued = Duration::ZERO;
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                _ = ticks.tick() => {}
-                () = watch.moved() => tokio::select! {
-                    () = stop.cancelled() => return,
-                    () = tokio::time::sleep(SETTLE) => {}
-                },
+                _ = ticks.tick() => queue.iter().for_each(WorkQueue::added),
+                () = watch.moved() => {
+                    queue.iter().for_each(WorkQueue::added);
+                    tokio::select! {
+                        () = stop.cancelled() => return,
+                        () = tokio::time::sleep(SETTLE) => queued = SETTLE,
+                    }
+                }
             }
             watch.arm();
-            self.reload().await;
+            queue.iter().for_each(|queue| queue.started(queued));
+            let is_client_ca_bad = self.reload().await;
+            queue.iter().for_each(|queue| queue.finished(is_client_ca_bad));
         }
     }
 
-    /// Reads the files again and uses what is new and good.
-    async fn reload(&self) {
+    /// Reads the files again and uses what is new and good; returns whether the client CA bundle is bad.
+    async fn reload(&self) -> bool {
         let read = read(&self.0.settings, &self.0.reading).await;
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut complaints = Vec::new();
+        let (mut complaints, mut is_client_ca_bad) = (Vec::new(), false);
         let (mut is_new, mut cas) = (false, self.0.client_roots.load_full());
         let serving = if self.0.settings.keeps_pair { Ok(state.used.serving.clone()) } else { read.serving };
         match new_key(&self.0.settings, serving, &state) {
@@ -221,7 +227,10 @@ impl Tls {
                 info!("Loaded a new client CA bundle");
             }
             Ok(None) => {}
-            Err(cause) => complaints.push(format!("client CA bundle: {cause}")),
+            Err(cause) => {
+                is_client_ca_bad = true;
+                complaints.push(format!("client CA bundle: {cause}"));
+            }
         }
         if is_new {
             match configure(&self.0.offer, state.key.as_ref(), cas.as_deref()) {
@@ -238,6 +247,7 @@ impl Tls {
             error!(err = cause, "Cannot load new TLS files, the old ones stay in use");
         }
         state.complaint = complaint;
+        is_client_ca_bad
     }
 }
 

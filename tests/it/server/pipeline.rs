@@ -1,6 +1,6 @@
 //! The order of checks (spec 04 §3), and what is counted.
 
-use crate::server::site::{ALL, Served};
+use crate::server::site::{ALL, PATIENCE, SLOW, Served};
 use berth::server::routing::Switches;
 
 #[tokio::test]
@@ -105,6 +105,15 @@ async fn the_open_port_has_the_open_set() {
         assert_eq!((got, text.as_str()), (status, body), "{method} {target}");
     }
     assert_eq!(served.metric("kubelet_http_requests_total", &[("server_type", "readonly")]), 5.0);
+}
+
+/// AC-08-14
+#[tokio::test]
+async fn the_duration_of_a_request_includes_its_handler() {
+    let served = Served::guarded(&[("*", "*")]).await;
+    served.ask("GET", "/runningpods/", "").await;
+    let seconds = served.metric("kubelet_http_requests_duration_seconds", &[("path", "runningpods")]);
+    assert!((SLOW.as_secs_f64()..PATIENCE.as_secs_f64()).contains(&seconds), "{seconds}");
 }
 
 #[tokio::test]

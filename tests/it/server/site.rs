@@ -48,6 +48,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// Longer than anything here takes.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long the list of running pods takes.
+pub const SLOW: Duration = Duration::from_millis(50);
+
 /// Everything on.
 pub const ALL: Switches = Switches {
     debugging: true,
@@ -121,7 +124,9 @@ impl Health for Players {
 
 #[async_trait]
 impl RunningPods for Players {
+    /// Takes [`SLOW`].
     async fn list(&self) -> Result<Bytes, String> {
+        tokio::time::sleep(SLOW).await;
         Err("the runtime says no".to_owned())
     }
 }
@@ -424,7 +429,7 @@ impl Served {
             .get_metric()
             .iter()
             .filter(|m| has(m))
-            .map(|m| m.get_counter().get_value() + m.get_gauge().get_value())
+            .map(|m| m.get_counter().get_value() + m.get_gauge().get_value() + m.get_histogram().get_sample_sum())
             .sum()
     }
 }

@@ -68,7 +68,7 @@ impl Server {
         change(&mut settings);
         let tls = Tls::new(settings).await.expect("TLS");
         let stop = CancellationToken::new();
-        tokio::spawn(tls.clone().run(stop.clone()));
+        tokio::spawn(tls.clone().run(None, stop.clone()));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (tell, seen) = mpsc::unbounded_channel();

@@ -26,6 +26,8 @@ const COUNT5: &str = "1 2 4 8 16 +Inf";
 
 /// Families without labels: there from the start, at zero or their value. Name, type or buckets, stability.
 const PLAIN: &[(&str, &str, &str)] = &[
+    ("disabled_metrics_total", "counter", "[BETA] "),
+    ("hidden_metrics_total", "counter", "[BETA] "),
     ("kubelet_cgroup_version", "gauge", "[ALPHA] "),
     ("kubelet_containers_per_pod_count", COUNT5, "[ALPHA] "),
     ("kubelet_evented_pleg_connection_error_count", "counter", "[ALPHA] "),
@@ -127,6 +129,7 @@ const LABELLED: &[(&str, &str, &str, &[&str])] = &[
         ],
     ),
     ("kubernetes_feature_enabled", "gauge", "[BETA] ", &["name", "stage"]),
+    ("registered_metrics_total", "counter", "[BETA] ", &["deprecated_version", "stability_level"]),
     (
         "storage_operation_duration_seconds",
         STORAGE,
@@ -275,7 +278,11 @@ async fn a_fresh_agent_shows_what_it_will_count() {
     assert_eq!(value(&families, "kubelet_node_name", &[("node", "test-node")]), 1.0);
     let version = &families["kubernetes_build_info"].series[0].1;
     assert!(version.iter().any(|(label, is)| label == "git_version" && is.starts_with("v1.36.")), "{version:?}");
-    for absent in ["kubelet_evictions", "kubelet_preemptions", "kubelet_cri_losing_support", "version_info"] {
+    let absent = ["kubelet_evictions", "kubelet_preemptions", "kubelet_cri_losing_support", "version_info"];
+    // AC-08-19
+    let certificates =
+        ["kubelet_certificate_manager_client_ttl_seconds", "kubelet_certificate_manager_server_ttl_seconds"];
+    for absent in absent.into_iter().chain(certificates) {
         assert!(!families.contains_key(absent), "{absent} has nothing to show");
     }
 }
