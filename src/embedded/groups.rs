@@ -169,11 +169,7 @@ impl Groups for KernelGroups {
 
     fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>> {
         let (path, files) = (parse(group)?, self.files(limits)?);
-        self.hierarchy.create(&path).map_err(|error| failed(&error))?;
-        let devices = self.devices_of(&path);
-        if let Some(directory) = &devices {
-            std::fs::create_dir_all(directory).map_err(|e| RuntimeError::file("create", directory, &e))?;
-        }
+        let directories = self.hierarchy.create_everywhere(&path).map_err(|error| failed(&error))?;
         for file in &files {
             if let Err(error) = self.write(&path, file) {
                 if let Err(left) = self.hierarchy.remove(&path) {
@@ -182,7 +178,7 @@ impl Groups for KernelGroups {
                 return Err(failed(&error));
             }
         }
-        Ok(self.hierarchy.directories(&path).into_iter().chain(devices).collect())
+        Ok(directories)
     }
 
     fn allow_devices(&self, group: &str, rules: &[Rule]) -> RuntimeResult<()> {

@@ -177,6 +177,18 @@ impl Hierarchy {
         }
     }
 
+    /// As [`Self::create`], in every mounted hierarchy, those without a controller of ours included; returns the group's
+    /// directories. [`Self::remove`] removes all of them.
+    ///
+    /// # Errors
+    /// What could not be made, and the kernel's answer.
+    pub fn create_everywhere(&self, group: &GroupPath) -> CgroupResult<Vec<PathBuf>> {
+        match self {
+            Self::V1(h) => h.create_everywhere(group),
+            Self::V2(h) => h.create(group).map(|_| vec![h.directory(group)]),
+        }
+    }
+
     /// A group's directories: one for each hierarchy in which groups are made, one on the unified one.
     pub fn directories(&self, group: &GroupPath) -> Vec<PathBuf> {
         match self {

@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::io::Errno;
+
 use super::{
     CgroupError, CgroupResult, Controller, GroupPath, Presence,
     group::{self, Made},
@@ -92,6 +94,22 @@ impl Hierarchies {
         Ok(above.into_iter().collect())
     }
 
+    /// As [`Self::create`], and in all other mounted hierarchies, as runc does: who stays in the root group of one
+    /// (`freezer`, `blkio`, …) can mount it and act on groups of the host. A hierarchy that may not be written here is
+    /// left out. Returns the group's directories.
+    pub(super) fn create_everywhere(&self, group: &GroupPath) -> CgroupResult<Vec<PathBuf>> {
+        self.create(group)?;
+        let mut directories = self.directories(group);
+        for root in &self.others {
+            match make_in(root, group, &mut BTreeSet::new(), false) {
+                Ok(()) => directories.push(group.below(root)),
+                Err(error) if is_not_ours(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(directories)
+    }
+
     pub(super) fn children(&self, group: &GroupPath) -> CgroupResult<Vec<String>> {
         let mut names = BTreeSet::new();
         for root in self.roots() {
@@ -142,6 +160,12 @@ fn make_in(root: &Path, group: &GroupPath, made: &mut BTreeSet<GroupPath>, cpuse
     Ok(())
 }
 
+/// Whether a hierarchy is read-only or somebody else's, as inside a container.
+fn is_not_ours(error: &CgroupError) -> bool {
+    let refusals = [Errno::ROFS, Errno::ACCESS, Errno::PERM].map(|errno| Some(errno.raw_os_error()));
+    refusals.contains(&error.errno())
+}
+
 /// A new cpuset is empty, and nothing can run in it before it has the CPUs and memory nodes of
 /// the one above, which somebody may have made and left empty.
 fn inherit_cpuset(root: &Path, group: &GroupPath) -> CgroupResult<()> {
@@ -161,7 +185,7 @@ fn processes(directory: &Path, out: &mut BTreeSet<i32>) -> CgroupResult<()> {
         Ok(text) => out.extend(kill::parse(&text)),
         Err(e) if e.is_missing() => return Ok(()),
         // A threaded group of the unified hierarchy; its processes stand in the one above.
-        Err(e) if e.errno() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => {}
+        Err(e) if e.errno() == Some(Errno::OPNOTSUPP.raw_os_error()) => {}
         Err(e) => return Err(e),
     }
     for child in group::children(directory)? {

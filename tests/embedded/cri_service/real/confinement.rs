@@ -124,6 +124,25 @@ fn a_container_is_whom_it_is_told_to_be() {
     });
 }
 
+/// C5: who is in the root group of a hierarchy can mount it and freeze or throttle what runs on the host.
+#[test]
+fn a_container_has_a_group_of_its_own_in_every_hierarchy() {
+    on_a_machine("a_container_has_a_group_of_its_own_in_every_hierarchy", async |place| {
+        let daemon = daemon(place.path()).await;
+        let sandbox = daemon.run(pod(place.path(), "a")).await;
+        let groups = says(&daemon, &sandbox, ("c", Context::default()), "cat /proc/self/cgroup").await;
+        let own = fs::read_to_string("/proc/self/cgroup").expect("readable");
+        assert_eq!(groups.lines().count(), own.lines().count(), "{groups}");
+        // On the unified hierarchy alone a namespace hides the path.
+        if groups.lines().count() > 1 {
+            let in_root: Vec<&str> = groups.lines().filter(|line| line.ends_with(":/")).collect();
+            assert!(in_root.is_empty(), "in the host's groups: {in_root:?}");
+        }
+        daemon.remove(&sandbox).await;
+        daemon.stop.cancel();
+    });
+}
+
 // "bucket": read-only root, privileged, capabilities, paths; "NoNewPrivs"
 #[test]
 fn a_container_may_do_what_its_context_says() {
