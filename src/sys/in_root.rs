@@ -13,10 +13,12 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, OFlags, ResolveFlags, mkdirat, openat2, readlinkat},
+    fs::{FileType, Mode, OFlags, ResolveFlags, mkdirat, openat2, readlinkat},
     io::Errno,
 };
 
+/// The root is `/`, and links of `/proc` that lead out of it are refused.
+const RESOLVE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 /// More links than the kernel follows in one path.
 const MOST_LINKS: usize = 40;
 
@@ -44,11 +46,28 @@ pub fn open(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
 pub fn open_with(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new("/") } else { path };
     loop {
-        match openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::IN_ROOT) {
+        match openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), RESOLVE) {
             // The kernel saw a rename while it walked and wants to be asked again.
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return Ok(other?),
         }
+    }
+}
+
+/// Whether a path is a directory or missing, with no link in it: where `/proc` and `/sys` may be mounted.
+///
+/// # Errors
+/// What the kernel says.
+pub fn is_ordinary_directory(root: BorrowedFd<'_>, path: &Path) -> io::Result<bool> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    loop {
+        return match openat2(root, path, flags, Mode::empty(), RESOLVE | ResolveFlags::NO_SYMLINKS) {
+            Ok(found) => Ok(FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode).is_dir()),
+            Err(Errno::NOENT) => Ok(true),
+            Err(Errno::LOOP | Errno::NOTDIR) => Ok(false),
+            Err(Errno::AGAIN | Errno::INTR) => continue,
+            Err(error) => Err(error.into()),
+        };
     }
 }
 
@@ -76,8 +95,12 @@ fn make(root: BorrowedFd<'_>, path: &Path, missing: Missing) -> io::Result<Optio
     let parts: Vec<Component<'_>> = path.components().collect();
     let mut parent = open(root, Path::new("/"))?;
     for (index, part) in parts.iter().enumerate() {
-        let Component::Normal(name) = part else { continue };
         let walked: PathBuf = parts.iter().take(index + 1).collect();
+        let Component::Normal(name) = part else {
+            // The target of a link may lead upwards: what follows is made there.
+            parent = open(root, &walked)?;
+            continue;
+        };
         match open(root, &walked) {
             Ok(found) => {
                 parent = found;
@@ -101,8 +124,9 @@ fn make(root: BorrowedFd<'_>, path: &Path, missing: Missing) -> io::Result<Optio
                 Ok(target) => {
                     let target = Path::new(std::ffi::OsStr::from_bytes(target.as_bytes()));
                     let base = walked.parent().unwrap_or(Path::new("/"));
-                    let rest: PathBuf = parts.iter().skip(index + 1).collect();
-                    return Ok(Some(base.join(target).join(rest)));
+                    // Nothing is joined behind the last part: a path that ends in a slash names no file.
+                    let rest = parts.iter().skip(index + 1);
+                    return Ok(Some(rest.fold(base.join(target), |path, part| path.join(part))));
                 }
                 Err(Errno::INVAL) => {}
                 Err(error) => return Err(error.into()),
@@ -129,21 +153,56 @@ mod tests {
         symlink("../../..", at("a/up")).expect("makeable");
         symlink(outside.path(), at("out")).expect("makeable");
         symlink("loop", at("loop")).expect("makeable");
+        fs::create_dir_all(at("etc")).expect("makeable");
+        // As distributions have them, and as nobody has.
+        symlink("../run/systemd/resolve/stub-resolv.conf", at("etc/resolv.conf")).expect("makeable");
+        symlink("/tmp/elsewhere", at("etc/hosts")).expect("makeable");
+        symlink("nowhere", at("etc/hostname")).expect("makeable");
+        symlink("../../../etc/x/../y/z", at("etc/far")).expect("makeable");
+        symlink("far", at("etc/farther")).expect("makeable");
         let root = fs::File::open(dir.path()).expect("openable");
         for (path, missing, made) in [
             ("/a/b/c/d", Missing::Directory, "a/b/c/d"),
             ("/a/b/file", Missing::File, "a/b/file"),
             ("/a/run/secrets/x", Missing::File, "run/secrets/x"),
             ("/a/up/up", Missing::Directory, "up"),
-            ("/../etc/hosts", Missing::File, "etc/hosts"),
+            ("/etc/resolv.conf", Missing::File, "run/systemd/resolve/stub-resolv.conf"),
+            ("/../etc/hosts", Missing::File, "tmp/elsewhere"),
+            ("/etc/hostname", Missing::File, "etc/nowhere"),
+            ("/etc/farther", Missing::File, "etc/y/z"),
         ] {
             open_or_make(root.as_fd(), Path::new(path), missing).expect(path);
             let found = fs::symlink_metadata(at(made)).expect(made);
             assert_eq!(found.is_dir(), missing == Missing::Directory, "{path}");
         }
+        assert!(!at("etc/run").exists(), "nothing is made elsewhere");
         open_or_make(root.as_fd(), Path::new("/out/x"), Missing::Directory).expect("made inside");
         assert_eq!(fs::read_dir(outside.path()).expect("readable").count(), 0, "nothing is made outside");
         assert!(open_or_make(root.as_fd(), Path::new("/loop/x"), Missing::Directory).is_err());
         assert!(open_or_make(root.as_fd(), Path::new("/a/b/file/x"), Missing::Directory).is_err());
+    }
+
+    #[test]
+    fn a_directory_behind_a_link_is_not_ordinary() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("a/b")).expect("makeable");
+        fs::write(at("file"), "").expect("writable");
+        symlink("a", at("link")).expect("makeable");
+        symlink("nowhere", at("dangling")).expect("makeable");
+        let root = fs::File::open(dir.path()).expect("openable");
+        for (path, expected) in [
+            ("/a/b", true),
+            ("/missing", true),
+            ("/a/missing", true),
+            ("/file", false),
+            ("/file/x", false),
+            ("/link", false),
+            ("/link/b", false),
+            ("/dangling", false),
+        ] {
+            let found = is_ordinary_directory(root.as_fd(), Path::new(path)).expect(path);
+            assert_eq!(found, expected, "{path}");
+        }
     }
 }

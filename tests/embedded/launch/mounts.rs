@@ -159,6 +159,50 @@ fn links_of_an_image_lead_nowhere_else() {
     });
 }
 
+/// T2-02
+#[test]
+fn files_are_mounted_behind_links_of_an_image_that_lead_to_nothing_yet() {
+    if !is_root() {
+        return;
+    }
+    Bench::new().shim(|bench| {
+        let etc = bench.at("layers/2/d/etc");
+        symlink("../run/systemd/resolve/stub-resolv.conf", etc.join("resolv.conf")).expect("makeable");
+        symlink("/tmp/elsewhere", etc.join("hosts")).expect("makeable");
+        symlink("nowhere", etc.join("hostname")).expect("makeable");
+        let file = bench.volume("volume").join("own");
+        fs::write(&file, "here\n").expect("writable");
+        let out = shell(
+            bench,
+            |plan| {
+                for target in ["/etc/resolv.conf", "/etc/hosts", "/etc/hostname"] {
+                    plan.mounts.push(bind(&file, target, Access::ReadWrite, Propagation::Private));
+                }
+            },
+            "cat /etc/resolv.conf /etc/hosts /etc/hostname; ls /run/systemd/resolve /tmp/elsewhere /etc/nowhere",
+        );
+        assert_eq!(out, "here\nhere\nhere\n/etc/nowhere\n/tmp/elsewhere\n\n/run/systemd/resolve:\nstub-resolv.conf\n");
+    });
+}
+
+/// T2-22, S4
+#[test]
+fn kernel_file_systems_are_mounted_behind_no_link_of_an_image() {
+    if !is_root() {
+        return;
+    }
+    for (name, kind) in [("proc", "proc"), ("sys", "sysfs")] {
+        Bench::new().shim(|bench| {
+            let at = bench.at("layers/2/d").join(name);
+            let _ = fs::remove_dir(&at); // it may not be there
+            symlink("/tmp/p", &at).expect("makeable");
+            let failure = run(&bench.plan(&["true"])).expect_err("it leads elsewhere");
+            let text = format!("filesystem \"{kind}\" must be mounted on ordinary directory: /{name}");
+            assert_eq!(failure.text, text);
+        });
+    }
+}
+
 #[test]
 fn images_are_mounted_read_only() {
     if !is_root() {

@@ -42,6 +42,14 @@ pub(super) fn mount(root: BorrowedFd<'_>, mount: &Mount, ready: &Ready) -> Step<
         }
         (Ready::Groups(groups), _) => old_groups(root, mount, groups),
         (Ready::New, Source::New { kind, data }) => {
+            // As runc: behind a link of the image nothing of it could be masked (CVE-2023-28642).
+            if matches!(kind.as_str(), "proc" | "sysfs") {
+                let found = in_root::is_ordinary_directory(root, target);
+                if !found.told(|| format!("look at {}", mount.target))? {
+                    let text = format!("filesystem {kind:?} must be mounted on ordinary directory: {}", mount.target);
+                    return Err(failure(text));
+                }
+            }
             let made = new(kind, data, mount)?;
             put(root, target, Missing::Directory, made.as_fd())
         }
