@@ -2,6 +2,9 @@
 #![allow(missing_docs, reason = "generated from the published field tables")]
 #![allow(clippy::all, reason = "generated code")]
 
+/// Metadata of an ExecSync call: how many bytes of each output its caller wants. Other runtimes ignore it.
+pub const OUTPUT_LIMIT: &str = "berth-output-limit";
+
 /// The container runtime interface, `runtime.v1`.
 pub mod cri {
     tonic::include_proto!("runtime.v1");

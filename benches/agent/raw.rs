@@ -104,7 +104,7 @@ impl Raw {
     /// Runs a command in a container.
     pub async fn exec(&self, container: &str, command: &[&str]) -> Result<()> {
         let command: Vec<String> = command.iter().map(|&part| part.to_owned()).collect();
-        Ok(self.runtime.exec_sync(container, &command, Duration::from_secs(10)).await.map(drop)?)
+        Ok(self.runtime.exec_sync(container, &command, Duration::from_secs(10), usize::MAX).await.map(drop)?)
     }
 
     /// Stops a container.

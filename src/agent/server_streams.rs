@@ -97,7 +97,7 @@ impl Streams for RuntimeStreams {
     }
 
     async fn run(&self, id: &ContainerId, command: &[String]) -> Result<Vec<u8>, StreamError> {
-        match self.runtime.exec_sync(id.as_str(), command, std::time::Duration::ZERO).await {
+        match self.runtime.exec_sync(id.as_str(), command, std::time::Duration::ZERO, usize::MAX).await {
             Ok(output) => Ok([output.stdout, output.stderr].concat()),
             // Unlike with streams the code of a gRPC error is of no interest here.
             Err(error) => Err(StreamError::Other(error.to_string())),

@@ -22,7 +22,10 @@ use super::{
 };
 use crate::{
     metrics::RuntimeOperation as Op,
-    proto::cri::{self, runtime_service_client::RuntimeServiceClient},
+    proto::{
+        OUTPUT_LIMIT,
+        cri::{self, runtime_service_client::RuntimeServiceClient},
+    },
 };
 
 /// The largest message we take, in bytes.
@@ -251,15 +254,24 @@ impl RuntimeService for RuntimeClient {
         self.caller.call(Op::ReopenContainerLog, Limit::Once, request, send).await.map(drop)
     }
 
-    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> CriResult<ExecOutput> {
+    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration, most: usize) -> CriResult<ExecOutput> {
         let limit = if timeout.is_zero() { Limit::Never } else { Limit::Plus(timeout) };
         let request = cri::ExecSyncRequest {
             container_id: id.to_owned(),
             cmd: command.to_vec(),
             timeout: whole_seconds(timeout),
         };
-        let send = |r| self.direct.unary::<_, cri::ExecSyncResponse>(EXEC_SYNC, r);
-        match self.caller.call(Op::ExecSync, limit, request, send).await {
+        let send = |mut request: tonic::Request<cri::ExecSyncRequest>| {
+            request.metadata_mut().insert(OUTPUT_LIMIT, most.into());
+            self.direct.unary::<_, cri::ExecSyncResponse>(EXEC_SYNC, request)
+        };
+        let answer = self.caller.call(Op::ExecSync, limit, request, send).await.map(|mut reply| {
+            // Other runtimes know nothing of limits.
+            reply.stdout.truncate(most);
+            reply.stderr.truncate(most);
+            reply
+        });
+        match answer {
             Ok(reply) if reply.exit_code == 0 => Ok(ExecOutput { stdout: reply.stdout, stderr: reply.stderr }),
             Ok(reply) => Err(CriError::Exit {
                 command: command.join(" "),

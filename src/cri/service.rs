@@ -83,8 +83,9 @@ pub trait RuntimeService: Send + Sync + 'static {
     ) -> CriResult<Vec<cri::PodSandboxStats>>;
     /// Opens the log file of a container anew.
     async fn reopen_container_log(&self, id: &str) -> CriResult<()>;
-    /// Runs a command in a container; `timeout` zero means none.
-    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> CriResult<ExecOutput>;
+    /// Runs a command in a container; `timeout` zero means none. Of each of its outputs the first `most` bytes are
+    /// returned; our own runtime keeps no more than these.
+    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration, most: usize) -> CriResult<ExecOutput>;
 
     /// Prepares a command in a container; returns the URL at which its streams are met, once.
     async fn exec(&self, request: cri::ExecRequest) -> CriResult<String>;

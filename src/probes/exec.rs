@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{
     grpc::go,
-    outcome::{Outcome, text_of},
+    outcome::{MOST_OUTPUT, Outcome, text_of},
 };
 use crate::{
     cri::{CriError, CriResult, RuntimeService},
@@ -15,7 +15,7 @@ use crate::{
 
 /// Runs the command; its exit code is the verdict.
 pub async fn probe(runtime: &dyn RuntimeService, id: &ContainerId, command: &[String], timeout: Duration) -> Outcome {
-    verdict(runtime.exec_sync(id.as_str(), command, timeout).await)
+    verdict(runtime.exec_sync(id.as_str(), command, timeout, MOST_OUTPUT).await)
 }
 
 fn verdict<T>(answer: CriResult<T>) -> Outcome {
@@ -36,7 +36,6 @@ fn verdict<T>(answer: CriResult<T>) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::probes::outcome::MOST_OUTPUT;
 
     fn ended(code: i32, stdout: &str, stderr: &str) -> CriResult<()> {
         let (stdout, stderr) = (stdout.to_owned(), stderr.to_owned());

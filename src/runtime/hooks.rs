@@ -25,6 +25,9 @@ pub(super) struct Hook<'a> {
     pub(super) field_path: Option<&'a str>,
 }
 
+/// Bytes of each output of a hook that are kept, as of a probe's.
+const MOST_OUTPUT: usize = 10 << 10;
+
 impl RuntimeManager {
     /// Runs a hook to its end.
     ///
@@ -35,7 +38,7 @@ impl RuntimeManager {
         let place = format!("for Container \"{}\" in Pod \"{}\" failed", hook.container, hook.pod);
         if let Some(exec) = &handler.exec {
             let command = exec.command.as_deref().unwrap_or_default();
-            let run = self.deps.cri.exec_sync(hook.id.as_str(), command, Duration::ZERO).await;
+            let run = self.deps.cri.exec_sync(hook.id.as_str(), command, Duration::ZERO, MOST_OUTPUT).await;
             return run.map(drop).map_err(|err| {
                 let output = match &err {
                     CriError::Exit { stdout, stderr, .. } => format!("{stdout}{stderr}"),

@@ -206,8 +206,8 @@ impl RuntimeService for Leash {
     async fn reopen_container_log(&self, id: &str) -> CriResult<()> {
         self.through(self.cri.reopen_container_log(id)).await
     }
-    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> CriResult<ExecOutput> {
-        self.through(self.cri.exec_sync(id, command, timeout)).await
+    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration, most: usize) -> CriResult<ExecOutput> {
+        self.through(self.cri.exec_sync(id, command, timeout, most)).await
     }
     async fn exec(&self, request: cri::ExecRequest) -> CriResult<String> {
         self.through(self.cri.exec(request)).await

@@ -4,7 +4,10 @@ use std::{
     fs::File,
     os::fd::OwnedFd,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -28,8 +31,12 @@ use crate::{
     proto::cri,
 };
 
-/// Bytes of each stream that are kept.
+/// Bytes of each stream that are kept at most.
 const MOST: usize = 16 << 20;
+/// Bytes that are kept at once for all callers that want more than [`SMALL`] of each stream.
+const BUDGET: usize = 64 << 20;
+/// So much of a stream is never counted: probes and hooks want no more, and there may be hundreds of them.
+const SMALL: usize = 10 << 10;
 /// Bytes of both that fit into an answer over a socket, whose messages end at 16 MiB.
 const MOST_OF_BOTH: usize = (16 << 20) - (100 << 10);
 /// How long the kernel may take to end what was killed.
@@ -37,11 +44,16 @@ const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// `SIGKILL`.
 const KILL: i32 = 9;
 
-/// Runs a program in a container that runs.
+/// Runs a program in a container that runs. Of each stream `most` bytes are kept, where that is given.
 ///
 /// # Errors
 /// The container does not run, the program cannot be executed, or takes too long.
-pub async fn exec_sync(runtime: &Arc<Runtime>, request: cri::ExecSyncRequest) -> RuntimeResult<cri::ExecSyncResponse> {
+pub async fn exec_sync(
+    runtime: &Arc<Runtime>,
+    request: cri::ExecSyncRequest,
+    most: Option<usize>,
+) -> RuntimeResult<cri::ExecSyncResponse> {
+    let most = most.unwrap_or(MOST).min(MOST);
     let (pod, container) = runtime.container(&request.container_id)?;
     if request.cmd.is_empty() {
         return Err(RuntimeError::invalid("command must not be empty"));
@@ -49,7 +61,7 @@ pub async fn exec_sync(runtime: &Arc<Runtime>, request: cri::ExecSyncRequest) ->
     pod.now().container(&container)?.running()?;
     streams::has_place(&pod, &container)?;
     let running = runtime.clone();
-    let executed = runtime.detached(async move { run(&running, &pod, &container, &request).await }).await;
+    let executed = runtime.detached(async move { run(&running, &pod, &container, &request, most).await }).await;
     runtime.shell.metrics.executed(outcome(&executed));
     executed.map_err(|error| error.during("failed to exec in container"))
 }
@@ -59,6 +71,7 @@ async fn run(
     pod: &Pod,
     container: &str,
     request: &cri::ExecSyncRequest,
+    most: usize,
 ) -> RuntimeResult<cri::ExecSyncResponse> {
     let exec = ids::new_id();
     let sandbox = pod.now();
@@ -77,7 +90,7 @@ async fn run(
     if !matches!(reply, Reply::Started(_)) {
         return Err(RuntimeError::other("the shim answered something else than a process"));
     }
-    let (out, err) = (collect(runtime, out), collect(runtime, err));
+    let (out, err) = (collect(runtime, out, most), collect(runtime, err, most));
     let lost = || RuntimeError::other("the container's shim is gone");
     let exit = match u64::try_from(request.timeout).unwrap_or_default() {
         0 => exit.await.map_err(|_| lost())?,
@@ -130,23 +143,52 @@ fn streams() -> RuntimeResult<Streams> {
     Ok((vec![null.into(), out_end, err_end], out, err))
 }
 
+/// Bytes that are kept now and counted.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes of a stream that are kept.
+struct Kept {
+    bytes: Vec<u8>,
+    /// How many of them count for the budget.
+    counted: usize,
+}
+
+impl Kept {
+    /// Keeps a piece, or drops it where the budget is used up.
+    fn add(&mut self, piece: &[u8], held: &AtomicUsize) {
+        let counted = (self.bytes.len() + piece.len()).saturating_sub(SMALL) - self.counted;
+        if held.fetch_add(counted, Ordering::Relaxed) + counted > BUDGET && counted > 0 {
+            held.fetch_sub(counted, Ordering::Relaxed);
+            return;
+        }
+        self.counted += counted;
+        self.bytes.extend_from_slice(piece);
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        HELD.fetch_sub(self.counted, Ordering::Relaxed);
+    }
+}
+
 /// What has been read of a stream; reading goes on without us, so that whoever writes is never told off.
 struct Collected {
-    bytes: Arc<Mutex<Vec<u8>>>,
+    bytes: Arc<Mutex<Kept>>,
     at_end: watch::Receiver<bool>,
 }
 
-fn collect(runtime: &Runtime, mut from: pipe::Receiver) -> Collected {
+fn collect(runtime: &Runtime, mut from: pipe::Receiver, most: usize) -> Collected {
     let (ended, at_end) = watch::channel(false);
-    let bytes = Arc::new(Mutex::new(Vec::new()));
+    let bytes = Arc::new(Mutex::new(Kept { bytes: Vec::new(), counted: 0 }));
     let collected = Collected { bytes: bytes.clone(), at_end };
     runtime.shell.spawn(async move {
         let mut piece = vec![0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut piece).await {
-            let mut all = bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = bytes.lock().unwrap_or_else(PoisonError::into_inner);
             // Once nobody wants it any more it is read and dropped.
-            let room = if ended.is_closed() { 0 } else { MOST.saturating_sub(all.len()) };
-            all.extend(piece.get(..count.min(room)).unwrap_or_default());
+            let room = if ended.is_closed() { 0 } else { most.saturating_sub(kept.bytes.len()) };
+            kept.add(piece.get(..count.min(room)).unwrap_or_default(), &HELD);
         }
         ended.send_replace(true);
     });
@@ -158,13 +200,35 @@ impl Collected {
     async fn taken(mut self, until: Instant) -> Vec<u8> {
         // The end, or the time is up: either way that is what there is.
         let _ = timeout_at(until, self.at_end.wait_for(|ended| *ended)).await;
-        std::mem::take(&mut *self.bytes.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut kept = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        HELD.fetch_sub(std::mem::take(&mut kept.counted), Ordering::Relaxed);
+        std::mem::take(&mut kept.bytes)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_callers_share_a_budget_but_for_the_small_ones() {
+        let held = AtomicUsize::new(0);
+        let kept = || std::mem::ManuallyDrop::new(Kept { bytes: Vec::new(), counted: 0 });
+        let fill = |bytes: usize| {
+            let mut kept = kept();
+            for _ in 0..bytes / 1024 {
+                kept.add(&[0; 1024], &held);
+            }
+            kept.bytes.len()
+        };
+        assert_eq!([fill(SMALL), held.load(Ordering::Relaxed)], [SMALL, 0], "probes and hooks are not counted");
+        for _ in 0..4 {
+            assert_eq!(fill(MOST), MOST);
+        }
+        assert_eq!(fill(MOST), 5 * SMALL, "the rest of the budget, and what is never counted");
+        assert_eq!(fill(MOST), SMALL);
+        assert_eq!(held.load(Ordering::Relaxed), BUDGET);
+    }
 
     #[test]
     fn an_answer_fits_into_a_message() {

@@ -14,7 +14,10 @@ use crate::{
         runtime::Runtime,
         streams::Ask,
     },
-    proto::cri::{self, runtime_service_server::RuntimeService},
+    proto::{
+        OUTPUT_LIMIT,
+        cri::{self, runtime_service_server::RuntimeService},
+    },
 };
 
 /// Answers calls.
@@ -214,7 +217,8 @@ impl RuntimeService for RuntimeCalls {
     }
 
     async fn exec_sync(&self, request: Request<cri::ExecSyncRequest>) -> Answer<cri::ExecSyncResponse> {
-        answer(exec_sync::exec_sync(self.ready().await, request.into_inner()).await)
+        let most = request.metadata().get(OUTPUT_LIMIT).and_then(|value| value.to_str().ok()?.parse().ok());
+        answer(exec_sync::exec_sync(self.ready().await, request.into_inner(), most).await)
     }
 
     async fn get_container_events(&self, _: Request<cri::GetEventsRequest>) -> Answer<Self::GetContainerEventsStream> {

@@ -739,7 +739,7 @@ async fn a_grpc_server_that_speaks_something_else_has_failed() {
 async fn what_an_attempt_keeps_while_it_waits_is_small() {
     let cri = connect(&nowhere(), &Registry::new()).expect("lazily");
     let (command, second) = (["true".to_owned()], Duration::from_secs(1));
-    let exec = size_of_val(&*cri.runtime.exec_sync("c", &command, second));
+    let exec = size_of_val(&*cri.runtime.exec_sync("c", &command, second, 1));
     let handlers = Handlers::new(cri.runtime).expect("TLS");
     let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": http(1)}]}));
     let ask = Ask::new(pod, "c".into(), Kind::Readiness, "c-0".into(), Some("127.0.0.1".to_owned()));

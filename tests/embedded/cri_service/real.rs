@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::proto::cri;
+use berth::{cri::RuntimeService, metrics::Registry, proto::cri};
 
 use berth_testkit::embedded::{
     in_process::{container, daemon, pod},
@@ -48,6 +48,11 @@ fn a_pod_of_busybox_runs_logs_executes_stops_and_leaves_nothing() {
         let begun = Instant::now();
         assert_eq!(daemon.exec(&id, "sleep 300 & echo hi").await, ("hi\n".to_owned(), 0));
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        // C9: probes and hooks say how much they want, and nobody else's output is kept beyond 16 MiB.
+        let connection = daemon.connection(&Registry::new());
+        let flood = ["/bin/sh", "-c", "head -c 20000000 /dev/zero | tee /dev/stderr"].map(str::to_owned);
+        let output = connection.runtime.exec_sync(&id, &flood, Duration::from_secs(60), 10_240).await.expect("runs");
+        assert_eq!((output.stdout.len(), output.stderr.len()), (10_240, 10_240));
         let (out, _) = daemon.exec(&id, "mknod /tmp/sda b 8 0 && head -c 1 /tmp/sda; echo done").await;
         assert_eq!(out, "done\n", "devices of the host are out of reach");
         let log = fs::read_to_string(&status.log_path).expect("a log");

@@ -17,7 +17,7 @@ use crate::cri::{
 const EXEC: &str = "RuntimeService/ExecSync";
 
 async fn run(runtime: &RuntimeClient, argument: &str) -> CriResult<ExecOutput> {
-    runtime.exec_sync("c", &[argument.to_owned()], Duration::from_secs(60)).await
+    runtime.exec_sync("c", &[argument.to_owned()], Duration::from_secs(60), usize::MAX).await
 }
 
 fn written(stdout: Vec<u8>) -> Answer {

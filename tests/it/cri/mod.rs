@@ -153,7 +153,7 @@ async fn a_hang_ends_with_the_deadline() {
     assert_eq!(error, CriError::TimedOut { op: "version", limit: T });
     let command = ["sleep".to_owned(), "9".to_owned()];
     let limit = Duration::from_millis(10);
-    let error = connection.runtime.exec_sync("c", &command, limit).await.expect_err("hangs");
+    let error = connection.runtime.exec_sync("c", &command, limit, usize::MAX).await.expect_err("hangs");
     assert_eq!(error.to_string(), "command timed out: \"sleep 9\" timed out after 10ms");
 }
 
@@ -163,13 +163,13 @@ async fn commands_that_fail_say_how() {
     let running = Server::new().on("RuntimeService/ExecSync", Answer::ok(&exited)).start().await;
     let (connection, _) = client(running.socket());
     let command = ["ls".to_owned(), "/x".to_owned()];
-    let error = connection.runtime.exec_sync("c", &command, Duration::ZERO).await.expect_err("exit 3");
+    let error = connection.runtime.exec_sync("c", &command, Duration::ZERO, usize::MAX).await.expect_err("exit 3");
     assert_eq!(error.to_string(), "command 'ls /x' exited with 3: oops");
 
     let fine = cri::ExecSyncResponse { stdout: b"out".to_vec(), ..Default::default() };
     let running = Server::new().on("RuntimeService/ExecSync", Answer::ok(&fine)).start().await;
     let (connection, _) = client(running.socket());
-    let output = connection.runtime.exec_sync("c", &command, Duration::ZERO).await;
+    let output = connection.runtime.exec_sync("c", &command, Duration::ZERO, usize::MAX).await;
     assert_eq!(output, Ok(ExecOutput { stdout: b"out".to_vec(), stderr: Vec::new() }));
 }
 

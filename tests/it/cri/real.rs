@@ -57,7 +57,7 @@ async fn the_client_drives_a_real_runtime(on: On) {
     let exec = |script: &str, limit: u64| {
         let command = ["/bin/sh", "-c", script].map(str::to_owned);
         let (runtime, made) = (runtime.clone(), made.clone());
-        async move { runtime.exec_sync(&made, &command, Duration::from_secs(limit)).await }
+        async move { runtime.exec_sync(&made, &command, Duration::from_secs(limit), usize::MAX).await }
     };
     assert_eq!(exec("echo hi", 10).await.expect("exit 0").stdout, b"hi\n");
     let text = exec("echo no >&2; exit 3", 10).await.expect_err("exit 3").to_string();

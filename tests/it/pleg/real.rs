@@ -67,7 +67,7 @@ async fn an_exit_is_observed_by_the_runtimes_events(on: On) {
         tokio::time::sleep(Duration::from_millis(700)).await;
 
         let kill = ["/bin/kill", "-TERM", "1"].map(str::to_owned);
-        let _ = cri.exec_sync(&id, &kill, Duration::from_secs(10)).await; // it ends with the container it ends
+        let _ = cri.exec_sync(&id, &kill, Duration::from_secs(10), usize::MAX).await; // it ends with the container it ends
         let asked = Instant::now();
         let seen = until(&mut view, "the exit", Duration::from_secs(5), ended).await;
         assert_eq!(seen.pod.newest("main").map(|c| c.exit_code), Some(3));

@@ -189,7 +189,7 @@ impl RuntimeRpc for Rpc {
     async fn exec_sync(&self, r: Request<cri::ExecSyncRequest>) -> Result<Response<cri::ExecSyncResponse>, Status> {
         let r = r.into_inner();
         let timeout = std::time::Duration::from_secs(r.timeout.max(0).unsigned_abs());
-        let response = match self.0.exec_sync(&r.container_id, &r.cmd, timeout).await {
+        let response = match self.0.exec_sync(&r.container_id, &r.cmd, timeout, usize::MAX).await {
             Ok(out) => cri::ExecSyncResponse { stdout: out.stdout, stderr: out.stderr, exit_code: 0 },
             Err(CriError::Exit { code, stdout, stderr, .. }) => {
                 cri::ExecSyncResponse { stdout: stdout.into_bytes(), stderr: stderr.into_bytes(), exit_code: code }

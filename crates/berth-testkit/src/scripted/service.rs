@@ -834,7 +834,7 @@ impl RuntimeService for ScriptedCri {
         .await
     }
 
-    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> CriResult<ExecOutput> {
+    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration, _: usize) -> CriResult<ExecOutput> {
         let joined = command.join(" ");
         let detail = joined.clone();
         let limit = if timeout.is_zero() { Duration::from_secs(86_400) } else { REQUEST_TIMEOUT + timeout };
