@@ -251,7 +251,7 @@ fn base_mounts() -> Vec<Mount> {
 }
 
 /// Nothing of a pod.
-pub const NOTHING: Around<'static> = Around { namespaces: &[], init: None, users: None };
+pub const NOTHING: Around<'static> = Around { namespaces: &[], target: None, users: None };
 
 /// A container or an exec'd process that runs.
 pub struct Running {

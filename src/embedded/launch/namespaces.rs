@@ -101,10 +101,11 @@ fn target(inputs: &Inputs<'_>, id: &str) -> Result<Processes, Refusal> {
             format!("container {:?} (sandbox {}) does not belong to sandbox {sandbox}", target.id, target.sandbox);
         return Err(Refusal::invalid(text));
     }
-    target
-        .pid
-        .map(Processes::Of)
-        .ok_or_else(|| Refusal::state(format!("container {:?} is not running - in state {}", target.id, target.state)))
+    if target.pid.is_none() {
+        let text = format!("container {:?} is not running - in state {}", target.id, target.state);
+        return Err(Refusal::state(text));
+    }
+    Ok(Processes::Of(target.id.to_owned()))
 }
 
 /// The ids of a pod's user namespace; none where it has that of the host.

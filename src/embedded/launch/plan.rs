@@ -49,7 +49,7 @@ pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
     security::check_selinux(context.selinux_options.as_ref(), inputs.host)?;
     let identity = identity(&context, inputs.image, &inputs.found.edits.groups)?;
     let process = process(inputs, &context, &identity)?;
-    let style = style(inputs, &context, processes)?;
+    let style = style(inputs, &context, &processes)?;
     let mut all = mounts::mounts(inputs, &style)?;
     let has_own_dev = all.iter().any(|m| m.target == "/dev" && matches!(m.source, Source::New { .. }));
     let edited = &inputs.found.edits.mounts;
@@ -152,7 +152,7 @@ fn filter(
 fn style(
     inputs: &Inputs<'_>,
     context: &cri::LinuxContainerSecurityContext,
-    processes: Processes,
+    processes: &Processes,
 ) -> Result<Style, Refusal> {
     let of_sandbox = namespaces::options(inputs.sandbox.config);
     let is_host = |mode: i32| mode == i32::from(NamespaceMode::Node);
@@ -163,7 +163,7 @@ fn style(
         users: namespaces::users(of_sandbox.userns_options.as_ref())?,
         host: HostParts {
             network: is_host(of_sandbox.network),
-            processes: processes == Processes::Host,
+            processes: *processes == Processes::Host,
             ipc: is_host(of_sandbox.ipc),
         },
     })

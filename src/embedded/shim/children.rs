@@ -19,8 +19,8 @@ impl Launcher for Children {
     }
 
     fn begin_launch(&self, plan: &LaunchPlan, around: Around<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure> {
-        let Around { namespaces, init, users } = around;
-        let around = child::Around { namespaces, init, users };
+        let Around { namespaces, target, users } = around;
+        let around = child::Around { namespaces, target, users };
         Ok(Box::new(Child(child::begin_launch(plan, &around, stdio.into())?)))
     }
 

@@ -297,7 +297,7 @@ pub struct LaunchPlan {
 }
 
 /// Whose processes a container sees.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Processes {
     /// Its own.
     Own,
@@ -305,8 +305,8 @@ pub enum Processes {
     Pod,
     /// The host's.
     Host,
-    /// Those of a process's namespace.
-    Of(u32),
+    /// Those of another container of the pod, by its id. The shim finds its process: numbers may be others' by then.
+    Of(String),
 }
 
 /// A container's root file system.

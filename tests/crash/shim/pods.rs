@@ -83,6 +83,10 @@ async fn a_pod_runs_logs_executes_and_ends() {
         records.sort();
         assert_eq!(records, ["stderr F err", "stdout F pod-a"]);
     }
+    // C6: a target is a container that runs, by its id, whatever its number is another's by now.
+    let unknown = plan(&rig, &leaf, "c", "exec sleep 1000");
+    let unknown = LaunchPlan { processes: Processes::Of("gone".to_owned()), ..unknown };
+    assert_eq!(kind(rig.shim.launch(unknown).await), FailureKind::Unknown);
     let ((stdin, _), (output, stdout)) = (pipe(), pipe());
     let exec = exec_plan("a", "e", &["/bin/sh", "-c", "hostname; ps | grep -c '[s]leep 1000'; exit 9"]);
     rig.shim.exec(exec, Some([stdin.as_fd(), stdout.as_fd(), stdout.as_fd()])).await.expect("started");
@@ -98,6 +102,9 @@ async fn a_pod_runs_logs_executes_and_ends() {
     // The exec's end was not acknowledged: it is told again first.
     assert_eq!(rig.hello.events.len(), 1);
     assert_eq!(container(&rig.event().await), ("a", Exit { code: 137, is_signal: true, ..rig_exit(&rig, "a") }));
+    let ended = plan(&rig, &leaf, "d", "exec sleep 1000");
+    let ended = LaunchPlan { processes: Processes::Of("a".to_owned()), ..ended };
+    assert_eq!(kind(rig.shim.launch(ended).await), FailureKind::State);
     // With process 1 goes everything of its namespace.
     rig.shim.signal(Target::Init, 9, Scope::Process).await.expect("signalled");
     let mut ended = [rig.event().await, rig.event().await].map(|event| container(&event).0.to_owned());

@@ -1,6 +1,10 @@
 //! Containers in the namespaces of a pod.
 
-use std::{collections::BTreeMap, fs::File, os::fd::AsFd};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    os::fd::{AsFd, OwnedFd},
+};
 
 use berth::embedded::shim::{
     child::{Around, Made, make_namespaces_with},
@@ -15,7 +19,13 @@ fn make(plan: &NamespacePlan) -> Result<Made, Failure> {
 }
 
 fn around(made: &Made) -> Around<'_> {
-    Around { namespaces: &made.namespaces, init: made.init, users: None }
+    Around { namespaces: &made.namespaces, target: None, users: None }
+}
+
+/// A process by its descriptor.
+fn opened(pid: u32) -> OwnedFd {
+    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a number");
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("it runs")
 }
 
 fn plan(made: &[Namespace]) -> NamespacePlan {
@@ -55,7 +65,8 @@ fn processes_are_seen_as_the_plan_says() {
     Bench::new().shim(|bench| {
         let wanted = NamespacePlan { shares_processes: true, ..plan(&[Namespace::Uts]) };
         let made = make(&wanted).expect("made");
-        let around = around(&made);
+        let init = opened(made.init.expect("process 1"));
+        let around = Around { target: Some(init.as_fd()), ..around(&made) };
         let mut pod = bench.plan(&["sh", "-c", "ls /proc/1/root/ 2>&1; ls /proc/1/fd 2>&1; cat /proc/1/status; cat"]);
         pod.processes = Processes::Pod;
         let out = said(start(&pod, &around).map(Running::end));
@@ -73,15 +84,16 @@ fn processes_are_seen_as_the_plan_says() {
         let mut target = start(&own, &NOTHING).expect("it runs");
         assert_eq!(target.line(), "up");
         let script = "cat /proc/1/cmdline | wc -c; [ $$ = 1 ] && echo first; readlink /proc/self/ns/pid";
+        let process = opened(target.pid);
         let see = |processes| {
             let mut plan = bench.plan(&["sh", "-c", script]);
             plan.processes = processes;
-            said(start(&plan, &around).map(Running::end))
+            said(start(&plan, &Around { target: Some(process.as_fd()), ..around }).map(Running::end))
         };
         let line = |text: &str, index: usize| text.lines().nth(index).unwrap_or_default().to_owned();
         let of_target =
             format!("{}\n", std::fs::read_link(format!("/proc/{}/ns/pid", target.pid)).expect("read").display());
-        assert!(see(Processes::Of(target.pid)).ends_with(&of_target));
+        assert!(see(Processes::Of("target".to_owned())).ends_with(&of_target));
         assert_eq!(line(&see(Processes::Own), 1), "first");
         let host = format!("{}\n", std::fs::read_link("/proc/self/ns/pid").expect("a link").display());
         assert!(see(Processes::Host).ends_with(&host));
@@ -102,7 +114,8 @@ fn a_pod_may_have_users_of_its_own() {
         let all = [Namespace::User, Namespace::Network, Namespace::Ipc, Namespace::Uts];
         let wanted = NamespacePlan { users: Some((MAP, MAP)), shares_processes: true, ..plan(&all) };
         let made = make(&wanted).expect("made");
-        let around = Around { users: Some((MAP, MAP)), ..around(&made) };
+        let init = opened(made.init.expect("process 1"));
+        let around = Around { users: Some((MAP, MAP)), target: Some(init.as_fd()), ..around(&made) };
         let volume = bench.volume("volume");
         let script = "cat /proc/self/uid_map; id -u; stat -c '%u %g %n' / /etc/passwd /dev/null /v/file /one/etc/passwd /both/etc/passwd; echo x > \
                       /dev/null && echo written; touch /etc/mine && stat -c %u /etc/mine; hostname; [ $$ = 1 ] && echo \

@@ -227,7 +227,7 @@ fn a_pod_can_have_users_of_its_own() {
     bench.shim(|bench| {
         let wanted = launch::namespaces(&pod.config, "pod", &pod.host).expect("a plan");
         let made = make_namespaces(&wanted).expect("namespaces");
-        let around = Around { namespaces: &made.namespaces, init: made.init, users: wanted.users };
+        let around = Around { namespaces: &made.namespaces, target: None, users: wanted.users };
         let script = "cat /proc/self/uid_map; id -u; hostname; stat -c %u /etc/hosts /dev/null /; echo x > /made; \
                       cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_unprivileged_port_start; \
                       grep Seccomp: /proc/self/status";

@@ -153,7 +153,7 @@ fn containers_see_processes_as_asked() {
 #[test]
 fn targets_run_in_the_same_sandbox() {
     let target = TargetContainer { id: "t", sandbox: testing::SANDBOX, state: "CONTAINER_RUNNING", pid: Some(7) };
-    assert_eq!(sees(1, 3, Some(target)), Ok(Processes::Of(7)));
+    assert_eq!(sees(1, 3, Some(target)), Ok(Processes::Of("t".to_owned())));
     let ended = TargetContainer { state: "CONTAINER_EXITED", pid: None, ..target };
     assert_eq!(sees(1, 3, Some(ended)), Err("container \"t\" is not running - in state CONTAINER_EXITED".to_owned()));
     let other = TargetContainer { sandbox: "a", ..target };

@@ -5,16 +5,14 @@
 //! as the plan says for the container.
 
 use std::{
-    fs,
-    os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
-        unix::fs::MetadataExt,
-    },
+    fs::File,
+    io::{self, Read},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::PathBuf,
 };
 
 use rustix::{
-    fs::{CWD, Mode, OFlags},
+    fs::{AtFlags, CWD, Mode, OFlags, openat, statat},
     process::{Pid, getpid, setsid},
     thread::ThreadNameSpaceType,
 };
@@ -40,30 +38,37 @@ use crate::{
 /// If the shim has more than one thread, the container has ended, or no process can be made.
 pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) -> Step<Launching> {
     let alone = Alone::check().told(|| "start a process")?;
-    let target = join::process(init)?;
+    let target = Target { process: join::process(init)?, facts: join::facts(init)? };
     let (reports, reporter) = report::pair()?;
     let group = join::birth_group(groups)?;
     let parent = getpid();
     let helper = join::spawn_into(alone, group.as_ref().map(AsFd::as_fd), |born| {
-        let joiner = Joiner { alone, parent, plan, init, groups, reporter: &reporter };
-        joiner.run(&target, stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
+        let joiner = Joiner { alone, parent, plan, target: &target, groups, reporter: &reporter };
+        joiner.run(stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
     })?;
     Launching::new(reports, helper, None)
+}
+
+/// The container's first process by descriptors: its number may be another's by the time it is joined.
+struct Target {
+    process: OwnedFd,
+    /// Its directory in `/proc`.
+    facts: OwnedFd,
 }
 
 struct Joiner<'a> {
     alone: Alone,
     parent: Pid,
     plan: &'a ExecPlan,
-    init: u32,
+    target: &'a Target,
     groups: &'a [PathBuf],
     reporter: &'a Reporter,
 }
 
 impl Joiner<'_> {
-    fn run(&self, target: &OwnedFd, stdio: Stdio, born: Born) -> Step<()> {
+    fn run(&self, stdio: Stdio, born: Born) -> Step<()> {
         let process = &self.plan.process;
-        let mut keep = vec![self.reporter.number(), target.as_raw_fd()];
+        let mut keep = vec![self.reporter.number(), self.target.process.as_raw_fd(), self.target.facts.as_raw_fd()];
         if let Stdio::Files(files) = &stdio {
             keep.extend(files.iter().map(AsRawFd::as_raw_fd));
         }
@@ -79,7 +84,7 @@ impl Joiner<'_> {
         let has_users = namespaces.contains(ThreadNameSpaceType::USER);
         let users = if has_users { Some(self.users()?) } else { None };
         give(&stdio, process.uid, users);
-        rustix::thread::move_into_thread_name_spaces(target.as_fd(), namespaces)
+        rustix::thread::move_into_thread_name_spaces(self.target.process.as_fd(), namespaces)
             .told(|| "join the container's namespaces")?;
         if has_users {
             join::become_root()?;
@@ -90,8 +95,7 @@ impl Joiner<'_> {
     /// The container's own groups, or, where those have groups below them by now, that of its first process.
     fn enter(&self, born: Born) -> Step<()> {
         join::enter(self.groups, born).or_else(|failure| {
-            let path = format!("/proc/{}/cgroup", self.init);
-            let text = fs::read_to_string(&path).told(|| format!("read {path}"))?;
+            let text = self.fact("cgroup")?;
             let now = text.lines().find_map(|line| line.strip_prefix("0::")).ok_or(failure)?;
             join::enter(&[join::unified_root().join(now.trim_start_matches('/'))], Born::Outside)
         })
@@ -109,24 +113,31 @@ impl Joiner<'_> {
             ("uts", "uts", ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME),
             ("cgroup", "cgroup", ThreadNameSpaceType::CONTROL_GROUP),
         ] {
-            let theirs = format!("/proc/{}/ns/{name}", self.init);
-            let identity = |path: &str| -> Step<(u64, u64)> {
-                let found = fs::metadata(path).told(|| format!("look at {path}"))?;
-                Ok((found.dev(), found.ino()))
+            let identity = |at: BorrowedFd<'_>, path: &str| -> Step<(u64, u64)> {
+                let found = statat(at, path, AtFlags::empty()).told(|| format!("look at {path}"))?;
+                Ok((found.st_dev, found.st_ino))
             };
-            differing.set(kind, identity(&theirs)? != identity(&format!("/proc/self/ns/{ours}"))?);
+            let theirs = identity(self.target.facts.as_fd(), &format!("ns/{name}"))?;
+            differing.set(kind, theirs != identity(CWD, &format!("/proc/self/ns/{ours}"))?);
         }
         Ok(differing)
     }
 
+    /// A file of the first process in `/proc`.
+    fn fact(&self, name: &str) -> Step<String> {
+        let opened = openat(&self.target.facts, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let mut text = String::new();
+        let read = opened.map_err(io::Error::from).and_then(|file| File::from(file).read_to_string(&mut text));
+        read.map(|_| text).told(|| format!("read {name} of the container's first process"))
+    }
+
     /// How users of the container are mapped.
     fn users(&self) -> Step<IdMap> {
-        let path = format!("/proc/{}/uid_map", self.init);
-        let text = fs::read_to_string(&path).told(|| format!("read {path}"))?;
+        let text = self.fact("uid_map")?;
         let mut numbers = text.split_ascii_whitespace().map_while(|number| number.parse().ok());
         match (numbers.next(), numbers.next(), numbers.next()) {
             (Some(inside), Some(outside), Some(count)) => Ok(IdMap { inside, outside, count }),
-            _ => Err(failure(format!("{path} is not understood"))),
+            _ => Err(failure("uid_map of the container's first process is not understood")),
         }
     }
 

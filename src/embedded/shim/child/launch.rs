@@ -91,7 +91,7 @@ impl Helper<'_> {
         rustix::process::umask(Mode::empty());
         let users = around.users.filter(|_| around.namespace(Namespace::User).is_some());
         give(&stdio, plan.process.uid, users.map(|(users, _)| users));
-        let processes = join::open_processes(plan.processes, around)?;
+        let target = join::target(&plan.processes, around)?;
         let host_proc = join::host_proc()?;
         let mut mounts = mounts::prepare(self.alone, &plan.mounts, &plan.groups, around)?;
         unshare(CloneFlags::CLONE_NEWNS).told(|| "make a mount namespace")?;
@@ -111,7 +111,7 @@ impl Helper<'_> {
         more.set(CloneFlags::CLONE_NEWCGROUP, plan.has_group_namespace);
         more.set(CloneFlags::CLONE_NEWNS, users.is_some());
         unshare(more).told(|| "make the container's namespaces")?;
-        join::enter_processes(plan.processes, processes.as_ref())?;
+        join::enter_processes(&plan.processes, target)?;
         step::reached("helper.joined");
         self.start(Parts { root, mounts, devices, host_proc, stdio, times })
     }
@@ -120,6 +120,7 @@ impl Helper<'_> {
     fn close_others(&self, stdio: &Stdio) -> Step<()> {
         let mut keep = vec![self.reporter.number()];
         keep.extend(self.line.map(hooks::Line::number));
+        keep.extend(self.around.target.map(|target| target.as_raw_fd()));
         keep.extend(self.around.namespaces.iter().map(|(_, fd)| fd.as_raw_fd()));
         if let Stdio::Files(files) = stdio {
             keep.extend(files.iter().map(AsRawFd::as_raw_fd));

@@ -33,7 +33,7 @@ mod root;
 mod terminal;
 mod told;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub use exec::begin_exec;
 pub use hooks::begin_poststop;
@@ -49,8 +49,8 @@ use super::plan::{IdMap, Namespace};
 pub struct Around<'a> {
     /// The namespaces the shim holds.
     pub namespaces: &'a [(Namespace, OwnedFd)],
-    /// The pod's process 1, where it shares its processes.
-    pub init: Option<u32>,
+    /// A descriptor of the process whose process namespace the container joins, where the plan says that it joins one.
+    pub target: Option<BorrowedFd<'a>>,
     /// How ids of its user namespace are mapped, as the pod's plan says.
     pub users: Option<(IdMap, IdMap)>,
 }

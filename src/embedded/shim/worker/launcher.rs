@@ -25,8 +25,8 @@ pub struct Made {
 pub struct Around<'a> {
     /// Namespaces the shim holds.
     pub namespaces: &'a [(Namespace, OwnedFd)],
-    /// The pod's process 1.
-    pub init: Option<u32>,
+    /// A descriptor of the process whose process namespace the container joins, where the plan says that it joins one.
+    pub target: Option<BorrowedFd<'a>>,
     /// How ids of the pod's user namespace are mapped.
     pub users: Option<(IdMap, IdMap)>,
 }

@@ -2,12 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::{
     super::plan::{ExecPlan, Failure, FailureKind, Hooks, LaunchPlan, Processes, Reply, Started},
@@ -89,14 +89,16 @@ impl Worker<'_> {
         let other = |e: std::io::Error| failure(FailureKind::Other, e.to_string());
         let log = Log::open(plan.log.as_deref()).map_err(other)?;
         let (stdio, ends) = stdio::make(plan, self.pod.users).map_err(other)?;
-        let around = Around { namespaces: &self.pod.namespaces, init: self.pod.init, users: self.pod.users };
+        let target = self.target(&plan.processes)?;
+        let target = target.as_ref().map(AsFd::as_fd);
+        let around = Around { namespaces: &self.pod.namespaces, target, users: self.pod.users };
         let launching = self.launcher.begin_launch(plan, around, stdio)?;
         step::reached("shim.begun");
         let kills = self.kills(None, now);
         let launch = Launch {
             id: id.clone(),
             groups: plan.groups.clone(),
-            processes: plan.processes,
+            processes: plan.processes.clone(),
             memory: Memory::watch(&plan.groups, kills),
             log,
             ends,
@@ -107,6 +109,28 @@ impl Worker<'_> {
         let limit = if plan.limit_ms == 0 { LIMIT } else { Duration::from_millis(plan.limit_ms).min(10 * LIMIT) };
         self.start(origin, now, limit, launching, What::Launch(Box::new(launch)));
         Ok(())
+    }
+
+    /// The process whose process namespace a container joins. Only this loop reaps, so that the number is that process's
+    /// until it is opened here, and nobody's business afterwards.
+    fn target(&self, processes: &Processes) -> Result<Option<OwnedFd>, Failure> {
+        let pid = match processes {
+            Processes::Own | Processes::Host => return Ok(None),
+            Processes::Pod => self.pod.init,
+            Processes::Of(id) => {
+                let target = self.container(id).map(|(_, container)| container);
+                let target = target
+                    .ok_or_else(|| failure(FailureKind::Unknown, format!("target container {id:?} is not known")))?;
+                if !target.is_running() {
+                    return Err(failure(FailureKind::State, format!("target container {id:?} has ended")));
+                }
+                Some(target.started.pid)
+            }
+        };
+        let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let pid = pid.ok_or_else(|| failure(FailureKind::Other, "the pod does not share its processes"))?;
+        let opened = pidfd_open(pid, PidfdFlags::empty());
+        opened.map(Some).map_err(|e| failure(FailureKind::Other, format!("open process {}: {e}", pid.as_raw_nonzero())))
     }
 
     /// Begins to start another process. The answer follows.
