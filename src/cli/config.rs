@@ -78,7 +78,6 @@ fn shown(notice: &Notice) -> String {
     match notice {
         Notice::LenientDecoding { error, hints } if hints.is_empty() => error.clone(),
         Notice::LenientDecoding { error, hints } => format!("{error} ({})", hints.join("; ")),
-        Notice::UnknownGate { name } => format!("unrecognized feature gate: {name}"),
         Notice::NotYetEffective(not_yet) => format!("{} has no effect yet: {}", not_yet.setting, not_yet.feature),
         Notice::AppliedDropin { path, fields, .. } => format!("{path} sets {}", fields.join(", ")),
         other => format!("{other:?}"),

@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use super::{
     duration::GoDuration,
     fields::{API_VERSION, FlushFrequency, KIND, KubeletConfiguration, LoggingConfiguration},
-    gates::{FeatureGates, LockedGate},
+    gates::{FeatureGates, GateError},
     typed::Present,
 };
 
 /// A configuration whose own gates cannot be set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("failed to merge global and in-flight KubeletConfiguration while setting defaults, error: {0}")]
-pub struct DefaultsError(#[from] pub LockedGate);
+pub struct DefaultsError(#[from] pub GateError);
 
 /// Hard eviction thresholds of a configuration file that names none.
 const EVICTION_HARD: [(&str, &str); 5] = [

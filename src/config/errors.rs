@@ -1,6 +1,6 @@
 //! Why the agent cannot start: one variant per stage of spec 01 §1, with the reference's wrapper text. Pure.
 
-use super::gates::LockedGate;
+use super::gates::GateError;
 
 /// A failed start, as it is reported: the stage's text, then the cause.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -13,7 +13,7 @@ pub enum StartupError {
     UnknownCommand(String),
     /// Stage 3: gates on the command line.
     #[error("failed to set feature gates from initial flags-based config: {0}")]
-    InitialGates(LockedGate),
+    InitialGates(GateError),
     /// Stage 3: settings that exist as flags only.
     #[error("failed to validate kubelet flags: {0}")]
     ValidateFlags(String),
@@ -33,7 +33,7 @@ pub enum StartupError {
     FlagPrecedence(String),
     /// Stage 6: gates of the whole.
     #[error("failed to set feature gates from initial flags-based config: {0}")]
-    Gates(LockedGate),
+    Gates(GateError),
     /// Stage 7: the log.
     #[error("initialize logging: {0}")]
     Logging(String),

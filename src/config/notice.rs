@@ -16,11 +16,6 @@ pub enum Notice {
         /// Unknown fields and the fields they may have meant.
         hints: Vec<String>,
     },
-    /// A gate nobody knows.
-    UnknownGate {
-        /// Its name.
-        name: String,
-    },
     /// A gate that is always on was set.
     GaGate {
         /// Its name.

@@ -11,7 +11,6 @@ pub fn tell(notice: &Notice) {
             warn!(err = %error, hints = ?hints, "Using lenient decoding as strict decoding failed");
         }
         Notice::DeprecatedFlag(line) => warn!("{line}"),
-        Notice::UnknownGate { name } => warn!("unrecognized feature gate: {name}"),
         Notice::GaGate { name, value } => warn!(
             featureGate = name,
             value, "Warning: setting GA feature gate. It will be removed in a future release."

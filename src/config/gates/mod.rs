@@ -58,14 +58,20 @@ fn known(name: &str) -> Option<&'static Gate> {
 
 /// A gate that cannot be set so.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot set feature gate {name} to {value}, feature is locked to {locked_to}")]
-pub struct LockedGate {
-    /// The gate.
-    pub name: String,
-    /// What it was to be.
-    pub value: bool,
-    /// What it is.
-    pub locked_to: bool,
+pub enum GateError {
+    /// No gate has that name.
+    #[error("unrecognized feature gate: {0}")]
+    Unknown(String),
+    /// Its value cannot be changed.
+    #[error("cannot set feature gate {name} to {value}, feature is locked to {locked_to}")]
+    Locked {
+        /// The gate.
+        name: String,
+        /// What it was to be.
+        value: bool,
+        /// What it is.
+        locked_to: bool,
+    },
 }
 
 /// The values of all gates.
@@ -108,17 +114,14 @@ impl FeatureGates {
     /// Adds values to those already set.
     ///
     /// # Errors
-    /// A locked gate was to change; nothing is set then.
-    pub fn set_from_map(&mut self, values: &BTreeMap<String, bool>) -> Result<Vec<Notice>, LockedGate> {
+    /// A gate is unknown, or locked and was to change; nothing is set then.
+    pub fn set_from_map(&mut self, values: &BTreeMap<String, bool>) -> Result<Vec<Notice>, GateError> {
         let mut notices = Vec::new();
         let mut set = self.set.clone();
         for (name, &value) in values {
-            let Some(gate) = known(name) else {
-                notices.push(Notice::UnknownGate { name: name.clone() });
-                continue;
-            };
+            let gate = known(name).ok_or_else(|| GateError::Unknown(name.clone()))?;
             if gate.locked && gate.default != value {
-                return Err(LockedGate { name: name.clone(), value, locked_to: gate.default });
+                return Err(GateError::Locked { name: name.clone(), value, locked_to: gate.default });
             }
             match gate.stage {
                 Stage::Ga => notices.push(Notice::GaGate { name: gate.name, value }),
@@ -147,7 +150,7 @@ impl FeatureGates {
 mod tests {
     use super::*;
 
-    fn gates(values: &[(&str, bool)]) -> Result<(FeatureGates, Vec<Notice>), LockedGate> {
+    fn gates(values: &[(&str, bool)]) -> Result<(FeatureGates, Vec<Notice>), GateError> {
         let mut gates = FeatureGates::new();
         let values = values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         gates.set_from_map(&values).map(|notices| (gates, notices))
@@ -185,13 +188,13 @@ mod tests {
     fn locks_hold_and_old_gates_warn() {
         let error = gates(&[("NodeSwap", false)]).expect_err("AC-01-20");
         assert_eq!(error.to_string(), "cannot set feature gate NodeSwap to false, feature is locked to true");
-        let (_, notices) =
-            gates(&[("NodeSwap", true), ("Bogus", true), ("AllowDNSOnlyNodeCSR", true)]).expect("allowed");
+        let error = gates(&[("NodeSwap", true), ("Bogus", true)]).expect_err("AC-01-21");
+        assert_eq!(error.to_string(), "unrecognized feature gate: Bogus");
+        let (_, notices) = gates(&[("NodeSwap", true), ("AllowDNSOnlyNodeCSR", true)]).expect("allowed");
         assert_eq!(
             notices,
             [
                 Notice::DeprecatedGate { name: "AllowDNSOnlyNodeCSR", value: true },
-                Notice::UnknownGate { name: "Bogus".to_owned() }, // AC-01-21
                 Notice::GaGate { name: "NodeSwap", value: true },
             ]
         );
