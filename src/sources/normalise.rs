@@ -82,6 +82,9 @@ pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, Inv
     for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
         container.resources.get_or_insert_default();
     }
+    // As the API server does on creation: a negative grace period is the shortest one.
+    spec.termination_grace_period_seconds =
+        spec.termination_grace_period_seconds.map(|grace| if grace < 0 { 1 } else { grace });
     let meta = &mut pod.metadata;
     meta.name = Some(format!("{name}-{}", origin.node_name.to_lowercase()));
     if meta.namespace.as_deref().unwrap_or_default().is_empty() {
@@ -201,6 +204,19 @@ mod tests {
         ] {
             assert_eq!(made(web(), source).expect("valid").metadata.uid.as_deref(), Some(uid));
         }
+    }
+
+    /// T2-11, T2-23, CP-F9
+    #[test]
+    fn pods_are_shown_as_the_reference_shows_them() {
+        let mut manifest = web();
+        manifest["spec"]["terminationGracePeriodSeconds"] = json!(-5);
+        manifest["metadata"]["annotations"] = json!({ANNOTATION_LAST_APPLIED: "x"});
+        let pod = made(manifest, PodSource::File).expect("valid");
+        let spec = pod.spec.expect("a specification");
+        assert_eq!(spec.termination_grace_period_seconds, Some(1));
+        assert_eq!(spec.containers[0].resources, Some(api::ResourceRequirements::default()));
+        assert_eq!(pod.metadata.annotations.expect("some")[ANNOTATION_LAST_APPLIED], "x");
     }
 
     #[test]

@@ -26,9 +26,6 @@ pub fn mounts(container: &api::Container, volumes: &BTreeSet<&str>, at: &Path, e
         if path.is_empty() {
             errors.required(&at.child("mountPath"), "");
         }
-        if path.contains(':') {
-            errors.invalid(&at.child("mountPath"), path, "must not contain ':'");
-        }
         if !seen.insert(path) {
             errors.invalid(&at.child("mountPath"), path, "must be unique");
         }

@@ -24,8 +24,8 @@ pub fn check(meta: &ObjectMeta, spec: &api::PodSpec, errors: &mut FieldErrors) {
     let seccomp = of_pod.and_then(|s| s.seccomp_profile.as_ref()).map(seccomp);
     let apparmor = of_pod.and_then(|s| s.app_armor_profile.as_ref()).map(apparmor);
     let at_pod = at.child("securityContext");
-    fields(seccomp, &at_pod.child("seccompProfile"), errors);
-    fields(apparmor, &at_pod.child("appArmorProfile"), errors);
+    fields("seccomp", seccomp, &at_pod.child("seccompProfile"), errors);
+    fields("AppArmor", apparmor, &at_pod.child("appArmorProfile"), errors);
     agree("seccomp", seccomp, annotation(SECCOMP_POD), &at_pod.child("seccompProfile"), errors);
     let lists = [("containers", Some(&spec.containers)), ("initContainers", spec.init_containers.as_ref())];
     for (list, containers) in lists {
@@ -34,8 +34,8 @@ pub fn check(meta: &ObjectMeta, spec: &api::PodSpec, errors: &mut FieldErrors) {
             let own = one.security_context.as_ref();
             let own_seccomp = own.and_then(|s| s.seccomp_profile.as_ref()).map(self::seccomp);
             let own_apparmor = own.and_then(|s| s.app_armor_profile.as_ref()).map(self::apparmor);
-            fields(own_seccomp, &at.child("seccompProfile"), errors);
-            fields(own_apparmor, &at.child("appArmorProfile"), errors);
+            fields("seccomp", own_seccomp, &at.child("seccompProfile"), errors);
+            fields("AppArmor", own_apparmor, &at.child("appArmorProfile"), errors);
             let old = annotation(&format!("{SECCOMP_CONTAINER}{}", one.name));
             agree("seccomp", own_seccomp, old, &at.child("seccompProfile"), errors);
             let old = annotation(&format!("{APPARMOR_CONTAINER}{}", one.name));
@@ -52,17 +52,18 @@ fn apparmor(profile: &api::AppArmorProfile) -> Profile<'_> {
     Profile { kind: &profile.type_, local: profile.localhost_profile.as_deref() }
 }
 
-fn fields(profile: Option<Profile<'_>>, at: &Path, errors: &mut FieldErrors) {
+fn fields(what: &str, profile: Option<Profile<'_>>, at: &Path, errors: &mut FieldErrors) {
     let Some(profile) = profile else { return };
     errors.one_of(&at.child("type"), Some(profile.kind), &["Localhost", "RuntimeDefault", "Unconfined"]);
     let name = profile.local.unwrap_or_default();
     match profile.kind {
         "Localhost" if name.is_empty() => {
-            errors.required(&at.child("localhostProfile"), "must be set when seccomp type is Localhost");
+            errors.required(&at.child("localhostProfile"), &format!("must be set when {what} type is Localhost"));
         }
         "Localhost" => {}
         _ if profile.local.is_some() => {
-            errors.invalid(&at.child("localhostProfile"), name, "can only be set when seccomp type is Localhost");
+            let text = format!("can only be set when {what} type is Localhost");
+            errors.invalid(&at.child("localhostProfile"), name, &text);
         }
         _ => {}
     }

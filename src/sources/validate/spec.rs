@@ -91,7 +91,6 @@ fn times(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
         let text = "must be between 1 and 2147483647, inclusive";
         errors.invalid(&at.child("activeDeadlineSeconds"), seconds, text);
     }
-    errors.not_negative(&at.child("terminationGracePeriodSeconds"), spec.termination_grace_period_seconds);
 }
 
 fn host_names(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {

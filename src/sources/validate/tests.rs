@@ -37,6 +37,9 @@ fn refused(pointer: &str, value: Value, texts: &[&str]) {
 
 #[test]
 fn a_good_pod_passes() {
+    // T2-10, T2-11
+    refused("/spec/containers/0/volumeMounts/0/mountPath", json!("/a:b"), &[]);
+    refused("/spec/terminationGracePeriodSeconds", json!(-5), &[]);
     refused("", Value::Null, &[]);
     refused("/spec/containers/0/livenessProbe", json!({"tcpSocket": {"port": "web"}}), &[]);
     refused(
@@ -179,7 +182,6 @@ fn volumes_and_mounts() {
     }
     let at = "spec.containers[0].volumeMounts[0]";
     for (mount, text) in [
-        (json!({"mountPath": "/a:b"}), "mountPath: Invalid value: \"/a:b\": must not contain ':'"),
         (json!({"mountPath": ""}), "mountPath: Required value"),
         (json!({"mountPath": "/a", "subPath": "/x"}), "subPath: Invalid value: \"/x\": must be a relative path"),
         (json!({"mountPath": "/a", "subPath": "a/../b"}), "subPath: Invalid value: \"a/../b\": must not contain '..'"),
@@ -339,7 +341,6 @@ fn pod_fields() {
             "activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647",
         ),
         ("activeDeadlineSeconds", json!(2_147_483_648_i64), "activeDeadlineSeconds: Invalid value: 2147483648"),
-        ("terminationGracePeriodSeconds", json!(-1), "terminationGracePeriodSeconds: Invalid value: -1"),
         ("schedulingGates", json!([{"name": "g"}]), "nodeName: Forbidden: cannot be set until all schedulingGates"),
         ("hostname", json!("A"), "hostname: Invalid value: \"A\""),
         ("hostAliases", json!([{"ip": "x"}]), "hostAliases[0].ip: Invalid value: \"x\""),
@@ -386,4 +387,21 @@ fn annotations_and_fields_of_profiles_agree() {
           and field must match"
         ]
     );
+}
+
+/// T2-24
+#[test]
+fn profiles_are_named_as_what_they_are() {
+    for (field, what) in [("seccompProfile", "seccomp"), ("appArmorProfile", "AppArmor")] {
+        let at = format!("spec.containers[0].securityContext.{field}.localhostProfile");
+        for (profile, text) in [
+            (json!({"type": "Localhost"}), format!("{at}: Required value: must be set when {what} type is Localhost")),
+            (
+                json!({"type": "RuntimeDefault", "localhostProfile": "p"}),
+                format!("{at}: Invalid value: \"p\": can only be set when {what} type is Localhost"),
+            ),
+        ] {
+            refused("/spec/containers/0/securityContext", json!({field: profile}), &[&text]);
+        }
+    }
 }
