@@ -101,10 +101,14 @@ pub enum MountError {
     #[error("invalid MountPropagation mode: {0:?}")]
     Propagation(String),
     /// Recursive read-only needs `readOnly`.
-    #[error("volume {0:?} requested recursive read-only mode, but it is not read-only")]
+    #[error(
+        "failed to resolve recursive read-only mode: volume {0:?} requested recursive read-only mode, but it is not read-only"
+    )]
     NotReadOnly(String),
     /// Recursive read-only needs private propagation.
-    #[error("volume {volume:?} requested recursive read-only mode, but it is not compatible with propagation {mode:?}")]
+    #[error(
+        "failed to resolve recursive read-only mode: volume {volume:?} requested recursive read-only mode, but it is not compatible with propagation {mode:?}"
+    )]
     Incompatible {
         /// Volume name.
         volume: String,
@@ -112,10 +116,12 @@ pub enum MountError {
         mode: String,
     },
     /// The runtime cannot do it.
-    #[error("volume {0:?} requested recursive read-only mode, but it is not supported by the runtime")]
+    #[error(
+        "failed to resolve recursive read-only mode: volume {0:?} requested recursive read-only mode, but it is not supported by the runtime"
+    )]
     Unsupported(String),
     /// The mode is none of the known ones.
-    #[error("unknown recursive read-only mode {0:?}")]
+    #[error("failed to resolve recursive read-only mode: unknown recursive read-only mode {0:?}")]
     UnknownMode(String),
 }
 
@@ -320,23 +326,29 @@ mod tests {
             (
                 json!({"recursiveReadOnly": "Enabled", "readOnly": true}),
                 false,
-                Err("volume \"v\" requested recursive read-only mode, but it is not supported by the runtime"),
+                Err(
+                    "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not supported by the runtime",
+                ),
             ),
             (
                 json!({"recursiveReadOnly": "Enabled"}),
                 true,
-                Err("volume \"v\" requested recursive read-only mode, but it is not read-only"),
+                Err(
+                    "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not read-only",
+                ),
             ),
             (
                 json!({"recursiveReadOnly": "Enabled", "readOnly": true, "mountPropagation": "Bidirectional"}),
                 true,
-                Err("volume \"v\" requested recursive read-only mode, but it is not compatible with propagation \
-                     \"Bidirectional\""),
+                Err(
+                    "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not compatible with propagation \
+                     \"Bidirectional\"",
+                ),
             ),
             (
                 json!({"recursiveReadOnly": "Odd", "readOnly": true}),
                 true,
-                Err("unknown recursive read-only mode \"Odd\""),
+                Err("failed to resolve recursive read-only mode: unknown recursive read-only mode \"Odd\""),
             ),
         ] {
             let got = planned(mount.clone(), supported).map(|p| p.mount.recursive_read_only);
