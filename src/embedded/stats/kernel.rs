@@ -58,6 +58,7 @@ impl Files<'_> {
         let Some(usage) = memory("memory.current") else { return };
         let stat = self.text(Controller::Memory, "memory.stat").unwrap_or_default();
         let of = |key: &str| value(&stat, key);
+        let (faults, major_faults) = faults(&stat, 2);
         reading.memory = Some(Memory {
             usage,
             anon: of("anon"),
@@ -65,8 +66,8 @@ impl Files<'_> {
             mapped_file: of("file_mapped"),
             inactive_file: of("inactive_file"),
             kernel: of("kernel"),
-            faults: of("total_pgfault"),
-            major_faults: of("total_pgmajfault"),
+            faults,
+            major_faults,
             limit: memory("memory.max").unwrap_or(u64::MAX),
             swap: memory("memory.swap.current"),
             swap_limit: memory("memory.swap.max"),
@@ -85,6 +86,7 @@ impl Files<'_> {
         let Some(usage) = memory("memory.usage_in_bytes") else { return };
         let stat = self.text(Controller::Memory, "memory.stat").unwrap_or_default();
         let of = |key: &str| value(&stat, key);
+        let (faults, major_faults) = faults(&stat, 1);
         let limit = memory("memory.limit_in_bytes").unwrap_or(u64::MAX);
         // Both together; what is left of it beside memory is swap's.
         let both = memory("memory.memsw.limit_in_bytes");
@@ -94,8 +96,8 @@ impl Files<'_> {
             file: of("total_cache"),
             mapped_file: of("total_mapped_file"),
             inactive_file: of("total_inactive_file"),
-            faults: of("pgfault"),
-            major_faults: of("pgmajfault"),
+            faults,
+            major_faults,
             limit,
             swap: both.map(|_| of("total_swap")),
             swap_limit: both.map(|both| if both > UNLIMITED { u64::MAX } else { both.saturating_sub(limit) }),
@@ -146,7 +148,30 @@ impl Files<'_> {
     }
 }
 
+/// Page faults, and those that read from a disk, of a `memory.stat`. On cgroup v1 a group's own numbers leave out the
+/// groups below it.
+fn faults(stat: &[u8], version: u8) -> (u64, u64) {
+    match version {
+        1 => (value(stat, "total_pgfault"), value(stat, "total_pgmajfault")),
+        _ => (value(stat, "pgfault"), value(stat, "pgmajfault")),
+    }
+}
+
 /// The value behind a key, as in `memory.stat`; 0 where there is none.
 fn value(text: &[u8], key: &str) -> u64 {
     group_files::value(text, key.as_bytes()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// critest 8
+    #[test]
+    fn page_faults_are_those_of_the_whole_group() {
+        let old = b"pgfault 1\npgmajfault 2\ntotal_pgfault 30\ntotal_pgmajfault 40\n";
+        let unified = b"anon 7\npgfault 50\npgmajfault 60\n";
+        assert_eq!(faults(old, 1), (30, 40));
+        assert_eq!(faults(unified, 2), (50, 60));
+    }
 }
