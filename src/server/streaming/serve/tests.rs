@@ -248,7 +248,7 @@ async fn a_half_whose_other_one_does_not_come_is_told() {
     client.server.await.expect("no panic");
 }
 
-/// Requests for each count of connections at once; 10,000 were run by hand.
+/// Requests for each count of connections at once.
 const FORWARDS: usize = 600;
 
 /// CP-F1
