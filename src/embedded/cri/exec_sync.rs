@@ -146,41 +146,56 @@ fn streams() -> RuntimeResult<Streams> {
 /// Bytes that are kept now and counted.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes of a stream that are kept.
-struct Kept {
+/// The first bytes of a stream.
+#[derive(Default)]
+struct OutputBuffer {
     bytes: Vec<u8>,
     /// How many of them count for the budget.
     counted: usize,
+    /// Something was dropped: nothing behind it is kept.
+    is_cut: bool,
 }
 
-impl Kept {
-    /// Keeps a piece, or drops it where the budget is used up.
+impl OutputBuffer {
+    /// Keeps a piece, or drops it and all that follow where the budget is used up.
     fn add(&mut self, piece: &[u8], held: &AtomicUsize) {
+        if self.is_cut {
+            return;
+        }
         let counted = (self.bytes.len() + piece.len()).saturating_sub(SMALL) - self.counted;
         if held.fetch_add(counted, Ordering::Relaxed) + counted > BUDGET && counted > 0 {
             held.fetch_sub(counted, Ordering::Relaxed);
+            self.is_cut = true;
+            let rest = SMALL.saturating_sub(self.bytes.len());
+            self.bytes.extend_from_slice(piece.get(..rest).unwrap_or_default());
             return;
         }
         self.counted += counted;
         self.bytes.extend_from_slice(piece);
     }
+
+    /// Gives up the bytes and their share of the budget.
+    fn take(&mut self) -> Vec<u8> {
+        HELD.fetch_sub(std::mem::take(&mut self.counted), Ordering::Relaxed);
+        std::mem::take(&mut self.bytes)
+    }
 }
 
-impl Drop for Kept {
+impl Drop for OutputBuffer {
     fn drop(&mut self) {
-        HELD.fetch_sub(self.counted, Ordering::Relaxed);
+        self.take();
     }
 }
 
 /// What has been read of a stream; reading goes on without us, so that whoever writes is never told off.
 struct Collected {
-    bytes: Arc<Mutex<Kept>>,
+    bytes: Arc<Mutex<OutputBuffer>>,
     at_end: watch::Receiver<bool>,
 }
 
 fn collect(runtime: &Runtime, mut from: pipe::Receiver, most: usize) -> Collected {
     let (ended, at_end) = watch::channel(false);
-    let bytes = Arc::new(Mutex::new(Kept { bytes: Vec::new(), counted: 0 }));
+    let bytes = Arc::new(Mutex::new(OutputBuffer::default()));
     let collected = Collected { bytes: bytes.clone(), at_end };
     runtime.shell.spawn(async move {
         let mut piece = vec![0; 16 << 10];
@@ -200,9 +215,14 @@ impl Collected {
     async fn taken(mut self, until: Instant) -> Vec<u8> {
         // The end, or the time is up: either way that is what there is.
         let _ = timeout_at(until, self.at_end.wait_for(|ended| *ended)).await;
-        let mut kept = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        HELD.fetch_sub(std::mem::take(&mut kept.counted), Ordering::Relaxed);
-        std::mem::take(&mut kept.bytes)
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Collected {
+    /// Whoever was killed may have left processes behind that hold the stream open: nobody wants their words.
+    fn drop(&mut self) {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
@@ -213,9 +233,9 @@ mod tests {
     #[test]
     fn all_callers_share_a_budget_but_for_the_small_ones() {
         let held = AtomicUsize::new(0);
-        let kept = || std::mem::ManuallyDrop::new(Kept { bytes: Vec::new(), counted: 0 });
         let fill = |bytes: usize| {
-            let mut kept = kept();
+            // What they hold is the test's: it is never given back.
+            let mut kept = std::mem::ManuallyDrop::new(OutputBuffer::default());
             for _ in 0..bytes / 1024 {
                 kept.add(&[0; 1024], &held);
             }
@@ -228,6 +248,11 @@ mod tests {
         assert_eq!(fill(MOST), 5 * SMALL, "the rest of the budget, and what is never counted");
         assert_eq!(fill(MOST), SMALL);
         assert_eq!(held.load(Ordering::Relaxed), BUDGET);
+        let mut cut = std::mem::ManuallyDrop::new(OutputBuffer::default());
+        cut.add(&[1; SMALL + 100], &held);
+        held.store(0, Ordering::Relaxed);
+        cut.add(&[2], &held);
+        assert_eq!(cut.bytes, [1; SMALL], "nothing is kept behind a gap");
     }
 
     #[test]
