@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 pub use hooks::{Hook, Hooks, Moment};
 
@@ -306,7 +306,21 @@ pub enum Processes {
     /// The host's.
     Host,
     /// Those of another container of the pod, by its id. The shim finds its process: numbers may be others' by then.
-    Of(String),
+    Of(#[serde(deserialize_with = "container_id")] String),
+}
+
+/// A container's id. Plans of earlier releases have a process's number there, which names no container.
+fn container_id<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Id(String),
+        Number(u32),
+    }
+    Ok(match Written::deserialize(from)? {
+        Written::Id(id) => id,
+        Written::Number(number) => number.to_string(),
+    })
 }
 
 /// A container's root file system.
@@ -482,4 +496,20 @@ pub struct ExecPlan {
     /// A shim that knows nothing of this keeps none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_orphans: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_of_earlier_releases_are_read() {
+        for (text, expected) in [(r#"{"Of":"a1"}"#, "a1"), (r#"{"Of":7}"#, "7")] {
+            let read: Processes = serde_json::from_str(text).expect(text);
+            assert_eq!(read, Processes::Of(expected.to_owned()));
+            let mut bytes = Vec::new();
+            ciborium::into_writer(&read, &mut bytes).expect("in memory");
+            assert_eq!(ciborium::from_reader::<Processes, _>(&bytes[..]).expect("as written"), read);
+        }
+    }
 }

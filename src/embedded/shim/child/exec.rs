@@ -38,7 +38,7 @@ use crate::{
 /// If the shim has more than one thread, the container has ended, or no process can be made.
 pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) -> Step<Launching> {
     let alone = Alone::check().told(|| "start a process")?;
-    let target = Target { process: join::process(init)?, facts: join::facts(init)? };
+    let target = Target { process: join::process(init)?, proc_directory: join::proc_directory(init)? };
     let (reports, reporter) = report::pair()?;
     let group = join::birth_group(groups)?;
     let parent = getpid();
@@ -53,7 +53,7 @@ pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) 
 struct Target {
     process: OwnedFd,
     /// Its directory in `/proc`.
-    facts: OwnedFd,
+    proc_directory: OwnedFd,
 }
 
 struct Joiner<'a> {
@@ -68,7 +68,8 @@ struct Joiner<'a> {
 impl Joiner<'_> {
     fn run(&self, stdio: Stdio, born: Born) -> Step<()> {
         let process = &self.plan.process;
-        let mut keep = vec![self.reporter.number(), self.target.process.as_raw_fd(), self.target.facts.as_raw_fd()];
+        let mut keep =
+            vec![self.reporter.number(), self.target.process.as_raw_fd(), self.target.proc_directory.as_raw_fd()];
         if let Stdio::Files(files) = &stdio {
             keep.extend(files.iter().map(AsRawFd::as_raw_fd));
         }
@@ -95,7 +96,7 @@ impl Joiner<'_> {
     /// The container's own groups, or, where those have groups below them by now, that of its first process.
     fn enter(&self, born: Born) -> Step<()> {
         join::enter(self.groups, born).or_else(|failure| {
-            let text = self.fact("cgroup")?;
+            let text = self.read_proc_file("cgroup")?;
             let now = text.lines().find_map(|line| line.strip_prefix("0::")).ok_or(failure)?;
             join::enter(&[join::unified_root().join(now.trim_start_matches('/'))], Born::Outside)
         })
@@ -117,15 +118,15 @@ impl Joiner<'_> {
                 let found = statat(at, path, AtFlags::empty()).told(|| format!("look at {path}"))?;
                 Ok((found.st_dev, found.st_ino))
             };
-            let theirs = identity(self.target.facts.as_fd(), &format!("ns/{name}"))?;
+            let theirs = identity(self.target.proc_directory.as_fd(), &format!("ns/{name}"))?;
             differing.set(kind, theirs != identity(CWD, &format!("/proc/self/ns/{ours}"))?);
         }
         Ok(differing)
     }
 
     /// A file of the first process in `/proc`.
-    fn fact(&self, name: &str) -> Step<String> {
-        let opened = openat(&self.target.facts, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    fn read_proc_file(&self, name: &str) -> Step<String> {
+        let opened = openat(&self.target.proc_directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let mut text = String::new();
         let read = opened.map_err(io::Error::from).and_then(|file| File::from(file).read_to_string(&mut text));
         read.map(|_| text).told(|| format!("read {name} of the container's first process"))
@@ -133,7 +134,7 @@ impl Joiner<'_> {
 
     /// How users of the container are mapped.
     fn users(&self) -> Step<IdMap> {
-        let text = self.fact("uid_map")?;
+        let text = self.read_proc_file("uid_map")?;
         let mut numbers = text.split_ascii_whitespace().map_while(|number| number.parse().ok());
         match (numbers.next(), numbers.next(), numbers.next()) {
             (Some(inside), Some(outside), Some(count)) => Ok(IdMap { inside, outside, count }),

@@ -58,8 +58,8 @@ pub(super) fn is_old(groups: &[PathBuf]) -> bool {
 
 /// The directory a process can be born into, open.
 pub(super) fn birth_group(groups: &[PathBuf]) -> Step<Option<OwnedFd>> {
-    // Beside old hierarchies it would spare one move of many, and kernels from 6.15 on kill who is born in a group that
-    // was killed once, as that of a start that came to nothing.
+    // Beside old hierarchies it would spare one move of many, and a group that was killed once takes nobody by birth
+    // (`worker::groups::kill_each`).
     let [group] = groups else { return Ok(None) };
     if !is_unified(group) {
         return Ok(None);
@@ -156,7 +156,7 @@ pub(super) fn process(pid: u32) -> Step<OwnedFd> {
 }
 
 /// A process's directory in `/proc`. It is no other process's later, as its number may be.
-pub(super) fn facts(pid: u32) -> Step<OwnedFd> {
+pub(super) fn proc_directory(pid: u32) -> Step<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(CWD, format!("/proc/{pid}"), flags, Mode::empty()).told(|| format!("open process {pid}"))
 }

@@ -29,21 +29,32 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 /// Kills everything in groups and below. What forks faster than it is killed survives on the old hierarchies; whoever
 /// removes the group kills again.
 pub fn kill(groups: &[PathBuf]) {
+    thaw(groups);
     for group in groups {
         if write(&group.join("cgroup.kill"), "1").is_ok() {
             return; // the unified hierarchy holds all of them
         }
     }
-    // One of the old hierarchies suffices: all hold the same processes.
+    kill_each(groups);
+}
+
+/// As [`kill`], process by process, for groups in which something is started again: the kernel (seen on 6.18) kills
+/// whoever is born in a group that `cgroup.kill` was written to once.
+pub fn kill_each(groups: &[PathBuf]) {
+    thaw(groups);
+    // One of the hierarchies suffices: all hold the same processes.
     let Some(group) = groups.first() else { return };
-    let freezer = groups.iter().map(|group| group.join("freezer.state")).find(|file| file.exists());
-    if let Some(file) = &freezer {
-        let _ = write(file, "THAWED"); // the dead of a frozen group do not die
-    }
     for _ in 0..ROUNDS {
         if signal_all(group, Signal::KILL, DEEPEST) == 0 {
             return;
         }
+    }
+}
+
+/// The dead of a frozen group do not die.
+fn thaw(groups: &[PathBuf]) {
+    if let Some(file) = groups.iter().map(|group| group.join("freezer.state")).find(|file| file.exists()) {
+        let _ = write(&file, "THAWED"); // the group may have gone
     }
 }
 

@@ -209,7 +209,7 @@ impl Worker<'_> {
     fn fail_start(&mut self, key: u32, reason: Failure) {
         let Some(mut start) = self.starts.remove(&key) else { return };
         if let What::Launch(launch) = &mut start.what {
-            groups::kill(&launch.groups); // nothing of it stays
+            groups::kill_each(&launch.groups); // nothing of it stays, and it may be started again
             // No other container takes them for its own.
             self.kills_before += launch.memory.as_mut().map_or(0, |memory| {
                 memory.last_look();
