@@ -107,7 +107,7 @@ pub(super) struct Base {
 /// What stands in the way, in the reference's words.
 pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, BuildError> {
     let registry = Registry::new();
-    registry.describe_itself();
+    registry.register_bookkeeping();
     let tasks = life.tasks.clone();
     register_identity(loaded, &registry, tasks.tracker());
     let root = settings::root(loaded);

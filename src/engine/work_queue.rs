@@ -45,7 +45,7 @@ pub const NETWORK_BACKOFF: Duration = Duration::from_secs(1);
 pub const LEAST_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// How long nothing that is observed starts the next turn after one that ended so.
-pub fn deaf(end: &TurnEnd) -> Duration {
+pub fn observation_delay(end: &TurnEnd) -> Duration {
     match end {
         TurnEnd::Failed | TurnEnd::Retries(_) => LEAST_AFTER_FAILURE,
         TurnEnd::Again | TurnEnd::Settled | TurnEnd::NetworkNotReady | TurnEnd::HeldBack(_) => Duration::ZERO,

@@ -159,7 +159,7 @@ impl Registry {
     }
 
     /// Registers the families about the registry itself. No family of Berth is hidden or disabled.
-    pub fn describe_itself(&self) {
+    pub fn register_bookkeeping(&self) {
         self.collector(self.registered.clone());
         self.counter(Stability::Beta, "hidden_metrics_total", "The count of hidden metrics.");
         self.counter(Stability::Beta, "disabled_metrics_total", "The count of disabled metrics.");

@@ -6,7 +6,7 @@ use std::{
 };
 
 use prometheus::{
-    Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
@@ -151,13 +151,12 @@ impl Collector for RunningCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let set = |gauge: Gauge, value| gauge.set(value);
         for (name, started) in self.running.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let started = *started.lock().unwrap_or_else(PoisonError::into_inner);
             let seconds = started.map_or(0.0, |started| started.elapsed().as_secs_f64());
             // One item at a time: the sum and the longest are the same.
-            set(self.unfinished.with_label_values(&[name.as_str()]), seconds);
-            set(self.longest.with_label_values(&[name.as_str()]), seconds);
+            self.unfinished.with_label_values(&[name.as_str()]).set(seconds);
+            self.longest.with_label_values(&[name.as_str()]).set(seconds);
         }
         self.unfinished.collect().into_iter().chain(self.longest.collect()).collect()
     }

@@ -128,7 +128,7 @@ impl ProbeManager for Manager {
         }
     }
 
-    fn ask_soon(&self, pod: &PodUid, container: &str) {
+    fn trigger(&self, pod: &PodUid, container: &str) {
         // Where very many ask, each has its next moment anyway.
         let _ = self.asked.try_send((pod.clone(), container.to_owned()));
     }

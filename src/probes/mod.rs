@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  worker ── add, stop, remove ──► owner ◄── alarm: the next moment
-//!  worker ── ask_soon ───────────►   │
+//!  worker ── trigger ───────────►   │
 //!                                    ├─► an attempt: exec (CRI), http, tcp, grpc
 //!  worker, runtime ◄── results ◄─────┴─► status at once, wake-up, events, metrics, file
 //! ```

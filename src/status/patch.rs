@@ -19,7 +19,7 @@ use crate::pod::{ContainerKind, api};
 pub fn patch(uid: &str, old: &api::PodStatus, new: &api::PodStatus) -> Option<Vec<u8>> {
     let (mut old, mut new) = (without_blanks(old), without_blanks(new));
     spell_alike(&mut old, &mut new);
-    drop_resources_only_of(&mut old, &new);
+    drop_empty_resources_missing_in(&mut old, &new);
     let status = diff_objects(&to_map(&old), &to_map(&new));
     if status.is_empty() {
         return None;
@@ -30,7 +30,7 @@ pub fn patch(uid: &str, old: &api::PodStatus, new: &api::PodStatus) -> Option<Ve
 }
 
 /// Forgets empty resources of `old` where `new` has none: that is no change.
-fn drop_resources_only_of(old: &mut api::PodStatus, new: &api::PodStatus) {
+fn drop_empty_resources_missing_in(old: &mut api::PodStatus, new: &api::PodStatus) {
     let is_blank =
         |resources: &Option<api::ResourceRequirements>| *resources == Some(api::ResourceRequirements::default());
     if new.resources.is_none() && is_blank(&old.resources) {

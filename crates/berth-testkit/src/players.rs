@@ -101,7 +101,7 @@ impl ProbeManager for Probes {
         lock(&self.told).push(format!("remove {pod}"));
     }
 
-    fn ask_soon(&self, _pod: &PodUid, _container: &str) {}
+    fn trigger(&self, _pod: &PodUid, _container: &str) {}
     fn results(&self, container: &ContainerId) -> ProbeResults {
         let passed = Some(ProbeResult::Success);
         let all = ProbeResults { startup: passed, readiness: passed, liveness: passed };

@@ -34,7 +34,7 @@ pub trait ProbeManager: Send + Sync + 'static {
     fn remove(&self, pod: &PodUid);
     /// Runs a container's readiness probe at once, not only at its next moment, and its startup probe where that has
     /// not run on this instance: the container runs, and has not started or is not ready.
-    fn ask_soon(&self, pod: &PodUid, container: &str);
+    fn trigger(&self, pod: &PodUid, container: &str);
     /// What the probes of one container instance said.
     fn results(&self, container: &ContainerId) -> ProbeResults;
 }

@@ -165,7 +165,7 @@ impl Worker {
                     Ok(()) => fresh_word = true,
                     Err(_) => return, // the sync loop is gone
                 },
-                () = moved(&mut self.memory.view, work_queue::deaf(&end)) => {}
+                () = moved(&mut self.memory.view, work_queue::observation_delay(&end)) => {}
                 Ok(()) = runtime_state.changed(), if self.memory.blocked_on_runtime => {}
                 () = tokio::time::sleep(wait) => {}
             }

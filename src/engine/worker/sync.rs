@@ -238,7 +238,7 @@ impl Turn<'_> {
         let restart_all = status::restart_all::in_progress(&built);
         let built = Arc::new(built);
         self.context.status.set(&pod, (*built).clone(), now);
-        self.ask_probes(&pod, &built);
+        self.trigger_probes(&pod, &built);
         if terminal {
             self.context.allocations.finished(pod.uid());
             return Ok(Outcome::Moved(Done::PhaseTerminal));
@@ -280,7 +280,7 @@ impl Turn<'_> {
     }
 
     /// What runs and has not started, or has started and is not ready, need not wait for its probe's next moment.
-    fn ask_probes(&self, pod: &Pod, built: &api::PodStatus) {
+    fn trigger_probes(&self, pod: &Pod, built: &api::PodStatus) {
         let is_asked = |status: &&api::ContainerStatus| {
             let Some((_, container)) = pod.container(&status.name) else { return false };
             match (state(status), status.started) {
@@ -291,7 +291,7 @@ impl Turn<'_> {
         };
         let statuses = built.init_container_statuses.iter().chain(&built.container_statuses).flatten();
         for status in statuses.filter(is_asked) {
-            self.context.probes.ask_soon(pod.uid(), &status.name);
+            self.context.probes.trigger(pod.uid(), &status.name);
         }
     }
 

@@ -610,7 +610,7 @@ async fn ac_05_7_the_others_wait_for_startup_and_readiness_follows_at_once() {
     assert_eq!(kinds(&world), ["Startup", "Startup"]);
     assert_eq!(world.told(), ["Unhealthy: Startup probe failed: no", "started c-0 true", "wake"]);
     world.show(running(true, false));
-    life.manager.ask_soon(&"u".into(), "c");
+    life.manager.trigger(&"u".into(), "c");
     pass(0).await;
     assert_eq!(kinds(&world), ["Startup", "Startup", "Readiness"], "not only at its next moment");
 }
@@ -627,7 +627,7 @@ async fn a_server_that_listens_soon_after_its_start_is_ready_soon_at_any_period(
         pass(1).await;
         assert_eq!(world.asked(), [0; 0], "nothing runs");
         world.show(just_started(kind == "readinessProbe"));
-        life.manager.ask_soon(&"u".into(), "c");
+        life.manager.trigger(&"u".into(), "c");
         tokio::time::sleep(Duration::from_millis(310)).await;
         assert_eq!(world.told(), told, "{kind}: within a second, and without an event");
         let page = life.page();
@@ -646,7 +646,7 @@ async fn a_container_that_stays_unready_counts_from_its_first_second_on() {
     pass(1).await;
     assert_eq!(world.told(), ["Unhealthy: Startup probe failed: no"]);
     for _ in 0..10 {
-        life.manager.ask_soon(&"u".into(), "c");
+        life.manager.trigger(&"u".into(), "c");
         pass(0).await;
     }
     assert_eq!(world.told(), [""; 0], "its threshold is not used up by those who ask");
@@ -661,13 +661,13 @@ async fn what_is_asked_out_of_turn_is_asked_once_a_second_and_restarts_the_perio
     life.manager.add(&pod_with(json!({"readinessProbe": tcp(10)})));
     pass(4).await;
     for _ in 0..30 {
-        life.manager.ask_soon(&"u".into(), "c");
+        life.manager.trigger(&"u".into(), "c");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     pass(0).await;
     assert_eq!(world.asked(), [3600, 3604, 3605, 3606, 3607]);
-    life.manager.ask_soon(&"u".into(), "no such");
-    life.manager.ask_soon(&"nobody".into(), "c");
+    life.manager.trigger(&"u".into(), "no such");
+    life.manager.trigger(&"nobody".into(), "c");
     pass(9).await;
     assert_eq!(world.asked().len(), 5);
     pass(2).await;

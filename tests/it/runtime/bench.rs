@@ -349,7 +349,7 @@ impl ProbeManager for Probes {
     fn add(&self, _pod: &Arc<Pod>) {}
     fn stop_liveness(&self, _pod: &PodUid) {}
     fn remove(&self, _pod: &PodUid) {}
-    fn ask_soon(&self, _pod: &PodUid, _container: &str) {}
+    fn trigger(&self, _pod: &PodUid, _container: &str) {}
     fn results(&self, container: &ContainerId) -> ProbeResults {
         self.0.probes.lock().expect("unpoisoned").get(container).copied().unwrap_or_default()
     }

@@ -39,7 +39,7 @@ pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, pod: Box<dyn
 }
 
 /// A stream that waits for the other one of its pair, and the reply that accepts it.
-struct Unpaired {
+struct UnpairedStream {
     stream: Stream,
     accepted: Shared<BoxFuture<'static, ()>>,
 }
@@ -52,7 +52,7 @@ struct Forwards<'a> {
     pod: &'a dyn PodPorts,
     pairs: Pairs,
     /// By request.
-    unpaired: HashMap<String, Unpaired>,
+    unpaired: HashMap<String, UnpairedStream>,
     /// Error streams by request.
     errors: HashMap<String, Sender>,
     /// Forwards, which return their request when they end, and frames to be sent, which return nothing.
@@ -96,13 +96,13 @@ impl<'a> Forwards<'a> {
                 let accepted = self.accept(&request, half, &stream);
                 let reply = accepted.clone();
                 self.running.push(async move { reply.map(|()| None).await }.boxed());
-                self.unpaired.insert(request, Unpaired { stream, accepted });
+                self.unpaired.insert(request, UnpairedStream { stream, accepted });
             }
             Step::Connect { request, half, port } => {
                 let second = self.accept(&request, half, &stream);
                 // Both tables know the same requests.
                 let Some(first) = self.unpaired.remove(&request) else { return self.ended(&request) };
-                let Unpaired { stream: other, accepted } = first;
+                let UnpairedStream { stream: other, accepted } = first;
                 let (data, error) = if half == Half::Data { (stream, other) } else { (other, stream) };
                 let pod = self.pod;
                 let forward = async move {
@@ -132,7 +132,7 @@ impl<'a> Forwards<'a> {
     }
 
     /// Sends a text; `reset` is dropped, and thereby reset, behind it.
-    fn send(&self, to: Sender, text: String, reset: Option<Unpaired>) {
+    fn send(&self, to: Sender, text: String, reset: Option<UnpairedStream>) {
         let sent = async move {
             let _ = to.write(Bytes::from(text)).await; // or the connection has ended
             drop(reset);
