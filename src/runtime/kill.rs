@@ -6,7 +6,11 @@
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
-use futures::{StreamExt, future, stream::FuturesUnordered};
+use futures::{
+    FutureExt, StreamExt,
+    future::{self, BoxFuture},
+    stream::FuturesUnordered,
+};
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -247,18 +251,20 @@ impl RuntimeManager {
         self.deps.events.record(at(Event::normal(&pod, "Killing", message), &facts));
         info!(pod = %pod.object_name(), podUID = %pod.uid, containerName = %name, containerID = %id,
             gracePeriod = whole_seconds(grace.left()).as_secs(), "Killing container with a grace period");
+        let mut late = None;
         if let Some(handler) = facts.pre_stop.as_ref().filter(|_| !grace.left().is_zero()) {
             grace.enter(format!("preStop hook of {name}"));
             let field_path = facts.field_path.as_deref();
             let hook = Hook { handler, pod: &pod, container: &name, id: &id, ips, ports: &facts.ports, field_path };
-            self.pre_stop(hook, &facts, &mut grace).await;
+            late = self.pre_stop(hook, &facts, &mut grace).await;
         }
         if let Some(turns) = turns.as_ref().filter(|_| !grace.left().is_zero()) {
             grace.enter(format!("turn of {name} to stop"));
             grace.within(turns.of(&name)).await;
         }
         grace.enter(format!("StopContainer {name}"));
-        let stopped = self.stop_container(&id, &mut grace).await;
+        // A hook whose time is up goes on until the container is gone: what it does last is not lost.
+        let stopped = beside(late, self.stop_container(&id, &mut grace)).await;
         if stopped.is_err() {
             grace.at.stuck();
         }
@@ -268,23 +274,37 @@ impl RuntimeManager {
         stopped
     }
 
-    async fn pre_stop(&self, hook: Hook<'_>, facts: &StopFacts, grace: &mut LiveGrace) {
-        match grace.within(self.run_hook(&hook)).await {
+    /// Runs the preStop hook within the grace period; returns what still runs then.
+    async fn pre_stop<'a>(
+        &'a self,
+        hook: Hook<'a>,
+        facts: &StopFacts,
+        grace: &mut LiveGrace,
+    ) -> Option<BoxFuture<'a, Result<(), String>>> {
+        let mut running = async move { self.run_hook(&hook).await }.boxed();
+        let failed = || {
+            let event = Event::warning(hook.pod, "FailedPreStopHook", "PreStopHook failed");
+            self.deps.events.record(at(event, facts));
+        };
+        match grace.within(&mut running).await {
             Some(Ok(())) => {}
             Some(Err(message)) => {
                 warn!(pod = %hook.pod.object_name(), podUID = %hook.pod.uid, containerName = hook.container,
                     containerID = %hook.id, err = message, "PreStop hook failed");
-                let event = Event::warning(hook.pod, "FailedPreStopHook", "PreStopHook failed");
-                self.deps.events.record(at(event, facts));
+                failed();
             }
             None => {
-                if hook.handler.sleep.is_some() {
-                    self.deps.metrics.sleep_cut.inc();
-                }
                 info!(pod = %hook.pod.object_name(), podUID = %hook.pod.uid, containerName = hook.container,
                     containerID = %hook.id, "PreStop hook not completed in grace period");
+                if hook.handler.sleep.is_none() {
+                    return Some(running);
+                }
+                // A sleep that is cut has failed, as in the reference.
+                self.deps.metrics.sleep_cut.inc();
+                failed();
             }
         }
+        None
     }
 
     /// `StopContainer`; once more with less time where the grace is shortened meanwhile. The
@@ -327,6 +347,29 @@ impl RuntimeManager {
     }
 }
 
+/// Runs `work` to its end, and a hook that is late beside it.
+async fn beside<T>(mut late: Option<BoxFuture<'_, Result<(), String>>>, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    loop {
+        let ended = async {
+            match late.as_mut() {
+                Some(hook) => hook.await,
+                None => future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            ended = ended => {
+                late = None;
+                if let Err(message) = ended {
+                    info!(err = message, "PreStop hook failed after its grace period");
+                }
+            }
+        }
+    }
+}
+
 fn at(event: Event, facts: &StopFacts) -> Event {
     match &facts.field_path {
         Some(path) => event.at(path.clone()),
@@ -341,7 +384,25 @@ fn outcome(action: ActionKind, target: &str, reason: &str, result: CriResult<()>
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+
+    /// e2e F3
+    #[tokio::test(start_paused = true)]
+    async fn a_late_hook_goes_on_until_its_container_is_gone() {
+        let sleep = |seconds| tokio::time::sleep(Duration::from_secs(seconds));
+        for (hook, stop, ends) in [(3, 4, true), (5, 4, false)] {
+            let (has_ended, began) = (AtomicBool::new(false), Instant::now());
+            let late = async {
+                sleep(hook).await;
+                has_ended.store(true, Ordering::Relaxed);
+                Err("no".to_owned())
+            };
+            beside(Some(late.boxed()), sleep(stop)).await;
+            assert_eq!((has_ended.load(Ordering::Relaxed), began.elapsed().as_secs()), (ends, stop));
+        }
+    }
 
     #[tokio::test]
     async fn a_grace_without_end_has_one() {

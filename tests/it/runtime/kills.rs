@@ -72,12 +72,19 @@ async fn a_hook_ends_with_the_grace_and_a_failing_one_is_told() {
     bench.kill(&sleeper, None).await.expect("killed");
     assert_eq!((bench.graces(), began.elapsed().as_secs()), (vec!["sleeper/main 2".to_owned()], 4));
     assert_eq!(bench.metric("kubelet_sleep_action_terminated_early_total", ""), 1.0);
+    let failed = || bench.events().iter().filter(|event| *event == "FailedPreStopHook: PreStopHook failed").count();
+    assert_eq!(failed(), 1, "CP-F12");
     let failing = pod("failing", with_pre_stop(4, json!({"exec": {"command": ["no"]}})));
     bench.cri.on_exec("no", 1, "", "", Duration::ZERO);
     bench.good_turn(&failing).await;
     bench.kill(&failing, None).await.expect("killed");
-    assert!(bench.events().contains(&"FailedPreStopHook: PreStopHook failed".to_owned()));
     assert_eq!(bench.graces().last().map(String::as_str), Some("failing/main 4"));
+    assert_eq!(failed(), 2);
+    let late = pod("late", with_pre_stop(4, json!({"exec": {"command": ["late"]}})));
+    bench.cri.on_exec("late", 1, "", "", Duration::from_secs(60));
+    bench.good_turn(&late).await;
+    bench.kill(&late, None).await.expect("killed");
+    assert_eq!((bench.graces().last().map(String::as_str), failed()), (Some("late/main 2"), 2), "no event");
 }
 
 #[tokio::test(start_paused = true)]
