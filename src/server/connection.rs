@@ -89,10 +89,14 @@ pub async fn connection(
             let (parts, body) = request.into_parts();
             let (body, unread) = Awaited::new(body);
             let mut request = Request::from_parts(parts, Body::new(body));
+            let place = peer.place.clone();
             request.extensions_mut().insert(peer);
             let mut response = match serves {
                 Serves::Site(site) => site.answer(request).await,
-                Serves::Router(router) => router.oneshot(request).await?,
+                Serves::Router(router) => {
+                    place.authenticated(); // nobody has to
+                    router.oneshot(request).await?
+                }
             };
             // A body that waits for a word of ours is never sent.
             let ends =

@@ -1,14 +1,13 @@
 //! Listeners: TCP, TLS where asked for, HTTP/1.1 and 2, each with limits, and their orderly end.
 //!
 //! One task accepts, one task owns a connection. Nobody can hold more than a share: connections
-//! are counted, all of them and those of one address; handshakes have an end, and what follows
-//! has limits of its own (`connection`). Spec 04 §2, §10.
+//! are counted (`connection_budget`); handshakes have an end, and what follows has limits of its
+//! own (`connection`). Spec 04 §2, §10.
 
 use std::{
-    collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -23,16 +22,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, error};
 
 use super::{
-    auth::network,
     connection::{Protocol, connection},
+    connection_budget::{ConnectionBudget, ConnectionPlace},
     pipeline::{Peer, Site},
 };
 
 /// Longest TLS handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// Connections at a time: all, and those of one address (of IPv6: of one network, which is what
-/// one machine has to itself).
-const CONNECTIONS: (usize, usize) = (4096, 2048);
 /// How long a peer may be silent before the kernel asks whether it is there and between such
 /// questions, and how many may stay without an answer, as in Go: who lost power in the middle of
 /// a silent stream would hold it for ever.
@@ -76,7 +72,7 @@ pub async fn bind(address: IpAddr, port: u16) -> io::Result<Listening> {
 
 /// Serves until cancelled, then lets open requests finish up to a limit.
 pub async fn serve(listening: Listening, serves: Serves, tls: Option<TlsSource>, cancel: CancellationToken) {
-    let places = Places::default();
+    let budget = ConnectionBudget::default();
     let tasks = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
@@ -93,18 +89,21 @@ pub async fn serve(listening: Listening, serves: Serves, tls: Option<TlsSource>,
                 continue;
             }
         };
-        let Some(place) = places.take(address.ip()) else {
-            debug!(srcIP = %address.ip(), "Too many connections; this one is closed");
-            continue;
-        };
+        let place = Arc::new(budget.accept(address.ip()));
         prepare(&stream);
         let (serves, acceptor, stop) = (serves.clone(), tls.as_ref().map(|source| source()), cancel.clone());
         tasks.spawn(async move {
-            match acceptor {
-                None => plain(stream, address, serves, &stop).boxed().await,
-                Some(acceptor) => secured(stream, address, serves, &acceptor, &stop).boxed().await,
+            let held = place.clone();
+            let served = match acceptor {
+                None => plain(stream, (address, place), serves, &stop).boxed(),
+                Some(acceptor) => {
+                    async move { secured(stream, (address, place), serves, &acceptor, &stop).await }.boxed()
+                }
+            };
+            tokio::select! {
+                () = served => {}
+                () = held.evicted() => debug!(srcIP = %address.ip(), "Too many connections; this one is closed"),
             }
-            drop(place);
         });
     }
     drop(listening); // nobody waits in a queue that is not served any more
@@ -121,15 +120,20 @@ fn prepare(stream: &TcpStream) {
         .and_then(|()| sockopt::set_socket_keepalive(stream, true));
 }
 
-async fn plain(stream: TcpStream, address: SocketAddr, serves: Serves, stop: &CancellationToken) {
-    let peer = Peer { address, certificates: Arc::from([]) };
+async fn plain(
+    stream: TcpStream,
+    (address, place): (SocketAddr, Arc<ConnectionPlace>),
+    serves: Serves,
+    stop: &CancellationToken,
+) {
+    let peer = Peer { address, certificates: Arc::from([]), place };
     // One protocol, known beforehand: finding out which would have no deadline.
     connection(stream, Protocol::One, peer, serves, stop).await;
 }
 
 async fn secured(
     stream: TcpStream,
-    address: SocketAddr,
+    (address, place): (SocketAddr, Arc<ConnectionPlace>),
     serves: Serves,
     acceptor: &tokio_rustls::TlsAcceptor,
     stop: &CancellationToken,
@@ -147,7 +151,7 @@ async fn secured(
     let certificates: Arc<[CertificateDer<'static>]> =
         session.peer_certificates().unwrap_or_default().iter().map(|c| c.clone().into_owned()).collect();
     let protocol = if session.alpn_protocol() == Some(b"h2") { Protocol::Two } else { Protocol::One };
-    connection(stream, protocol, Peer { address, certificates }, serves, stop).await;
+    connection(stream, protocol, Peer { address, certificates, place }, serves, stop).await;
 }
 
 /// What a client is told that has forgotten the `s` of `https`, as the reference says it.
@@ -195,57 +199,5 @@ pub async fn serve_persistently(
             }
             tried = bind(address, port).await;
         }
-    }
-}
-
-/// Counts connections, all and by address.
-#[derive(Clone, Default)]
-struct Places(Arc<Mutex<HashMap<IpAddr, usize>>>);
-
-/// A connection's place; free again when dropped.
-struct Place {
-    places: Places,
-    address: IpAddr,
-}
-
-impl Places {
-    fn take(&self, address: IpAddr) -> Option<Place> {
-        let address = network(address);
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: usize = taken.values().sum();
-        let own = taken.get(&address).copied().unwrap_or_default();
-        if all >= CONNECTIONS.0 || own >= CONNECTIONS.1 {
-            return None;
-        }
-        taken.insert(address, own + 1);
-        Some(Place { places: self.clone(), address })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut taken = self.places.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = taken.get_mut(&self.address) {
-            *own -= 1;
-            if *own == 0 {
-                taken.remove(&self.address);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_address_cannot_take_all_places() {
-        let (places, one, other) = (Places::default(), IpAddr::from([127, 0, 0, 1]), IpAddr::from([127, 0, 0, 2]));
-        let mut held: Vec<Place> = (0..CONNECTIONS.1).map(|_| places.take(one).expect("free")).collect();
-        assert!(places.take(one).is_none() && places.take(other).is_some());
-        held.pop();
-        assert!(places.take(one).is_some());
-        drop(held);
-        assert!(places.0.lock().expect("whole").is_empty());
     }
 }

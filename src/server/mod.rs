@@ -10,6 +10,7 @@
 pub mod auth;
 mod body;
 mod connection;
+mod connection_budget;
 mod door;
 mod endpoints;
 pub mod grpc;

@@ -23,6 +23,7 @@ use tracing::{debug, error};
 
 use super::{
     auth::{Identity, attributes},
+    connection_budget::ConnectionPlace,
     endpoints::Endpoints,
     routes::text,
     routing::{self, Outer, Plain, Service, Switches},
@@ -36,6 +37,8 @@ pub struct Peer {
     pub address: SocketAddr,
     /// The certificates the client sent, leaf first; nobody has checked them yet.
     pub certificates: Arc<[CertificateDer<'static>]>,
+    /// The connection's share of the listener's budget.
+    pub place: Arc<ConnectionPlace>,
 }
 
 /// Stands at the door of a listener that lets not everybody in.
@@ -130,11 +133,15 @@ impl Site {
 
     /// Lets the caller in, or says why not; who he is stands in the request's extensions.
     async fn admit(&self, request: Request<Body>) -> Result<Request<Body>, Response> {
-        let Some(guard) = &self.guard else { return Ok(request) };
+        let peer = request.extensions().get::<Peer>().cloned();
+        let Some(guard) = &self.guard else {
+            peer.iter().for_each(|peer| peer.place.authenticated()); // nobody has to
+            return Ok(request);
+        };
         let (mut parts, body) = request.into_parts();
-        let peer = parts.extensions.get::<Peer>().cloned();
         let chain = peer.as_ref().map_or(&[][..], |peer| &peer.certificates);
         let identity = guard.keeper.identify(&mut parts, chain).await?;
+        peer.iter().for_each(|peer| peer.place.authenticated());
         let path = routing::decode(parts.uri.path()).unwrap_or_default();
         let verb = attributes::verb(&parts.method);
         guard.keeper.allow(&identity, verb, attributes::subresources(&path)).await?;

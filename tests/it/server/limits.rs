@@ -21,6 +21,17 @@ async fn a_thousand_idle_connections_hold_nobody_up() {
     assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
 }
 
+/// C13: more than one address may hold, and none of them has said who it is.
+#[tokio::test]
+async fn whoever_says_nothing_gives_way_to_who_comes_later() {
+    let served = Served::guarded(&[("*", "*")]).await;
+    let mut idle = Vec::new();
+    for _ in 0..2_100 {
+        idle.push(served.connect().await);
+    }
+    assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
+}
+
 #[tokio::test]
 async fn half_a_head_and_heads_without_end_are_cut_off() {
     let served = Served::guarded(&[("*", "*")]).await;
