@@ -58,7 +58,7 @@ fn a_program_that_cannot_run_is_told() {
             (["nothing"], "exec: \"nothing\": executable file not found in $PATH"),
             (["/no/thing"], "exec: \"/no/thing\": stat /no/thing: no such file or directory"),
             (["/etc/passwd"], "exec: \"/etc/passwd\": permission denied"),
-            (["/etc"], "exec: \"/etc\": is a directory"),
+            (["/etc"], "exec: \"/etc\": permission denied"),
         ] {
             let failure = run(&bench.plan(&args)).expect_err(text);
             assert_eq!((failure.kind, failure.text.as_str()), (FailureKind::Program, text));

@@ -173,8 +173,9 @@ fn find(process: &Process) -> Step<PathBuf> {
 
 /// Whether this process could execute a file.
 fn check(path: &Path) -> io::Result<()> {
+    // What `execve` itself and runc answer for a directory.
     if fs::metadata(path)?.is_dir() {
-        return Err(io::Error::from_raw_os_error(libc::EISDIR));
+        return Err(io::Error::from_raw_os_error(libc::EACCES));
     }
     Ok(accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)?)
 }
@@ -235,7 +236,7 @@ mod tests {
         let path = at("nothing").display().to_string();
         assert_eq!(found(&path), Err(format!("exec: {path:?}: stat {path}: no such file or directory")));
         let folder = at("a").display().to_string();
-        assert_eq!(found(&folder), Err(format!("exec: {folder:?}: is a directory")));
+        assert_eq!(found(&folder), Err(format!("exec: {folder:?}: permission denied")));
         let format = program_failure("x", Path::new("/x"), &io::Error::from_raw_os_error(libc::ENOEXEC));
         assert_eq!((format.kind, format.text.as_str()), (FailureKind::Program, "exec: \"x\": exec format error"));
     }
