@@ -13,7 +13,8 @@ use crate::proto::cri;
 pub fn sandbox_status(sandbox: &Sandbox) -> cri::PodSandboxStatus {
     let config = &sandbox.config;
     let options = config.linux.as_ref().and_then(|l| l.security_context.as_ref());
-    let options = options.and_then(|context| context.namespace_options.clone());
+    // Without a security context the pod has namespaces of its own (POD), and containerd says so.
+    let options = Some(options.and_then(|context| context.namespace_options.clone()).unwrap_or_default());
     let mut ips = if sandbox.is_ready() { sandbox.meta.ips.iter() } else { [].iter() };
     let ip = ips.next().cloned().unwrap_or_default();
     cri::PodSandboxStatus {
@@ -290,6 +291,28 @@ mod tests {
         sandbox.phase = SandboxPhase::NotReady;
         let network = sandbox_status(&sandbox).network.expect("always there");
         assert_eq!((network.ip.as_str(), network.additional_ips.len()), ("", 0));
+    }
+
+    #[test]
+    fn namespaces_are_told_also_where_the_request_names_none() {
+        let options = |linux: Option<cri::LinuxPodSandboxConfig>| {
+            let mut sandbox = sandbox("s");
+            std::sync::Arc::make_mut(&mut sandbox.config).linux = linux;
+            sandbox_status(&sandbox).linux.and_then(|linux| linux.namespaces).and_then(|all| all.options)
+        };
+        let of = |network: cri::NamespaceMode| cri::NamespaceOption { network: network.into(), ..Default::default() };
+        let with = |namespace_options| {
+            let context = cri::LinuxSandboxSecurityContext { namespace_options, ..Default::default() };
+            Some(cri::LinuxPodSandboxConfig { security_context: Some(context), ..Default::default() })
+        };
+        for (linux, expected) in [
+            (None, cri::NamespaceMode::Pod),
+            (Some(cri::LinuxPodSandboxConfig::default()), cri::NamespaceMode::Pod),
+            (with(None), cri::NamespaceMode::Pod),
+            (with(Some(of(cri::NamespaceMode::Node))), cri::NamespaceMode::Node),
+        ] {
+            assert_eq!(options(linux), Some(of(expected)), "{expected:?}");
+        }
     }
 
     #[test]
