@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::future::join_all;
 use tracing::{error, warn};
 
-use super::{ports::NetworkPod, runtime::Runtime, store::objects::SandboxPhase};
+use super::{errors::ErrorKind, ports::NetworkPod, runtime::Runtime, store::objects::SandboxPhase};
 
 /// The pods that have a network of their own.
 pub fn connected(runtime: &Runtime) -> Vec<NetworkPod> {
@@ -62,6 +62,8 @@ async fn tell_one(runtime: &Runtime, id: &str) {
     match told.await {
         Ok(true) => error!(podSandboxID = id, "The network of a sandbox is gone; it is not ready any more"),
         Ok(false) => {}
+        // A sandbox that was removed meanwhile has no network to lose.
+        Err(cause) if cause.kind == ErrorKind::NotFound => {}
         // Written or not, it holds.
         Err(cause) => {
             warn!(podSandboxID = id, err = %cause, "That the network of a sandbox is gone is not written down")
