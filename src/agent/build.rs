@@ -130,7 +130,7 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
     let cluster = cluster::join(loaded, &mut base, facts.name.as_str()).await?;
     let auth = who_may_call(loaded, &base, facts.name.as_str(), cluster.as_ref()).await?;
     let (connection, targets) = if loaded.is_runtime_embedded() {
-        let (connection, targets) = embedded::open(loaded, &base, facts.name.as_str()).await?;
+        let (connection, targets) = embedded::open(loaded, &base).await?;
         (connection, Some(targets))
     } else {
         (cri::connect(&settings::cri(loaded), &base.registry).map_err(wrong)?, None)

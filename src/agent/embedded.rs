@@ -35,16 +35,12 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// What stands in the way.
-pub(super) async fn open(
-    loaded: &Loaded,
-    base: &Base,
-    node: &str,
-) -> Result<(Connection, Arc<dyn Targets>), BuildError> {
+pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<(Connection, Arc<dyn Targets>), BuildError> {
     check_image_endpoint(&loaded.config.image_service_endpoint)?;
     let config = runtime_settings::read().map_err(BuildError)?;
     let (socket, streams) = (config.serve_socket.clone(), config.stream_address.clone());
     let around = Surroundings {
-        hostname: node.to_owned(),
+        hostname: host_name()?,
         has_builtin_images: true,
         unpacker: Some(parts::OWN_PROGRAM.into()),
         tasks: base.tasks.tracker().clone(),
@@ -129,13 +125,18 @@ pub fn serve(socket: Option<String>) -> ExitCode {
     }
 }
 
+/// The machine's own name, whatever the node is called: what pods in the host's network run under.
+fn host_name() -> Result<String, BuildError> {
+    Ok(nix::unistd::gethostname().map_err(wrong)?.to_string_lossy().into_owned())
+}
+
 async fn alone(socket: Option<String>) -> Result<(), BuildError> {
     let config = runtime_settings::read().map_err(BuildError)?;
     let configured = Some(config.serve_socket.clone()).filter(|socket| !socket.is_empty());
     let path = socket_path(&socket.or(configured).unwrap_or_else(|| SOCKET.to_owned()))?;
     let streams = listen(&config.stream_address).await?;
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-    let hostname = nix::unistd::gethostname().map_err(wrong)?.to_string_lossy().into_owned();
+    let hostname = host_name()?;
     let unpacker = Some(parts::OWN_PROGRAM.into());
     let around =
         Surroundings { hostname, has_builtin_images: true, unpacker, tasks: tasks.clone(), stop: stop.clone() };
