@@ -34,6 +34,10 @@ pub struct EmbeddedConfig {
     /// Whether every pod may send echo requests.
     #[serde(rename = "unprivilegedICMP")]
     pub unprivileged_icmp: bool,
+    /// Whether the `RuntimeDefault` seccomp profile allows 32-bit system calls also to 64-bit images. Some of them
+    /// (`socketcall`) pass their arguments in memory, where a filter cannot see them.
+    #[serde(rename = "allow32BitSystemCalls")]
+    pub allow_32_bit_system_calls: bool,
     /// Whether processes are never made less likely to be killed for want of memory than we are; none: found out.
     #[serde(rename = "restrictOOMScoreAdj")]
     pub restrict_oom_score_adj: Option<bool>,
@@ -152,6 +156,7 @@ impl Default for EmbeddedConfig {
             max_container_log_line_size: 16384,
             unprivileged_ports: true,
             unprivileged_icmp: true,
+            allow_32_bit_system_calls: false,
             restrict_oom_score_adj: None,
             exec_io_drain: Duration::from_secs(2),
             default_ulimits: [("nofile".to_owned(), "1024:524288".to_owned())].into(),
@@ -216,6 +221,8 @@ mod tests {
         let some = some.expect("fine");
         assert_eq!((some.exec_io_drain, some.oom_reason), (Duration::from_secs(5), OomRule::Any));
         assert_eq!(some.pull_progress_timeout, Duration::ZERO);
+        let allowing = read(r#"{"allow32BitSystemCalls": true}"#).expect("fine");
+        assert!(allowing.allow_32_bit_system_calls && !some.allow_32_bit_system_calls);
         let wrong = read(r#"{"exceIODrain": "5s"}"#).expect_err("unknown");
         assert!(wrong.starts_with("embeddedRuntime: unknown field `exceIODrain`"), "{wrong}");
         let wrong = read(r#"{"registries": {"path": "x"}}"#).expect_err("unknown");

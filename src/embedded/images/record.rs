@@ -165,6 +165,7 @@ impl Record {
     pub fn image_config(&self) -> ImageConfig {
         let config = self.config.clone();
         ImageConfig {
+            architecture: self.platform.architecture.clone(),
             user: config.user,
             env: config.env,
             entrypoint: config.entrypoint,

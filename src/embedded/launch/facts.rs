@@ -45,6 +45,8 @@ pub struct Host {
     pub unprivileged_ports: bool,
     /// `unprivilegedICMP`.
     pub unprivileged_icmp: bool,
+    /// `allow32BitSystemCalls`.
+    pub allows_32_bit: bool,
 }
 
 /// The kind of control groups a host has.

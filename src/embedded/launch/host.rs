@@ -36,6 +36,8 @@ pub struct Settings {
     pub unprivileged_ports: bool,
     /// `unprivilegedICMP`.
     pub unprivileged_icmp: bool,
+    /// `allow32BitSystemCalls`.
+    pub allows_32_bit: bool,
 }
 
 impl Default for Settings {
@@ -47,6 +49,7 @@ impl Default for Settings {
             ignores_image_volumes: false,
             unprivileged_ports: true,
             unprivileged_icmp: true,
+            allows_32_bit: false,
         }
     }
 }
@@ -82,6 +85,7 @@ pub fn look(settings: &Settings) -> io::Result<Host> {
         ignores_image_volumes: settings.ignores_image_volumes,
         unprivileged_ports: settings.unprivileged_ports,
         unprivileged_icmp: settings.unprivileged_icmp,
+        allows_32_bit: settings.allows_32_bit,
     })
 }
 

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ImageConfig {
+    /// `architecture`: `amd64`, `386`; empty: that of this machine.
+    pub architecture: String,
     /// `User`: `name`, `uid`, `user:group`; empty: root.
     pub user: String,
     /// `Env`, as `KEY=value`.

@@ -16,13 +16,17 @@ use super::{
 use crate::{
     embedded::{
         seccomp,
-        shim::plan::{Capabilities, ExecPlan, LaunchPlan, Process, Processes, Root, Source},
+        shim::plan::{Capabilities, ExecPlan, LaunchPlan, MAX_BODY, Process, Processes, Root, Source},
     },
     proto::cri::{self, NamespaceMode},
 };
 
 /// The size of a terminal nobody has told the size of: columns, rows.
 const FIRST_SIZE: (u16, u16) = (80, 24);
+/// Most bytes of a container's arguments and environment: a plan is one message, and the rest of it needs room too.
+const LONGEST_TEXTS: usize = MAX_BODY - (128 << 10);
+/// Bytes that a message needs for the length of a text.
+const TEXT_OVERHEAD: usize = 5;
 
 /// A container's plan, and what is decided with it.
 #[derive(Clone, PartialEq, Debug)]
@@ -86,7 +90,20 @@ pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
         limit_ms: inputs.limit_ms,
         hooks: bundle::hooks(inputs).map(Box::new),
     };
+    check_length(&plan.process)?;
     Ok(Launch { plan, device_rules: devices::rules(&wanted) })
+}
+
+/// Refuses at create what could not be sent to the shim at start.
+fn check_length(process: &Process) -> Result<(), Refusal> {
+    let texts = process.args.iter().chain(&process.env);
+    let length: usize = texts.map(|text| text.len() + TEXT_OVERHEAD).sum();
+    if length > LONGEST_TEXTS {
+        let text =
+            format!("arguments and environment take {length} bytes, more than the {LONGEST_TEXTS} that are possible");
+        return Err(Refusal::invalid(text));
+    }
+    Ok(())
 }
 
 fn process(
@@ -130,7 +147,9 @@ fn filter(
     context: &cri::LinuxContainerSecurityContext,
     capabilities: &Capabilities,
 ) -> Result<Option<seccomp::Filter>, Refusal> {
-    let text = match security::filter(context, inputs.host.has_seccomp)? {
+    let wanted = security::filter(context, inputs.host.has_seccomp)?;
+    let is_built_in = matches!(wanted, Filter::BuiltIn);
+    let text = match wanted {
         Filter::None => return Ok(None),
         Filter::BuiltIn => seccomp::DEFAULT_PROFILE.as_bytes(),
         Filter::File(path) => inputs
@@ -145,7 +164,14 @@ fn filter(
         kernel: inputs.host.kernel,
         has_spec_allow: inputs.host.has_spec_allow,
     };
-    let filter = seccomp::Profile::parse(text).and_then(|profile| seccomp::compile(&profile, &conditions));
+    let architecture = inputs.image.architecture.as_str();
+    let is_native = architecture.is_empty() || architecture == conditions.machine.name();
+    let filter = seccomp::Profile::parse(text).and_then(|mut profile| {
+        if is_built_in && is_native && !inputs.host.allows_32_bit {
+            profile.restrict_to(conditions.machine);
+        }
+        seccomp::compile(&profile, &conditions)
+    });
     filter.map(Some).map_err(|error| Refusal::plain(format!("invalid seccomp profile: {error}")))
 }
 

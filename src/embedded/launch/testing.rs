@@ -36,6 +36,7 @@ pub fn host() -> Host {
         ignores_image_volumes: false,
         unprivileged_ports: true,
         unprivileged_icmp: true,
+        allows_32_bit: false,
     }
 }
 

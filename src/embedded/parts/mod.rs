@@ -33,7 +33,7 @@ pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// What the runtime lives in.
 pub struct Surroundings {
-    /// The node's name.
+    /// The machine's host name.
     pub hostname: String,
     /// Whether the built-in images are made; they are of the shim's program.
     pub has_builtin_images: bool,
@@ -250,6 +250,7 @@ fn host_settings(config: &EmbeddedConfig) -> RuntimeResult<host::Settings> {
         ignores_image_volumes: config.ignore_image_volumes,
         unprivileged_ports: config.unprivileged_ports,
         unprivileged_icmp: config.unprivileged_icmp,
+        allows_32_bit: config.allow_32_bit_system_calls,
     })
 }
 

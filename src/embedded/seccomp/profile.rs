@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Deserializer};
 
+use super::machine::Machine;
+
 /// Refused: what of a profile cannot be understood.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
@@ -104,6 +106,11 @@ fn or_empty_condition<'de, D: Deserializer<'de>>(from: D) -> Result<Condition, D
 }
 
 impl Profile {
+    /// Lets only the machine's own kind of system calls through: neither 32-bit ones nor those of x32.
+    pub fn restrict_to(&mut self, machine: Machine) {
+        self.architectures = machine.sections().iter().take(1).map(|own| own.name().to_owned()).collect();
+    }
+
     /// Reads a profile.
     ///
     /// # Errors

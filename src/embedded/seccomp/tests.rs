@@ -360,3 +360,14 @@ fn the_built_in_profile_names_what_exists() {
         assert!(known.contains_key(name.as_str()), "{name}");
     }
 }
+
+#[test]
+fn a_restricted_profile_kills_who_calls_another_way() {
+    let mut profile = Profile::parse(DEFAULT_PROFILE.as_bytes()).expect("a profile");
+    profile.restrict_to(Machine::X86_64);
+    let filter = compile(&profile, &conditions(Machine::X86_64, &[])).expect("a program");
+    assert_eq!(answers(&filter, Section::I386, "socketcall", 1), KILL_PROCESS);
+    assert_eq!(answers(&filter, Section::X32, "read", 0), KILL_PROCESS);
+    assert_eq!(answers(&filter, Section::X86_64, "read", 0), ALLOW);
+    assert_eq!(answers(&filter, Section::X86_64, "socket", 40), errno(1));
+}

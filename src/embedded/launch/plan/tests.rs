@@ -7,7 +7,7 @@ use crate::embedded::{
         image::ImageConfig,
         testing,
     },
-    shim::plan::Access,
+    shim::{self, plan::Access},
 };
 
 fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
@@ -169,4 +169,51 @@ fn devices_can_belong_to_who_uses_them() {
         let device = got.plan.devices.last().expect("a device");
         assert_eq!((device.uid, device.gid), expected);
     }
+}
+
+#[test]
+fn native_images_make_no_32_bit_system_calls_under_the_built_in_profile() {
+    let profile = |profile_type: cri::security_profile::ProfileType| {
+        let wanted = cri::SecurityProfile { profile_type: profile_type.into(), ..Default::default() };
+        changed(|context| context.seccomp = Some(wanted))
+    };
+    let config = profile(cri::security_profile::ProfileType::RuntimeDefault);
+    let compiled = |restricted: bool| {
+        let mut profile = seccomp::Profile::parse(seccomp::DEFAULT_PROFILE.as_bytes()).expect("a profile");
+        if restricted {
+            profile.restrict_to(seccomp::Machine::X86_64);
+        }
+        let conditions = seccomp::Conditions {
+            machine: seccomp::Machine::X86_64,
+            capabilities: names(0xa804_25fb),
+            kernel: testing::host().kernel,
+            has_spec_allow: true,
+        };
+        seccomp::compile(&profile, &conditions).expect("a program").bytes()
+    };
+    assert_ne!(compiled(true), compiled(false));
+    for (architecture, allows_32_bit, restricted) in
+        [("", false, true), ("amd64", false, true), ("386", false, false), ("amd64", true, false)]
+    {
+        let facts = testing::Facts {
+            host: Host { allows_32_bit, ..testing::host() },
+            image: ImageConfig { architecture: architecture.to_owned(), ..ImageConfig::default() },
+            ..testing::Facts::default()
+        };
+        let got = launch(&facts.inputs(&config, &testing::sandbox_config())).expect("a plan");
+        assert_eq!(got.plan.process.seccomp, Some(compiled(restricted)), "{architecture} {allows_32_bit}");
+    }
+}
+
+#[test]
+fn an_environment_that_fits_no_message_is_refused_when_it_is_created() {
+    let with = |bytes: usize| {
+        let env = cri::KeyValue { key: "A".to_owned(), value: "x".repeat(bytes) };
+        plan(&cri::ContainerConfig { envs: vec![env], ..testing::container_config() })
+    };
+    let fits = with(LONGEST_TEXTS - 4096).expect("a plan");
+    let request = shim::plan::Request::Launch(Box::new(fits.plan));
+    assert!(shim::wire::write(shim::wire::Kind::Request, 0, &request).is_ok());
+    let refusal = with(5_000_000).expect_err("too long");
+    assert!(refusal.starts_with("arguments and environment take 5000"), "{refusal}");
 }
