@@ -66,8 +66,9 @@ impl Hierarchies {
         self.roots().into_iter().map(|root| group.below(root)).collect()
     }
 
+    /// Ours come last: a group that was not removed to its end is found by them.
     fn all_roots(&self) -> impl Iterator<Item = &Path> {
-        self.roots().into_iter().chain(self.others.iter().map(PathBuf::as_path))
+        self.others.iter().map(PathBuf::as_path).chain(self.roots())
     }
 
     pub(super) fn presence(&self, group: &GroupPath) -> Presence {
