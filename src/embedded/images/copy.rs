@@ -13,6 +13,7 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::Path,
+    time::Instant,
 };
 
 use rustix::{
@@ -25,14 +26,39 @@ use super::{
     error::{Attempt, ImageError},
 };
 
+/// Most bytes that are copied between two looks at the clock.
+const PIECE: u64 = 64 << 20;
 /// Longest list of attribute names and longest value the kernel has, bytes.
 const ATTRIBUTES: usize = 64 << 10;
+
+/// What a copy may take. Blocks that are shared cost nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// Bytes of content.
+    pub bytes: u64,
+    /// When the copy ends, done or not.
+    pub deadline: Option<Instant>,
+}
+
+impl Budget {
+    /// As much and as long as it takes.
+    pub const UNLIMITED: Self = Self { bytes: u64::MAX, deadline: None };
+
+    /// Takes bytes that are about to be copied.
+    fn take(&mut self, bytes: u64) -> io::Result<()> {
+        if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(Errno::TIMEDOUT.into());
+        }
+        self.bytes = self.bytes.checked_sub(bytes).ok_or(Errno::NOSPC)?;
+        Ok(())
+    }
+}
 
 /// Copies what is in one directory into another, which exists; the directory's own owner, mode and attributes too.
 ///
 /// # Errors
-/// What the kernel says.
-pub fn tree(from: &Path, to: &Path) -> Result<(), ImageError> {
+/// What the kernel says; no space where the budget of bytes is used up, timed out where that of time is.
+pub fn tree(from: &Path, to: &Path, mut budget: Budget) -> Result<(), ImageError> {
     let what = || format!("copy {}", from.display());
     let (from_root, to_root) = (RootDir::open(from).attempt(what())?, RootDir::open(to).attempt(what())?);
     let mut links = BTreeMap::new();
@@ -49,7 +75,7 @@ pub fn tree(from: &Path, to: &Path) -> Result<(), ImageError> {
                     below.push(b'/');
                 }
                 below.extend_from_slice(name.as_bytes());
-                if one(at(from.as_fd(), &name), at(to.as_fd(), &name), &to_root, &below, &mut links)? {
+                if one(at(from.as_fd(), &name), at(to.as_fd(), &name), &to_root, &below, &mut links, &mut budget)? {
                     stack.push(below);
                 }
             }
@@ -75,7 +101,9 @@ fn one(
     root: &RootDir,
     path: &[u8],
     links: &mut BTreeMap<(u64, u64), Vec<u8>>,
+    budget: &mut Budget,
 ) -> io::Result<bool> {
+    budget.take(0)?;
     let Some(stat) = source.look()? else { return Ok(false) };
     let kind = FileType::from_raw_mode(stat.st_mode);
     let key = (stat.st_dev, stat.st_ino);
@@ -93,7 +121,7 @@ fn one(
         FileType::RegularFile => {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let mut file = File::from(rustix::fs::openat(source.parent, source.name, flags, Mode::empty())?);
-            content(&mut file, &mut create_file(target)?)?;
+            content(&mut file, &mut create_file(target)?, budget)?;
         }
         FileType::Symlink => {
             let text = rustix::fs::readlinkat(source.parent, source.name, Vec::new())?;
@@ -115,7 +143,7 @@ fn one(
 }
 
 /// Shares the blocks, else copies them in the kernel; holes stay holes.
-fn content(from: &mut File, to: &mut File) -> io::Result<()> {
+fn content(from: &mut File, to: &mut File, budget: &mut Budget) -> io::Result<()> {
     if rustix::fs::ioctl_ficlone(&*to, &*from).is_ok() {
         return Ok(());
     }
@@ -129,8 +157,10 @@ fn content(from: &mut File, to: &mut File) -> io::Result<()> {
         let hole = rustix::fs::seek(&*from, SeekFrom::Hole(data))?;
         from.seek(io::SeekFrom::Start(data))?;
         to.seek(io::SeekFrom::Start(data))?;
-        io::copy(&mut from.by_ref().take(hole.saturating_sub(data)), to)?;
-        at = hole;
+        let length = hole.saturating_sub(data).min(PIECE);
+        budget.take(length)?;
+        io::copy(&mut from.by_ref().take(length), to)?;
+        at = data.saturating_add(length);
     }
     to.set_len(from.metadata()?.len())
 }
@@ -178,13 +208,36 @@ mod tests {
         let file = File::create(at("a/sparse")).expect("makeable");
         file.set_len(64 << 30).expect("a hole");
         file.write_all_at(b"middle", 1 << 30).expect("written");
-        tree(&at("a"), &at("b")).expect("copied");
+        tree(&at("a"), &at("b"), Budget { bytes: 1 << 20, deadline: None }).expect("holes cost nothing");
         let copy = fs::metadata(at("b/sparse")).expect("there");
         assert_eq!(copy.len(), 64 << 30);
         assert!(copy.blocks() * 512 < 1 << 20, "{} blocks", copy.blocks());
         let mut middle = [0; 8];
         File::open(at("b/sparse")).and_then(|file| file.read_exact_at(&mut middle, 1 << 30)).expect("readable");
         assert_eq!(&middle, b"middle\0\0");
+    }
+
+    /// security.md C12: an image does not fill the disk, and no copy goes on when nobody waits for it any more.
+    #[test]
+    fn a_copy_ends_with_its_budget() {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory whose blocks cannot be shared");
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("a")).expect("makeable");
+        fs::write(at("a/one"), vec![1; 1 << 20]).expect("written");
+        fs::write(at("a/two"), vec![1; 1 << 20]).expect("written");
+        let mut number = 0;
+        let mut copy = |budget| {
+            number += 1;
+            let to = at(&number.to_string());
+            fs::create_dir(&to).expect("makeable");
+            tree(&at("a"), &to, budget)
+        };
+        copy(Budget { bytes: 2 << 20, deadline: None }).expect("it is enough");
+        let error = copy(Budget { bytes: (2 << 20) - 1, deadline: None }).expect_err("not enough");
+        assert_eq!(error.kind, super::super::error::Kind::ResourceExhausted, "{error}");
+        let error = copy(Budget { bytes: u64::MAX, deadline: Some(Instant::now()) }).expect_err("too late");
+        assert!(error.text.contains("timed out"), "{error}");
+        assert_eq!(fs::read_dir(at("3")).expect("there").count(), 0);
     }
 
     #[test]
@@ -197,7 +250,7 @@ mod tests {
         fs::hard_link(at("a/x/file"), at("a/x/y/other")).expect("makeable");
         symlink("/etc/passwd", at("a/x/link")).expect("makeable");
         fs::set_permissions(at("a/x/file"), fs::Permissions::from_mode(0o640)).expect("settable");
-        tree(&at("a"), &at("b")).expect("copied");
+        tree(&at("a"), &at("b"), Budget::UNLIMITED).expect("copied");
         let (file, other) =
             (fs::metadata(at("b/x/file")).expect("there"), fs::metadata(at("b/x/y/other")).expect("there"));
         assert_eq!((file.ino(), file.mode() & 0o7777), (other.ino(), 0o640));

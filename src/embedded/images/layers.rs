@@ -320,7 +320,7 @@ impl Layers {
         fs::DirBuilder::new().mode(0o755).create(&target).attempt("create layer")?;
         let is_merged = self.policy.form == Form::Merged;
         if let Some(parent) = parent.filter(|_| is_merged) {
-            super::copy::tree(&self.path(parent), &target)?;
+            super::copy::tree(&self.path(parent), &target, super::copy::Budget::UNLIMITED)?;
         }
         let recipe = folder.join(RECIPE);
         let applied = match &self.helpers.unpacker {

@@ -129,7 +129,7 @@ impl Snapshots {
         if let Some(top) = snapshot.layers.last() {
             let top = layers.path(*top);
             match self.form {
-                Form::Merged => copy::tree(&top, &upper)?,
+                Form::Merged => copy::tree(&top, &upper, copy::Budget::UNLIMITED)?,
                 Form::Overlay { .. } => {
                     let stat = fs::metadata(&top).attempt("look at the top layer")?;
                     chown(&upper, Some(stat.uid()), Some(stat.gid())).attempt("set owner of the root")?;

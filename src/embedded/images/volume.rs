@@ -21,7 +21,7 @@ use rustix::{
 
 use super::{
     apply::root::RootDir,
-    copy,
+    copy::{self, Budget},
     error::{Attempt, ImageError},
 };
 
@@ -29,8 +29,8 @@ use super::{
 /// Owners, modes and attributes are those of the image, also of the directory itself.
 ///
 /// # Errors
-/// What the kernel says.
-pub fn fill(layers: &[PathBuf], userxattr: bool, path: &str, to: &Path) -> Result<bool, ImageError> {
+/// What the kernel says, and as [`copy::tree`].
+pub fn fill(layers: &[PathBuf], userxattr: bool, path: &str, to: &Path, budget: Budget) -> Result<bool, ImageError> {
     let what = || format!("copy volume {path:?} of the image");
     let (first, _mounted) = match layers {
         [] => return Ok(false),
@@ -42,7 +42,7 @@ pub fn fill(layers: &[PathBuf], userxattr: bool, path: &str, to: &Path) -> Resul
     };
     let root = RootDir::open(&first).attempt(what())?;
     match root.resolve(path.trim_matches('/').as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
-        Ok(found) => copy::tree(&by_descriptor(&found), to).map(|()| true),
+        Ok(found) => copy::tree(&by_descriptor(&found), to, budget).map(|()| true),
         // Then it begins empty.
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
         Err(error) => Err(io::Error::from(error)).attempt(what()),
@@ -106,7 +106,7 @@ mod tests {
         symlink("/real", at("top/data")).expect("made");
         symlink("../../../../../../out", at("top/away")).expect("made");
         let both = [at("top"), at("low")];
-        match fill(&both, false, "/data/", &at("to")) {
+        match fill(&both, false, "/data/", &at("to"), Budget::UNLIMITED) {
             Ok(found) => assert!(found),
             Err(error) => {
                 println!("skipped a_volume_begins_with_what_the_image_has: no overlays here: {error}");
@@ -118,11 +118,14 @@ mod tests {
         assert!(!at("to/sub").exists(), "the upper layer deleted it");
         let stat = fs::metadata(at("to")).expect("there");
         assert_eq!((stat.uid(), stat.gid(), stat.mode() & 0o7777), (1000, 1001, 0o2750));
-        assert!(fill(&both[1..], false, "real", &at("one")).expect("one layer") && at("one/sub").is_dir());
+        assert!(
+            fill(&both[1..], false, "real", &at("one"), Budget::UNLIMITED).expect("one layer")
+                && at("one/sub").is_dir()
+        );
         for path in ["missing", "real/old", "away"] {
-            assert!(!fill(&both, false, path, &at("none")).expect("nothing there"), "{path}");
+            assert!(!fill(&both, false, path, &at("none"), Budget::UNLIMITED).expect("nothing there"), "{path}");
         }
-        assert!(!fill(&[], false, "real", &at("none")).expect("no layers"));
+        assert!(!fill(&[], false, "real", &at("none"), Budget::UNLIMITED).expect("no layers"));
         assert_eq!(fs::read_dir(at("none")).expect("there").count(), 0);
     }
 }

@@ -1,6 +1,10 @@
 //! Plans of this machine: what a request names is looked up, then everything is decided at once.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use tokio::{runtime::Handle, task::spawn_blocking, time::timeout};
@@ -21,6 +25,8 @@ use crate::{
 
 /// How long what a request names may take to be looked up: a dead file system answers never.
 const FIND_LIMIT: Duration = Duration::from_secs(60);
+/// When copying the content of an image's volumes ends: before `FIND_LIMIT`, so that no attempt copies beside the next.
+const COPY_LIMIT: Duration = Duration::from_secs(55);
 /// What hooks read of a container, in its directory.
 const BUNDLE: &str = "bundle";
 /// How long starting may take, milliseconds.
@@ -52,7 +58,8 @@ impl Planner for Plans {
     async fn container(&self, ask: ContainerAsk) -> RuntimeResult<Planned> {
         let (plans, runtime) = (self.clone(), Handle::current());
         let name = ask.config.metadata.as_ref().map(|meta| meta.name.clone()).unwrap_or_default();
-        let planning = spawn_blocking(move || plans.plan(&ask, &runtime));
+        let copied_by = Instant::now() + COPY_LIMIT;
+        let planning = spawn_blocking(move || plans.plan(&ask, &runtime, copied_by));
         match timeout(FIND_LIMIT, planning).await {
             Ok(planned) => planned.map_err(|error| RuntimeError::other(error.to_string()))?,
             Err(_) => Err(RuntimeError::deadline(format!(
@@ -72,7 +79,7 @@ impl Plans {
     }
 
     /// Blocks.
-    fn plan(&self, ask: &ContainerAsk, runtime: &Handle) -> RuntimeResult<Planned> {
+    fn plan(&self, ask: &ContainerAsk, runtime: &Handle, copied_by: Instant) -> RuntimeResult<Planned> {
         let (_, image) = self.images.image(&ask.image)?;
         let mut mounted = BTreeMap::new();
         let mut image_place = |mount: &cri::Mount| {
@@ -81,7 +88,7 @@ impl Plans {
             Ok(place)
         };
         let found = find::find(&ask.config, &self.host, &self.cdi, &mut image_place)?;
-        let found = Found { volumes: self.volumes(ask, &image.volumes)?, ..found };
+        let found = Found { volumes: self.volumes(ask, &image.volumes, copied_by)?, ..found };
         let kind = self.images.root_for(&ask.id);
         let kind = kind.ok_or_else(|| RuntimeError::other(format!("container \"{}\" has no root", ask.id)))?;
         let files = self.layout.sandbox(&ask.sandbox);
@@ -139,7 +146,12 @@ impl Plans {
     }
 
     /// Directories for the image's volumes that nothing else is mounted on.
-    fn volumes(&self, ask: &ContainerAsk, wanted: &[String]) -> RuntimeResult<BTreeMap<String, PathBuf>> {
+    fn volumes(
+        &self,
+        ask: &ContainerAsk,
+        wanted: &[String],
+        copied_by: Instant,
+    ) -> RuntimeResult<BTreeMap<String, PathBuf>> {
         let mut volumes = BTreeMap::new();
         if self.host.ignores_image_volumes {
             return Ok(volumes);
@@ -149,9 +161,9 @@ impl Plans {
             ask.config.mounts.iter().any(|mount| plain(&mount.container_path) == plain(path))
         };
         for path in wanted.iter().filter(|path| !is_mounted(path)) {
-            let directory = self.layout.container(&ask.id).join("volumes").join(ids::new_id());
+            let directory = self.layout.volumes(&ask.id).join(ids::new_id());
             store::make_directory(&directory, 0o755)?;
-            self.images.fill_volume(&ask.image, path, &directory)?;
+            self.images.fill_volume(&ask.image, path, &directory, copied_by)?;
             volumes.insert(path.clone(), directory);
         }
         Ok(volumes)

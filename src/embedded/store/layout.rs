@@ -27,6 +27,11 @@ impl Layout {
         self.containers().join(id)
     }
 
+    /// Writable content of volumes that a container's image names.
+    pub fn volumes(&self, id: &str) -> PathBuf {
+        self.container(id).join("volumes")
+    }
+
     /// All containers.
     pub fn containers(&self) -> PathBuf {
         self.root.join("containers")

@@ -11,6 +11,7 @@ use std::{
         PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use tracing::warn;
@@ -20,6 +21,7 @@ use crate::embedded::{
     images::{
         apply::Form,
         catalogue::Catalogue,
+        copy::Budget,
         digest::Digest,
         error::{Attempt, ImageError},
         layers::{self, Layers},
@@ -72,14 +74,19 @@ impl ImageStore {
         (self.inner.layers.count(), self.inner.layers.usage().0)
     }
 
-    /// Copies what an image has at a path into a directory that exists; whether it has a directory there. Blocks.
+    /// Copies what an image has at a path into a directory that exists; whether it has a directory there. Blocks, until
+    /// the deadline at most, and leaves on the disk what is kept free there.
     ///
     /// # Errors
-    /// Where there is no such image, or what the kernel says.
-    pub fn fill_volume(&self, image: &str, path: &str, to: &Path) -> Result<bool, ImageError> {
+    /// Where there is no such image, or what the kernel says; no space or timed out where the copy is too large.
+    pub fn fill_volume(&self, image: &str, path: &str, to: &Path, deadline: Instant) -> Result<bool, ImageError> {
         let lease = self.inner.lease_of(image)?;
         let userxattr = matches!(self.inner.layers.policy().form, Form::Overlay { userxattr: true });
-        volume::fill(&self.inner.shown(lease.numbers()), userxattr, path, to)
+        let disk = rustix::fs::statvfs(to).attempt("look at the disk")?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let bytes = free.saturating_sub(self.inner.layers.policy().keep_free);
+        let budget = Budget { bytes, deadline: Some(deadline) };
+        volume::fill(&self.inner.shown(lease.numbers()), userxattr, path, to, budget)
     }
 }
 
