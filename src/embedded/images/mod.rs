@@ -34,7 +34,7 @@ pub mod registry;
 pub mod snapshots;
 pub mod store;
 pub mod tar;
-mod usage;
+pub mod usage;
 mod volume;
 
 pub use error::{ImageError, Kind};

@@ -4,14 +4,22 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::{sync::watch, time::timeout};
-use tracing::debug;
+use tokio::{sync::watch, task::spawn_blocking, time::timeout};
+use tracing::warn;
 
-use crate::embedded::{ports::Images, runtime::now_ns, shell::Shell};
+use crate::embedded::{
+    errors::{RuntimeError, RuntimeResult},
+    images::usage,
+    ports::Images,
+    runtime::now_ns,
+    shell::Shell,
+    store::Layout,
+};
 
 /// How long a count is good, nanoseconds.
 const FRESH_NS: i64 = 10_000_000_000;
@@ -53,6 +61,8 @@ struct State {
     wanted: BTreeSet<String>,
     /// The layer that is being counted, unless it is gone.
     current: Option<String>,
+    /// Containers that could not be counted the last time.
+    failed: BTreeSet<String>,
     is_counting: bool,
 }
 
@@ -67,9 +77,10 @@ impl Layers {
         let mut counted = self.counted.subscribe();
         if self.want(containers) {
             let (layers, images, stop) = (self.clone(), images.clone(), shell.stop.clone());
+            let layout = shell.layout.clone();
             shell.spawn(async move {
                 tokio::select! {
-                    () = layers.count(&*images) => {}
+                    () = layers.count(&*images, &layout) => {}
                     () = stop.cancelled() => {}
                 }
             });
@@ -89,6 +100,7 @@ impl Layers {
         let mut state = self.state();
         state.known.remove(container);
         state.wanted.remove(container);
+        state.failed.remove(container);
         if state.current.as_deref() == Some(container) {
             state.current = None;
         }
@@ -111,19 +123,24 @@ impl Layers {
         begins
     }
 
-    async fn count(&self, images: &dyn Images) {
+    async fn count(&self, images: &dyn Images, layout: &Layout) {
         while let Some(id) = self.next() {
             let begun = now_ns();
-            let counted = images.written(&id).await;
+            let counted = written(images, layout, &id).await;
             let at_ns = now_ns();
             let mut state = self.state();
             let is_there = state.current.take().is_some();
             match counted {
                 Ok((bytes, inodes)) if is_there => {
+                    state.failed.remove(&id);
                     state.known.insert(id, Used { at_ns, bytes, inodes, took_ns: at_ns.saturating_sub(begun) });
                 }
                 Ok(_) => {}
-                Err(cause) => debug!(containerID = id, err = %cause, "What a container wrote cannot be counted"),
+                // The last value holds.
+                Err(cause) if is_there && state.failed.insert(id.clone()) => {
+                    warn!(containerID = id, err = %cause, "What a container wrote cannot be counted");
+                }
+                Err(_) => {}
             }
             drop(state);
             self.counted.send_modify(|count| *count = count.wrapping_add(1));
@@ -139,6 +156,18 @@ impl Layers {
         state.is_counting = next.is_some();
         next
     }
+}
+
+/// Bytes and inodes of a container's writable layer and of the volumes of its image: its programs write to both.
+async fn written(images: &dyn Images, layout: &Layout, id: &str) -> RuntimeResult<(u64, u64)> {
+    let (bytes, inodes) = images.written(id).await?;
+    let volumes = layout.volumes(id);
+    let counted = match spawn_blocking(move || usage::count(&volumes)).await.map_err(io::Error::from).flatten() {
+        // Its image names none.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => (0, 0),
+        other => other.map_err(|error| RuntimeError::other(format!("measure image volumes: {error}")))?,
+    };
+    Ok((bytes.saturating_add(counted.0), inodes.saturating_add(counted.1)))
 }
 
 #[cfg(test)]
