@@ -10,6 +10,8 @@ use super::{
 
 /// Most pieces of one file; an honest file of a container has a handful.
 const MOST: usize = 65_536;
+/// Most digits of a number in a map at the head of an entry's data.
+const MOST_DIGITS: usize = 20;
 /// Longest map at the head of an entry's data, bytes.
 pub const LONGEST_MAP: usize = 4 << 20;
 
@@ -129,7 +131,13 @@ fn gnu_pieces(fields: &[u8], map: &mut Map) -> Result<(), TarError> {
 /// Reads the map at the head of an entry's data: decimal numbers, a line each.
 #[derive(Default)]
 pub struct DataMap {
-    text: Vec<u8>,
+    /// Bytes that were fed.
+    length: usize,
+    /// Digits of a number whose line has not ended yet.
+    digits: Vec<u8>,
+    /// How many numbers follow the first one, once that is known.
+    wanted: Option<usize>,
+    numbers: Vec<u64>,
 }
 
 impl DataMap {
@@ -138,28 +146,33 @@ impl DataMap {
     /// # Errors
     /// Where it is broken or too long.
     pub fn feed(&mut self, block: &[u8; BLOCK]) -> Result<Option<Vec<(u64, u64)>>, TarError> {
-        self.text.extend_from_slice(block);
-        if self.text.len() > LONGEST_MAP {
-            return Err(TarError::TooLong(self.text.len() as u64));
-        }
-        let mut lines = self.text.split(|byte| *byte == b'\n');
-        // What stands behind the last line feed is not a whole number yet.
-        let Some(rest) = lines.next_back() else { return Ok(None) };
         const WRONG: TarError = TarError::Header("broken sparse map");
-        let Some(count) = lines.next() else {
-            return if rest.len() > 20 { Err(WRONG) } else { Ok(None) };
-        };
-        let count = decimal(count).and_then(|count| usize::try_from(count).ok()).filter(|count| *count <= MOST);
-        let wanted = count.ok_or(WRONG)?;
-        if lines.clone().take(wanted * 2).count() < wanted * 2 {
-            return Ok(None);
+        self.length += block.len();
+        if self.length > LONGEST_MAP {
+            return Err(TarError::TooLong(self.length as u64));
         }
-        let mut pieces = Vec::new();
-        for _ in 0..wanted {
-            let pair = lines.next().and_then(decimal).zip(lines.next().and_then(decimal));
-            pieces.push(pair.ok_or(WRONG)?);
+        for byte in block {
+            if *byte != b'\n' {
+                self.digits.push(*byte);
+                if self.digits.len() > MOST_DIGITS {
+                    return Err(WRONG);
+                }
+                continue;
+            }
+            let number = decimal(&self.digits).ok_or(WRONG)?;
+            self.digits.clear();
+            if self.wanted.is_some() {
+                self.numbers.push(number);
+            } else {
+                let count = usize::try_from(number).ok().filter(|count| *count <= MOST);
+                self.wanted = Some(count.ok_or(WRONG)? * 2);
+            }
+            if self.wanted == Some(self.numbers.len()) {
+                let (pairs, _) = self.numbers.as_chunks::<2>();
+                return Ok(Some(pairs.iter().map(|[offset, length]| (*offset, *length)).collect()));
+            }
         }
-        Ok(Some(pieces))
+        Ok(None)
     }
 }
 
@@ -195,5 +208,34 @@ mod tests {
             found = map.feed(block.try_into().expect("a block")).expect("a map");
         }
         assert_eq!(found.expect("whole").len(), 100);
+    }
+
+    fn blocks(text: &str) -> Vec<[u8; BLOCK]> {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
+        bytes.chunks_exact(BLOCK).map(|block| block.try_into().expect("a block")).collect()
+    }
+
+    /// security.md S2: each byte is looked at once, also where the map never ends.
+    #[test]
+    fn the_longest_map_in_the_data_is_read_at_once() {
+        let text = "65536\n".to_owned() + &"12345678901234567890\n".repeat(2 * MOST);
+        let mut map = DataMap::default();
+        let begun = std::time::Instant::now();
+        let fed: Vec<_> = blocks(&text).iter().map(|block| map.feed(block).expect("digits")).collect();
+        assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+        let (last, before) = fed.split_last().expect("blocks");
+        assert!(before.iter().all(Option::is_none));
+        assert_eq!(last.as_ref().map(Vec::len), Some(MOST));
+    }
+
+    #[test]
+    fn broken_maps_in_the_data_are_refused() {
+        for text in ["\n", "x\n", "65537\n", "1\n0\nx\n", "1\n\n1\n", &"1".repeat(21), "99999999999999999999999\n"] {
+            let is_refused =
+                blocks(text).iter().try_for_each(|block| DataMap::default().feed(block).map(drop)).is_err();
+            assert!(is_refused, "{text:?}");
+        }
+        assert_eq!(DataMap::default().feed(&blocks("0\n")[0]).expect("a map"), Some(Vec::new()));
     }
 }
