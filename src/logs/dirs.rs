@@ -40,6 +40,17 @@ pub fn beside(log: &Path, separator: &str) -> io::Result<Vec<String>> {
     Ok(found)
 }
 
+/// Names of rotated files of `log`, leftovers included: regular files only, because whoever may write to the directory
+/// can make a FIFO or a directory of such a name.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn rotated_files(log: &Path) -> io::Result<Vec<String>> {
+    let mut names = beside(log, ".")?;
+    names.retain(|name| fs::symlink_metadata(log.with_file_name(name)).is_ok_and(|metadata| metadata.is_file()));
+    Ok(names)
+}
+
 /// Deletes `<log>*`. What is gone already counts as deleted.
 ///
 /// # Errors
@@ -53,12 +64,13 @@ pub fn remove_log(log: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a file; absent counts as removed.
+/// Removes a file, or a directory that somebody made in its place; absent counts as removed.
 ///
 /// # Errors
 /// It cannot be removed.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => remove_tree(path),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
