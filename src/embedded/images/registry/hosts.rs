@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
     time::Duration,
@@ -12,6 +12,8 @@ use std::{
 
 use serde::Deserialize;
 use tracing::warn;
+
+use crate::embedded::images::error::ImageError;
 
 /// Longest file that is read, bytes.
 const LONGEST: u64 = 1 << 20;
@@ -48,6 +50,13 @@ pub struct Endpoint {
     pub headers: Vec<(String, String)>,
     /// Whether plain HTTP is tried where TLS fails: this very machine.
     pub falls_back: bool,
+}
+
+impl Endpoint {
+    /// Whether this is plain HTTP where TLS has failed before.
+    pub fn is_fallback(&self) -> bool {
+        self.falls_back && self.scheme == "http"
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -115,7 +124,7 @@ impl Client {
 }
 
 fn holds_key(path: &Path) -> bool {
-    read(path).is_some_and(|text| text.contains("PRIVATE KEY-----"))
+    read(path).is_ok_and(|text| text.contains("PRIVATE KEY-----"))
 }
 
 impl OneOrMany {
@@ -128,17 +137,17 @@ impl OneOrMany {
 }
 
 /// Where images of a registry are had from, in the order in which they are asked; `roots` hold a directory per registry.
-pub fn endpoints(host: &str, roots: &[PathBuf]) -> Vec<Endpoint> {
-    let Some(folder) = folder(host, roots) else { return vec![upstream(host)] };
-    match read(&folder.join("hosts.toml")) {
-        Some(text) => match from_toml(host, &text, &folder) {
-            Ok(endpoints) => endpoints,
-            Err(error) => {
-                warn!(folder = %folder.display(), error, "Broken hosts.toml is ignored");
-                vec![upstream(host)]
-            }
-        },
-        None => {
+///
+/// # Errors
+/// A `hosts.toml` that cannot be read or is broken, by its path: the registry itself may be one that nobody should ask.
+pub fn endpoints(host: &str, roots: &[PathBuf]) -> Result<Vec<Endpoint>, ImageError> {
+    let Some(folder) = folder(host, roots) else { return Ok(vec![upstream(host)]) };
+    let path = folder.join("hosts.toml");
+    let broken = |error: String| ImageError::invalid(format!("{}: {error}", path.display()));
+    match read(&path) {
+        Ok(text) => from_toml(host, &text, &folder).map_err(broken),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(broken(error.to_string())),
+        Err(_) => {
             let files = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
             let mut files: Vec<PathBuf> = files.collect();
             files.sort();
@@ -151,7 +160,7 @@ pub fn endpoints(host: &str, roots: &[PathBuf]) -> Vec<Endpoint> {
             for pair in lonely {
                 warn!(path = %pair.certificate.display(), "A certificate without its key is ignored");
             }
-            vec![Endpoint { authorities: of_kind("crt").collect(), pairs: whole, ..upstream(host) }]
+            Ok(vec![Endpoint { authorities: of_kind("crt").collect(), pairs: whole, ..upstream(host) }])
         }
     }
 }
@@ -163,9 +172,12 @@ fn folder(host: &str, roots: &[PathBuf]) -> Option<PathBuf> {
     candidates.into_iter().find(|path| path.is_dir())
 }
 
-fn read(path: &Path) -> Option<String> {
-    let is_short = fs::metadata(path).is_ok_and(|metadata| metadata.len() <= LONGEST);
-    if is_short { fs::read_to_string(path).ok() } else { None }
+fn read(path: &Path) -> io::Result<String> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() || metadata.len() > LONGEST {
+        return Err(io::Error::other(format!("not a file of at most {LONGEST} bytes")));
+    }
+    fs::read_to_string(path)
 }
 
 /// The registry itself.
@@ -264,11 +276,11 @@ mod tests {
 
     #[test]
     fn without_configuration_the_registry_is_asked() {
-        assert_eq!(shown(&endpoints("docker.io", &[])), ["https://registry-1.docker.io/v2"]);
+        assert_eq!(shown(&endpoints("docker.io", &[]).expect("no files")), ["https://registry-1.docker.io/v2"]);
         for (host, expected) in
             [("localhost:5000", true), ("127.0.0.2", true), ("[::1]:5000", true), ("r.tld", false), ("10.0.0.1", false)]
         {
-            assert_eq!(endpoints(host, &[])[0].falls_back, expected, "{host}");
+            assert_eq!(endpoints(host, &[]).expect("no files")[0].falls_back, expected, "{host}");
         }
     }
 
@@ -290,14 +302,28 @@ mod tests {
         "#;
         fs::write(folder.join("hosts.toml"), text).expect("writable");
         let roots = [PathBuf::from("/nowhere"), dir.path().to_owned()];
-        let found = endpoints("r.tld:5000", &roots);
+        let found = endpoints("r.tld:5000", &roots).expect("read");
         let expected =
             ["http://z.mirror/cache/v2", "https://a.mirror/v2", "https://b.mirror/custom", "https://r.tld:5000/v2"];
         assert_eq!(shown(&found), expected);
         assert_eq!((found[0].resolves, found[1].resolves, found[0].headers.len()), (false, true, 2));
         assert_eq!(found[1].authorities, [folder.join("own.crt")]);
-        fs::write(folder.join("hosts.toml"), "server = 5").expect("writable");
-        assert_eq!(shown(&endpoints("r.tld:5000", &roots)), ["https://r.tld:5000/v2"]);
+    }
+
+    /// trials.md T2-17: whoever made a mistake in the file does not mean the public registry.
+    #[test]
+    fn a_broken_file_is_named_and_nobody_is_asked() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("bad.example/hosts.toml");
+        fs::create_dir(dir.path().join("bad.example")).expect("makeable");
+        let long = format!("#{}", "x".repeat(1 << 20));
+        for text in ["server = http://127.0.0.1:9800", "server = 5", "server = \"ftp://x\"", "[host.\"\"]", &long] {
+            fs::write(&path, text).expect("writable");
+            let error = endpoints("bad.example", &[dir.path().to_owned()]).expect_err(text);
+            assert!(error.text.starts_with(&path.display().to_string()), "{error}");
+        }
+        fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).expect("a directory");
+        endpoints("bad.example", &[dir.path().to_owned()]).expect_err("a directory");
     }
 
     #[test]
@@ -313,7 +339,8 @@ mod tests {
         let roots = [dir.path().to_owned()];
         let found = || -> Vec<(String, String)> {
             let name = |path: &Path| path.file_name().expect("a name").to_string_lossy().into_owned();
-            endpoints("r.tld", &roots)[0].pairs.iter().map(|p| (name(&p.certificate), name(&p.key))).collect()
+            let first = endpoints("r.tld", &roots).map(|all| all[0].pairs.clone()).unwrap_or_default();
+            first.iter().map(|p| (name(&p.certificate), name(&p.key))).collect()
         };
         let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
         // As Docker has it: by name; one whose key is missing is none.
@@ -332,8 +359,8 @@ mod tests {
             let text = format!("server = \"https://r.tld\"\nclient = {text}\ndial_timeout = \"3s\"\n");
             fs::write(folder.join("hosts.toml"), text).expect("writable");
             assert_eq!(found(), expected);
-            let dial = endpoints("r.tld", &roots)[0].dial_timeout;
-            assert_eq!(dial, (!expected.is_empty()).then_some(Duration::from_secs(3)), "a broken file is none");
+            let dial = endpoints("r.tld", &roots).ok().map(|all| all[0].dial_timeout);
+            assert_eq!(dial, (!expected.is_empty()).then_some(Some(Duration::from_secs(3))), "{text}");
         }
     }
 }

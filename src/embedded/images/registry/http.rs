@@ -3,7 +3,7 @@
 //! What is secret leaves with a redirect to another host only where it is asked for there; nothing goes from TLS to plain HTTP.
 //! Behaviour: spec 09b §4.2, §4.3.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
@@ -20,8 +20,13 @@ use crate::embedded::images::error::ImageError;
 /// How long an answer's head may take, connecting and TLS included.
 const FIRST_BYTE: Duration = Duration::from_secs(50);
 const MOST_REDIRECTS: usize = 10;
-/// Repetitions of a request.
+/// Repetitions of a request where the server asks for them by a time.
 const RETRIES: u32 = 3;
+/// Pause before the only repetition of a request that failed without such a time.
+const PAUSE: Duration = Duration::from_millis(250);
+/// A request that failed after longer than this is not repeated: other pulls may wait for this one, and the kubelet's
+/// back-off repeats it.
+const QUICK: Duration = Duration::from_secs(3);
 /// Longest wait a server may ask for.
 const LONGEST_WAIT: u64 = 60;
 /// Longest answer of a token server, bytes.
@@ -69,7 +74,7 @@ impl Place {
     /// Whether plain HTTP may be tried after this.
     pub fn plain(&self) -> Option<Endpoint> {
         let can = self.endpoint.falls_back && self.endpoint.scheme == "https";
-        can.then(|| Endpoint { scheme: "http".into(), falls_back: false, ..self.endpoint.clone() })
+        can.then(|| Endpoint { scheme: "http".into(), ..self.endpoint.clone() })
     }
 
     /// Asks; an answer is one of success.
@@ -78,23 +83,27 @@ impl Place {
     /// What a place refuses, after repetition where that may help.
     pub async fn ask(&self, method: Method, path: &str, headers: HeaderMap) -> Result<Response<Incoming>, Refusal> {
         let url = format!("{}://{}{}{path}", self.endpoint.scheme, self.endpoint.authority, self.endpoint.prefix);
-        let mut wait = Duration::from_secs(1);
         let mut attempt = 0;
         loop {
             attempt += 1;
+            let begun = Instant::now();
             let answer = self.authorized(&method, &url, &headers).await;
+            let once = (attempt == 1 && begun.elapsed() < QUICK).then_some(PAUSE);
             let pause = match &answer {
-                Ok(answer) => retry_after(answer).map(|asked| asked.unwrap_or(wait)),
+                Ok(answer) => match retry_after(answer) {
+                    Some(Some(asked)) => (attempt <= RETRIES).then_some(asked),
+                    Some(None) => once,
+                    None => None,
+                },
                 // Where plain HTTP may be tried, it is tried at once.
-                Err(Refusal::Unavailable(_)) if self.plain().is_none() => Some(wait),
+                Err(Refusal::Unavailable(_)) if self.plain().is_none() => once,
                 Err(_) => None,
             };
-            let Some(pause) = pause.filter(|_| attempt <= RETRIES) else {
+            let Some(pause) = pause else {
                 return self.judge(&method, &url, answer?);
             };
             let jitter = Duration::from_millis(rand::random::<u64>() % 250);
             tokio::time::sleep(pause + jitter).await;
-            wait *= 2;
         }
     }
 

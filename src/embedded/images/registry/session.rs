@@ -65,7 +65,7 @@ impl Session {
         patience: Duration,
     ) -> Result<Self, ImageError> {
         let mut places = Vec::new();
-        for endpoint in hosts::endpoints(&name.host, roots) {
+        for endpoint in hosts::endpoints(&name.host, roots)? {
             let identity = credentials.for_host(&endpoint.authority, &name.host);
             let place = Place::new(endpoint, identity.clone(), &name.path)?;
             let plain = place.plain();
@@ -93,7 +93,7 @@ impl Session {
         for place in places {
             match self.manifest_of(place, &reference).await {
                 Ok(resolved) => return Ok(resolved),
-                Err(refusal) => refusals.push(refusal),
+                Err(refusal) => note(&mut refusals, place.endpoint.is_fallback(), refusal),
             }
         }
         Err(self.unresolved(&refusals))
@@ -105,14 +105,15 @@ impl Session {
         if let Some(Refusal::Denied(text)) = refusals.iter().find(|refusal| matches!(refusal, Refusal::Denied(_))) {
             let denied = "pull access denied, repository does not exist or may require authorization";
             let text = if text.starts_with("failed to authorize") { text.clone() } else { format!("{denied}: {text}") };
-            return within(ImageError::new(Kind::Unknown, text));
+            return within(with_others(ImageError::new(Kind::Unknown, text), refusals));
         }
         let is_unavailable = !refusals.is_empty() && refusals.iter().all(|r| matches!(r, Refusal::Unavailable(_)));
-        match refusals.last() {
-            Some(Refusal::Other(error)) => within(error.clone()),
-            Some(refusal) if is_unavailable => within(ImageError::new(Kind::Unavailable, told(refusal))),
-            _ => within(ImageError::not_found(format!("{name}: not found"))),
-        }
+        let error = match refusals.last() {
+            Some(Refusal::Other(error)) => error.clone(),
+            Some(refusal) if is_unavailable => ImageError::new(Kind::Unavailable, told(refusal)),
+            _ => ImageError::not_found(format!("{name}: not found")),
+        };
+        within(with_others(error, refusals))
     }
 
     async fn manifest_of(&self, place: &Place, reference: &str) -> Result<Resolved, Refusal> {
@@ -144,7 +145,7 @@ impl Session {
         }
         let is_manifest = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].contains(&entry.media_type.as_str());
         let kind = if is_manifest { "manifests" } else { "blobs" };
-        let mut last = Refusal::NotFound;
+        let mut refusals = Vec::new();
         for place in &self.places {
             let path = format!("/{}/{kind}/{}{}", self.name.path, entry.digest, self.origin(place));
             let read = async {
@@ -156,10 +157,10 @@ impl Session {
             };
             match read.await {
                 Ok(bytes) => return Ok(bytes),
-                Err(refusal) => last = refusal,
+                Err(refusal) => note(&mut refusals, place.endpoint.is_fallback(), refusal),
             }
         }
-        Err(missing(entry, &last))
+        Err(missing(entry, &refusals))
     }
 
     /// Fetches a layer, or what is missing of it.
@@ -168,8 +169,9 @@ impl Session {
     /// Where nobody has it, it is not what its digest says, or nothing came for too long.
     pub async fn layer(&self, entry: &Descriptor) -> Result<(), ImageError> {
         let _slot = self.slots.acquire().await.map_err(|_| ImageError::new(Kind::Cancelled, "pull was cancelled"))?;
-        let mut last = Refusal::NotFound;
+        let mut refusals = Vec::new();
         for place in &self.places {
+            let mut last = Refusal::NotFound;
             for _ in 0..=BREAKS {
                 if self.content.has(&entry.digest) {
                     return Ok(());
@@ -182,8 +184,9 @@ impl Session {
                     break;
                 }
             }
+            note(&mut refusals, place.endpoint.is_fallback(), last);
         }
-        Err(missing(entry, &last))
+        Err(missing(entry, &refusals))
     }
 
     /// Goes on with a download.
@@ -294,13 +297,35 @@ fn no_progress(patience: Duration) -> ImageError {
     ImageError::new(Kind::DeadlineExceeded, format!("no progress in {minutes}m{seconds}s"))
 }
 
-fn missing(entry: &Descriptor, refusal: &Refusal) -> ImageError {
-    match refusal {
-        Refusal::Other(error) => error.clone(),
-        Refusal::NotFound => ImageError::not_found(format!("content {}: not found", entry.digest)),
-        Refusal::Unavailable(text) => ImageError::new(Kind::Unavailable, text.clone()),
-        Refusal::Denied(text) => ImageError::new(Kind::Unknown, text.clone()),
+fn missing(entry: &Descriptor, refusals: &[Refusal]) -> ImageError {
+    let error = match refusals.last() {
+        Some(Refusal::Other(error)) => error.clone(),
+        Some(Refusal::Unavailable(text)) => ImageError::new(Kind::Unavailable, text.clone()),
+        Some(Refusal::Denied(text)) => ImageError::new(Kind::Unknown, text.clone()),
+        Some(Refusal::NotFound) | None => ImageError::not_found(format!("content {}: not found", entry.digest)),
+    };
+    with_others(error, refusals)
+}
+
+/// An error with what the other places said, each text once.
+fn with_others(error: ImageError, refusals: &[Refusal]) -> ImageError {
+    let mut text = error.text;
+    for refusal in refusals.iter().filter(|refusal| !matches!(refusal, Refusal::NotFound)) {
+        let other = told(refusal);
+        if !text.contains(&other) {
+            text.push_str("; ");
+            text.push_str(&other);
+        }
     }
+    ImageError { kind: error.kind, text }
+}
+
+/// Adds what a place said. That TLS failed says nothing where plain HTTP then reached the registry.
+fn note(refusals: &mut Vec<Refusal>, is_fallback: bool, refusal: Refusal) {
+    if is_fallback && matches!(refusal, Refusal::NotFound | Refusal::Denied(_)) {
+        refusals.pop();
+    }
+    refusals.push(refusal);
 }
 
 /// Where the content of a partial answer begins.

@@ -164,15 +164,7 @@ async fn pull(inner: Arc<Inner>, asked: Asked, progress: Arc<Progress>) -> Outco
     };
     // Packed layers are of no use any more, whatever became of them.
     inner.garbage.notify_one();
-    result.map_err(|error| {
-        let is_unavailable = error.kind == Kind::Unavailable;
-        let error = error.within(format!("failed to pull and unpack image \"{name}\""));
-        if is_unavailable {
-            ImageError { text: format!("RegistryUnavailable: {}", error.text), ..error }
-        } else {
-            error
-        }
-    })
+    result.map_err(|error| error.within(format!("failed to pull and unpack image \"{name}\"")))
 }
 
 /// What an image means that is here already.

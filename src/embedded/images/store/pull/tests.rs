@@ -343,7 +343,7 @@ async fn what_goes_wrong_is_told_in_the_words_kubelets_know() {
             Kind::Unknown,
             "pull access denied, repository does not exist or may require authorization: ",
         ),
-        ("127.0.0.1:1/a:1".to_owned(), Kind::Unavailable, "RegistryUnavailable: failed to pull and unpack image"),
+        ("127.0.0.1:1/a:1".to_owned(), Kind::Unavailable, "failed to pull and unpack image"),
         ("Not A Ref!!".to_owned(), Kind::InvalidArgument, "invalid reference format"),
         (String::new(), Kind::InvalidArgument, "empty"),
     ] {
