@@ -25,8 +25,10 @@ pub struct Around<'a> {
     pub volume_names: &'a BTreeSet<&'a str>,
     /// The pod's grace period, seconds.
     pub grace: i64,
-    /// Whether the pod uses the node's network.
-    pub host_network: bool,
+    /// Whether the pod runs with the users of the node.
+    pub host_users: bool,
+    /// The operating system that the pod names.
+    pub os: Option<&'a str>,
 }
 
 /// Checks the regular containers.
@@ -41,7 +43,7 @@ pub fn regular(containers: &[api::Container], around: &Around<'_>, at: &Path, er
         if !one.name.is_empty() && !seen.insert(one.name.as_str()) {
             errors.duplicate(&at.child("name"), &one.name);
         }
-        hooks_and_probes(one, around.grace, &at, errors);
+        hooks_and_probes(one, around, &at, errors);
     }
     let mut taken = BTreeSet::new();
     containers.iter().enumerate().for_each(|(i, one)| host_ports(one, &mut taken, &at.index(i), errors));
@@ -58,7 +60,7 @@ pub fn init(spec: &api::PodSpec, around: &Around<'_>, at: &Path, errors: &mut Fi
             errors.duplicate(&at.child("name"), &one.name);
         }
         if Pod::is_sidecar(one) {
-            hooks_and_probes(one, around.grace, &at, errors);
+            hooks_and_probes(one, around, &at, errors);
         } else {
             for (member, is_set) in [
                 ("lifecycle", one.lifecycle.is_some()),
@@ -90,7 +92,7 @@ fn common(one: &api::Container, around: &Around<'_>, at: &Path, errors: &mut Fie
     }
     let policy = one.termination_message_policy.as_deref();
     errors.one_of(&at.child("terminationMessagePolicy"), policy, &["FallbackToLogsOnError", "File"]);
-    ports(one.ports.as_deref().unwrap_or_default(), around.host_network, &at.child("ports"), errors);
+    ports(one.ports.as_deref().unwrap_or_default(), &at.child("ports"), errors);
     env::variables(one.env.as_deref().unwrap_or_default(), &at.child("env"), errors);
     env::from(one.env_from.as_deref().unwrap_or_default(), &at.child("envFrom"), errors);
     mounts::mounts(one, around.volume_names, &at.child("volumeMounts"), errors);
@@ -99,14 +101,15 @@ fn common(one: &api::Container, around: &Around<'_>, at: &Path, errors: &mut Fie
     errors.one_of(&at.child("imagePullPolicy"), pull, &["Always", "IfNotPresent", "Never"]);
     resources::container(one.resources.as_ref(), &at.child("resources"), errors);
     if let Some(security) = one.security_context.as_ref() {
-        security_context(security, &at.child("securityContext"), errors);
+        security_context(security, around.host_users, &at.child("securityContext"), errors);
     }
+    resize_policy(one.resize_policy.as_deref().unwrap_or_default(), &at.child("resizePolicy"), errors);
     restart_rules(one, at, errors);
 }
 
-fn hooks_and_probes(one: &api::Container, grace: i64, at: &Path, errors: &mut FieldErrors) {
+fn hooks_and_probes(one: &api::Container, around: &Around<'_>, at: &Path, errors: &mut FieldErrors) {
     if let Some(hooks) = one.lifecycle.as_ref() {
-        handlers::lifecycle(hooks, grace, &at.child("lifecycle"), errors);
+        handlers::lifecycle(hooks, around.grace, around.os, &at.child("lifecycle"), errors);
     }
     for (member, probe, kind) in [
         ("livenessProbe", &one.liveness_probe, ProbeKind::Killing),
@@ -119,7 +122,7 @@ fn hooks_and_probes(one: &api::Container, grace: i64, at: &Path, errors: &mut Fi
     }
 }
 
-fn ports(ports: &[api::ContainerPort], host_network: bool, at: &Path, errors: &mut FieldErrors) {
+fn ports(ports: &[api::ContainerPort], at: &Path, errors: &mut FieldErrors) {
     let mut seen = BTreeSet::new();
     for (i, one) in ports.iter().enumerate() {
         let at = at.index(i);
@@ -138,10 +141,6 @@ fn ports(ports: &[api::ContainerPort], host_network: bool, at: &Path, errors: &m
             port(host_port, &at.child("hostPort"), errors);
         }
         errors.one_of(&at.child("protocol"), one.protocol.as_deref(), &["SCTP", "TCP", "UDP"]);
-        if host_network && host_port != one.container_port {
-            let text = "must match `hostPort` when `hostNetwork` is true";
-            errors.invalid(&at.child("containerPort"), one.container_port, text);
-        }
     }
 }
 
@@ -157,11 +156,14 @@ fn host_ports(one: &api::Container, taken: &mut BTreeSet<String>, at: &Path, err
     }
 }
 
-fn security_context(security: &api::SecurityContext, at: &Path, errors: &mut FieldErrors) {
+fn security_context(security: &api::SecurityContext, host_users: bool, at: &Path, errors: &mut FieldErrors) {
     id(security.run_as_user, &at.child("runAsUser"), errors);
     id(security.run_as_group, &at.child("runAsGroup"), errors);
     if let Some(kind) = security.proc_mount.as_deref().filter(|kind| !matches!(*kind, "Default" | "Unmasked")) {
         errors.unsupported(&at.child("procMount"), kind, &["Default", "Unmasked"]);
+    }
+    if host_users && security.proc_mount.as_deref() == Some("Unmasked") {
+        errors.invalid(&at.child("procMount"), "Unmasked", "`hostUsers` must be false to use `Unmasked`");
     }
     if security.allow_privilege_escalation == Some(false) {
         if security.privileged == Some(true) {
@@ -173,6 +175,30 @@ fn security_context(security: &api::SecurityContext, at: &Path, errors: &mut Fie
             let text = "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN";
             errors.invalid(at, "allowPrivilegeEscalation", text);
         }
+    }
+}
+
+/// Pods on the network of the node have the ports of their containers on the node.
+pub fn host_network_ports(containers: &[api::Container], at: &Path, errors: &mut FieldErrors) {
+    for (i, container) in containers.iter().enumerate() {
+        for (j, port) in container.ports.iter().flatten().enumerate() {
+            let host_port = port.host_port.unwrap_or(0);
+            if host_port != 0 && host_port != port.container_port {
+                let at = at.index(i).child("ports").index(j).child("hostPort");
+                errors.invalid(&at, host_port, "must match `containerPort` when `hostNetwork` is true");
+            }
+        }
+    }
+}
+
+fn resize_policy(policies: &[api::ContainerResizePolicy], at: &Path, errors: &mut FieldErrors) {
+    let mut seen = BTreeSet::new();
+    for (i, one) in policies.iter().enumerate() {
+        if !seen.insert(one.resource_name.as_str()) {
+            errors.duplicate(&at.index(i), &one.resource_name);
+        }
+        errors.one_of(at, Some(&one.resource_name), &["cpu", "memory"]);
+        errors.one_of(at, Some(&one.restart_policy), &["NotRequired", "RestartContainer"]);
     }
 }
 
@@ -199,9 +225,6 @@ fn restart_rules(one: &api::Container, at: &Path, errors: &mut FieldErrors) {
         };
         errors.one_of(&at.child("operator"), Some(&codes.operator), &["In", "NotIn"]);
         let values = codes.values.as_deref().unwrap_or_default();
-        if values.is_empty() {
-            errors.required(&at.child("values"), "");
-        }
         if values.len() > MAX_EXIT_CODES {
             errors.too_many(&at.child("values"), values.len(), MAX_EXIT_CODES);
         }

@@ -68,6 +68,10 @@ pub enum Shown<'a> {
     Text(&'a str),
     /// As it is.
     Number(i64),
+    /// `true` or `false`.
+    Flag(bool),
+    /// As a list of quoted texts.
+    List(&'a [String]),
 }
 
 impl<'a> From<&'a str> for Shown<'a> {
@@ -79,6 +83,18 @@ impl<'a> From<&'a str> for Shown<'a> {
 impl<'a> From<&'a String> for Shown<'a> {
     fn from(text: &'a String) -> Self {
         Self::Text(text)
+    }
+}
+
+impl From<bool> for Shown<'_> {
+    fn from(flag: bool) -> Self {
+        Self::Flag(flag)
+    }
+}
+
+impl<'a> From<&'a [String]> for Shown<'a> {
+    fn from(list: &'a [String]) -> Self {
+        Self::List(list)
     }
 }
 
@@ -99,6 +115,11 @@ impl fmt::Display for Shown<'_> {
         match self {
             Self::Text(text) => f.write_str(&quoted(&excerpt(text))),
             Self::Number(number) => write!(f, "{number}"),
+            Self::Flag(flag) => write!(f, "{flag}"),
+            Self::List(list) => {
+                let items: Vec<String> = list.iter().map(|item| quoted(item)).collect();
+                f.write_str(&excerpt(&format!("[{}]", items.join(","))))
+            }
         }
     }
 }

@@ -6,6 +6,77 @@ use super::{
 };
 use crate::pod::api;
 
+/// Stop signals of Linux containers.
+const LINUX_SIGNALS: [&str; 65] = [
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGHUP",
+    "SIGILL",
+    "SIGINT",
+    "SIGIO",
+    "SIGIOT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGPOLL",
+    "SIGPROF",
+    "SIGPWR",
+    "SIGQUIT",
+    "SIGRTMAX",
+    "SIGRTMAX-1",
+    "SIGRTMAX-10",
+    "SIGRTMAX-11",
+    "SIGRTMAX-12",
+    "SIGRTMAX-13",
+    "SIGRTMAX-14",
+    "SIGRTMAX-2",
+    "SIGRTMAX-3",
+    "SIGRTMAX-4",
+    "SIGRTMAX-5",
+    "SIGRTMAX-6",
+    "SIGRTMAX-7",
+    "SIGRTMAX-8",
+    "SIGRTMAX-9",
+    "SIGRTMIN",
+    "SIGRTMIN+1",
+    "SIGRTMIN+10",
+    "SIGRTMIN+11",
+    "SIGRTMIN+12",
+    "SIGRTMIN+13",
+    "SIGRTMIN+14",
+    "SIGRTMIN+15",
+    "SIGRTMIN+2",
+    "SIGRTMIN+3",
+    "SIGRTMIN+4",
+    "SIGRTMIN+5",
+    "SIGRTMIN+6",
+    "SIGRTMIN+7",
+    "SIGRTMIN+8",
+    "SIGRTMIN+9",
+    "SIGSEGV",
+    "SIGSTKFLT",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTERM",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
+/// Stop signals of Windows containers.
+const WINDOWS_SIGNALS: [&str; 2] = ["SIGKILL", "SIGTERM"];
+
 /// Which probe, because the rules differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ProbeKind {
@@ -58,8 +129,9 @@ pub fn probe(probe: &api::Probe, kind: ProbeKind, at: &Path, errors: &mut FieldE
     }
 }
 
-/// Checks the hooks of a container; `grace` is the pod's grace period, seconds.
-pub fn lifecycle(hooks: &api::Lifecycle, grace: i64, at: &Path, errors: &mut FieldErrors) {
+/// Checks the hooks and the stop signal of a container; `grace` is the pod's grace period, seconds,
+/// and `os` the operating system that the pod names.
+pub fn lifecycle(hooks: &api::Lifecycle, grace: i64, os: Option<&str>, at: &Path, errors: &mut FieldErrors) {
     for (member, hook) in [("postStart", &hooks.post_start), ("preStop", &hooks.pre_stop)] {
         let Some(hook) = hook else { continue };
         let found = Handlers {
@@ -70,6 +142,18 @@ pub fn lifecycle(hooks: &api::Lifecycle, grace: i64, at: &Path, errors: &mut Fie
             sleep: hook.sleep.as_ref(),
         };
         handlers(&found, grace, &at.child(member), errors);
+    }
+    let at = at.child("stopSignal");
+    match (hooks.stop_signal.as_deref(), os) {
+        (None, _) => {}
+        (Some(_), None) => errors.forbidden(&at, "may not be set for containers with empty `spec.os.name`"),
+        (Some(signal), Some("linux")) if !LINUX_SIGNALS.contains(&signal) => {
+            errors.unsupported(&at, signal, &LINUX_SIGNALS);
+        }
+        (Some(signal), Some("windows")) if !WINDOWS_SIGNALS.contains(&signal) => {
+            errors.unsupported(&at, signal, &WINDOWS_SIGNALS);
+        }
+        (Some(_), Some(_)) => {}
     }
 }
 

@@ -3,6 +3,7 @@
 //! Only static pods come through here; pods of the API were checked there. Each file checks one
 //! part of the specification; errors carry the field's path and are collected, never cut short.
 
+mod affinity;
 mod container;
 mod env;
 mod field;

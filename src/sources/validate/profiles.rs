@@ -2,12 +2,18 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::field::{FieldErrors, Path};
+use super::{
+    field::{FieldErrors, Path},
+    names_and_numbers::descending_path,
+};
 use crate::pod::api;
 
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
 const APPARMOR_CONTAINER: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+/// Longest name of an AppArmor profile, bytes.
+const APPARMOR_NAME_LIMIT: usize = 4095;
 
 /// A profile in either notation: its type and, for local ones, its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,10 +63,19 @@ fn fields(what: &str, profile: Option<Profile<'_>>, at: &Path, errors: &mut Fiel
     errors.one_of(&at.child("type"), Some(profile.kind), &["Localhost", "RuntimeDefault", "Unconfined"]);
     let name = profile.local.unwrap_or_default();
     match profile.kind {
-        "Localhost" if name.is_empty() => {
+        "Localhost" if profile.local.is_none() || (what == "AppArmor" && name.is_empty()) => {
             errors.required(&at.child("localhostProfile"), &format!("must be set when {what} type is Localhost"));
         }
-        "Localhost" => {}
+        "Localhost" if what == "AppArmor" => {
+            let at = at.child("localhostProfile");
+            if name.trim() != name {
+                errors.invalid(&at, name, "must not be padded with whitespace");
+            }
+            if name.len() > APPARMOR_NAME_LIMIT {
+                errors.too_long(&at, APPARMOR_NAME_LIMIT);
+            }
+        }
+        "Localhost" => descending_path(name, &at.child("localhostProfile"), errors),
         _ if profile.local.is_some() => {
             let text = format!("can only be set when {what} type is Localhost");
             errors.invalid(&at.child("localhostProfile"), name, &text);

@@ -1,5 +1,7 @@
 //! Requests and limits. Pure.
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
 use super::field::{FieldErrors, Path};
 use crate::pod::{api, names, quantity::Amount};
 
@@ -35,12 +37,14 @@ fn check(resources: Option<&api::ResourceRequirements>, at: &Path, errors: &mut 
         let at = at.child("limits").key(name);
         errors.complaints(&at, name, names::qualified_name(name));
         not_negative(&limit.0, &at, errors);
+        whole(name, limit, &at, errors);
     }
     let path = at.child("requests");
     for (name, request) in resources.requests.iter().flatten() {
         let at = path.key(name);
         errors.complaints(&at, name, names::qualified_name(name));
         not_negative(&request.0, &at, errors);
+        whole(name, request, &at, errors);
         let limit = resources.limits.as_ref().and_then(|limits| limits.get(name));
         let overcommit = !name.starts_with("hugepages-") && (!name.contains('/') || name.contains("kubernetes.io/"));
         match limit {
@@ -56,6 +60,14 @@ fn check(resources: Option<&api::ResourceRequirements>, at: &Path, errors: &mut 
                 }
             }
         }
+    }
+}
+
+/// Extended resources are counted, not measured.
+fn whole(name: &str, quantity: &Quantity, at: &Path, errors: &mut FieldErrors) {
+    let extended = name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.");
+    if extended && Amount::try_from(quantity).is_ok_and(|amount| amount.milli() % 1000 != 0) {
+        errors.invalid(at, &quantity.0, "must be an integer");
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{
+    affinity,
     container::{self, Around},
     field::{FieldErrors, Path},
     metadata,
@@ -10,6 +11,9 @@ use super::{
     resources, volumes,
 };
 use crate::pod::{api, names};
+
+/// Most name servers that a resolver asks.
+const MAX_NAMESERVERS: usize = 3;
 
 /// Checks a specification.
 pub fn check(spec: &api::PodSpec, errors: &mut FieldErrors) {
@@ -21,10 +25,14 @@ pub fn check(spec: &api::PodSpec, errors: &mut FieldErrors) {
         volumes: all,
         volume_names: &names,
         grace: spec.termination_grace_period_seconds.unwrap_or(0),
-        host_network: spec.host_network == Some(true),
+        host_users: spec.host_users != Some(false),
+        os: spec.os.as_ref().map(|os| os.name.as_str()).filter(|name| !name.is_empty()),
     };
     container::regular(&spec.containers, &around, &at.child("containers"), errors);
     container::init(spec, &around, &at.child("initContainers"), errors);
+    if spec.host_network == Some(true) {
+        container::host_network_ports(&spec.containers, &at.child("containers"), errors);
+    }
     resources::pod(spec.resources.as_ref(), &at.child("resources"), errors);
     policies(spec, &at, errors);
     if let Some(security) = spec.security_context.as_ref() {
@@ -33,7 +41,30 @@ pub fn check(spec: &api::PodSpec, errors: &mut FieldErrors) {
     times(spec, &at, errors);
     host_names(spec, &at, errors);
     tolerations(spec.tolerations.as_deref().unwrap_or_default(), &at.child("tolerations"), errors);
+    if let Some(affinity) = spec.affinity.as_ref() {
+        affinity::check(affinity, &at.child("affinity"), errors);
+    }
+    let spread = spec.topology_spread_constraints.as_deref().unwrap_or_default();
+    affinity::topology_spread(spread, &at.child("topologySpreadConstraints"), errors);
+    host_namespaces(spec, &at, errors);
     on_create(spec, &at, errors);
+}
+
+/// Which namespaces of the node do not go together with others.
+fn host_namespaces(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
+    if spec.share_process_namespace == Some(true) && spec.host_pid == Some(true) {
+        let at = at.child("securityContext").child("shareProcessNamespace");
+        errors.invalid(&at, true, "ShareProcessNamespace and HostPID cannot both be enabled");
+    }
+    if spec.host_users != Some(false) {
+        return;
+    }
+    for (member, is_set) in [("hostNetwork", spec.host_network), ("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)]
+    {
+        if is_set == Some(true) {
+            errors.forbidden(&at.child(member), "when `hostUsers` is false");
+        }
+    }
 }
 
 fn policies(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
@@ -45,6 +76,9 @@ fn policies(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     let at_servers = at.child("dnsConfig").child("nameservers");
     if dns == Some("None") && servers.is_empty() {
         errors.required(&at_servers, "must provide at least one DNS nameserver when `dnsPolicy` is None");
+    }
+    if servers.len() > MAX_NAMESERVERS {
+        errors.invalid(&at_servers, servers, &format!("must not have more than {MAX_NAMESERVERS} nameservers"));
     }
     for (i, server) in servers.iter().enumerate() {
         if server.parse::<IpAddr>().is_err() {
@@ -79,7 +113,7 @@ fn security_context(security: &api::PodSecurityContext, at: &Path, errors: &mut 
         let at = at.child("sysctls").index(i).child("name");
         if sysctl.name.is_empty() {
             errors.required(&at, "");
-        } else if !seen.insert(sysctl.name.replace('/', ".")) {
+        } else if !seen.insert(sysctl.name.as_str()) {
             errors.duplicate(&at, &sysctl.name);
         }
     }

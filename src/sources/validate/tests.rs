@@ -129,7 +129,7 @@ fn ports() {
         "/spec",
         spec,
         &[
-            "spec.containers[0].ports[0].containerPort: Invalid value: 1: must match `hostPort` when `hostNetwork` is true",
+            "spec.containers[0].ports[0].hostPort: Invalid value: 2: must match `containerPort` when `hostNetwork` is true",
         ],
     );
 }
@@ -175,7 +175,6 @@ fn volumes_and_mounts() {
             "downwardAPI.items[0].fieldRef.fieldPath: Unsupported value: \"status.podIP\"",
         ),
         (json!({"downwardAPI": {"items": [{"path": "a"}]}}), "downwardAPI.items[0]: Required value: one of"),
-        (json!({"image": {}}), "image.reference: Required value"),
         (json!({"nfs": {"server": "s", "path": "p"}}), "nfs.path: Invalid value: \"p\": must be an absolute path"),
     ] {
         refused("/spec/volumes/0", only(source), &[&format!("spec.volumes[0].{text}")]);
@@ -405,3 +404,130 @@ fn profiles_are_named_as_what_they_are() {
         }
     }
 }
+
+/// T2-11
+#[test]
+fn what_the_reference_accepts_passes() {
+    let rule = json!({"action": "Restart", "exitCodes": {"operator": "In", "values": []}});
+    let container = json!({"name": "c", "image": "b", "restartPolicy": "Never", "restartPolicyRules": [rule]});
+    refused("/spec/containers/0", container, &[]);
+    let sysctls = json!({"sysctls": [{"name": "a.b", "value": "1"}, {"name": "a/b", "value": "1"}]});
+    refused("/spec/securityContext", sysctls, &[]);
+    refused("/spec/volumes/0", json!({"name": "v", "image": {"reference": ""}}), &[]);
+}
+
+/// T2-12
+#[test]
+fn mistakes_are_told_at_the_field() {
+    let wide = |changes: Value| {
+        let mut spec = json!({"containers": [{"name": "c", "image": "b"}]});
+        for (key, value) in changes.as_object().expect("an object") {
+            spec[key] = value.clone();
+        }
+        spec
+    };
+    let container = |member: &str, value: Value| json!({"containers": [{"name": "c", "image": "b", member: value}]});
+    let stop = |os: Value| {
+        let mut spec = container("lifecycle", json!({"stopSignal": "SIGFOO"}));
+        spec["os"] = os;
+        spec
+    };
+    let unmasked = json!({"procMount": "Unmasked"});
+    let local =
+        |field: &str, name: &str| json!({"securityContext": {field: {"type": "Localhost", "localhostProfile": name}}});
+    let node = |required: Value| json!({"affinity": {"nodeAffinity": {REQUIRED: required}}});
+    let pods = |term: Value| json!({"affinity": {"podAntiAffinity": {REQUIRED: [term]}}});
+    let spread = |one: Value| json!({"topologySpreadConstraints": [one]});
+    let item = json!({"downwardAPI": {"items": [{"path": "a", "fieldRef": {"fieldPath": "metadata.name"}}]}});
+    for (changes, texts) in [
+        (
+            stop(Value::Null),
+            vec![
+                "containers[0].lifecycle.stopSignal: Forbidden: may not be set for containers with empty `spec.os.name`",
+            ],
+        ),
+        (
+            stop(json!({"name": "linux"})),
+            vec!["containers[0].lifecycle.stopSignal: Unsupported value: \"SIGFOO\": supported values: \"SIGABRT\""],
+        ),
+        (
+            container("securityContext", unmasked),
+            vec![
+                "containers[0].securityContext.procMount: Invalid value: \"Unmasked\": `hostUsers` must be false to use",
+            ],
+        ),
+        (
+            json!({"hostUsers": false, "hostPID": true, "hostIPC": true}),
+            vec!["hostPID: Forbidden: when `hostUsers` is false", "hostIPC: Forbidden: when `hostUsers` is false"],
+        ),
+        (
+            json!({"shareProcessNamespace": true, "hostPID": true}),
+            vec![
+                "securityContext.shareProcessNamespace: Invalid value: true: ShareProcessNamespace and HostPID cannot both \
+                 be enabled",
+            ],
+        ),
+        (
+            local("seccompProfile", "../x"),
+            vec!["securityContext.seccompProfile.localhostProfile: Invalid value: \"../x\": must not contain '..'"],
+        ),
+        (local("appArmorProfile", "../x"), vec![]),
+        (
+            json!({"dnsConfig": {"nameservers": ["1.1.1.1", "1.1.1.2", "1.1.1.3", "1.1.1.4"]}}),
+            vec![
+                "dnsConfig.nameservers: Invalid value: [\"1.1.1.1\",\"1.1.1.2\",\"1.1.1.3\",\"1.1.1.4\"]: must not have \
+                 more than 3 nameservers",
+            ],
+        ),
+        (
+            container("resources", json!({"limits": {"example.com/x": "1.5"}})),
+            vec![
+                "containers[0].resources.limits[example.com/x]: Invalid value: \"1500m\": must be an integer",
+                "containers[0].resources.requests[example.com/x]: Invalid value: \"1500m\": must be an integer",
+            ],
+        ),
+        (container("resources", json!({"limits": {"example.com/x": "2"}})), vec![]),
+        (
+            container("resizePolicy", json!([{"resourceName": "x", "restartPolicy": "NotRequired"}])),
+            vec!["containers[0].resizePolicy: Unsupported value: \"x\": supported values: \"cpu\", \"memory\""],
+        ),
+        (
+            node(json!({"nodeSelectorTerms": []})),
+            vec![
+                "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms: Required value: \
+                 must have at least one node selector term",
+            ],
+        ),
+        (
+            node(
+                json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]}]}),
+            ),
+            vec![],
+        ),
+        (
+            pods(json!({"topologyKey": ""})),
+            vec![
+                "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey: Required value: \
+                 can not be empty",
+                "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey: Invalid value: \"\"",
+                "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey: Invalid value: \"\"",
+            ],
+        ),
+        (pods(json!({"topologyKey": "kubernetes.io/hostname"})), vec![]),
+        (
+            spread(json!({"maxSkew": 0, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"})),
+            vec!["topologySpreadConstraints[0].maxSkew: Invalid value: 0: must be greater than zero"],
+        ),
+        (spread(json!({"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"})), vec![]),
+        (
+            json!({"volumes": [{"name": "p", "projected": {"sources": [item, item]}}]}),
+            vec!["volumes[0].projected: Invalid value: \"a\": conflicting duplicate paths"],
+        ),
+    ] {
+        let texts: Vec<String> = texts.into_iter().map(|text| format!("spec.{text}")).collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        refused("/spec", wide(changes), &texts);
+    }
+}
+
+const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";

@@ -68,9 +68,7 @@ fn source(one: &api::Volume, at: &Path, errors: &mut FieldErrors) {
     }
     if let Some(image) = one.image.as_ref() {
         let at = at.child("image");
-        if image.reference.as_deref().unwrap_or_default().is_empty() {
-            errors.required(&at.child("reference"), "");
-        }
+        // As the reference: an empty reference is refused in pods of the API only.
         errors.one_of(&at.child("pullPolicy"), image.pull_policy.as_deref(), &["Always", "IfNotPresent", "Never"]);
     }
     if let Some(nfs) = one.nfs.as_ref() {
@@ -128,7 +126,13 @@ fn key_items(items: &[api::KeyToPath], at: &Path, errors: &mut FieldErrors) {
 
 fn projection(projected: &api::ProjectedVolumeSource, at: &Path, errors: &mut FieldErrors) {
     file_mode(projected.default_mode, &at.child("defaultMode"), errors);
+    let mut paths = BTreeSet::new();
     for (i, part) in projected.sources.iter().flatten().enumerate() {
+        for (value, path) in projected_paths(part) {
+            if !path.is_empty() && !paths.insert(path) {
+                errors.invalid(at, value, "conflicting duplicate paths");
+            }
+        }
         let at = at.child("sources").index(i);
         let kinds = match serde_json::to_value(part) {
             Ok(serde_json::Value::Object(members)) => members.into_iter().map(|(kind, _)| kind).collect(),
@@ -142,4 +146,25 @@ fn projection(projected: &api::ProjectedVolumeSource, at: &Path, errors: &mut Fi
             downward_items(downward.items.as_deref().unwrap_or_default(), &at, errors);
         }
     }
+}
+
+/// The paths of the files of one source, each with what an error about it shows.
+fn projected_paths(part: &api::VolumeProjection) -> Vec<(&str, &str)> {
+    let mut paths = Vec::new();
+    for (name, items) in [
+        part.secret.as_ref().map(|source| (source.name.as_str(), &source.items)),
+        part.config_map.as_ref().map(|source| (source.name.as_str(), &source.items)),
+    ]
+    .into_iter()
+    .flatten()
+    {
+        paths.extend(items.iter().flatten().map(|item| (name, item.path.as_str())));
+    }
+    if let Some(downward) = part.downward_api.as_ref() {
+        paths.extend(downward.items.iter().flatten().map(|item| (item.path.as_str(), item.path.as_str())));
+    }
+    if let Some(token) = part.service_account_token.as_ref() {
+        paths.push((token.path.as_str(), token.path.as_str()));
+    }
+    paths
 }
