@@ -12,6 +12,7 @@ use crate::{
 };
 
 /// A hook about to run.
+#[derive(Clone, Copy)]
 pub(super) struct Hook<'a> {
     pub(super) handler: &'a api::LifecycleHandler,
     pub(super) pod: &'a PodRef,

@@ -357,7 +357,7 @@ mod tests {
             ("5", vec![]),
         ] {
             let text = format!("server = \"https://r.tld\"\nclient = {text}\ndial_timeout = \"3s\"\n");
-            fs::write(folder.join("hosts.toml"), text).expect("writable");
+            fs::write(folder.join("hosts.toml"), &text).expect("writable");
             assert_eq!(found(), expected);
             let dial = endpoints("r.tld", &roots).ok().map(|all| all[0].dial_timeout);
             assert_eq!(dial, (!expected.is_empty()).then_some(Some(Duration::from_secs(3))), "{text}");

@@ -322,7 +322,7 @@ fn with_others(error: ImageError, refusals: &[Refusal]) -> ImageError {
 
 /// Adds what a place said. That TLS failed says nothing where plain HTTP then reached the registry.
 fn note(refusals: &mut Vec<Refusal>, is_fallback: bool, refusal: Refusal) {
-    if is_fallback && matches!(refusal, Refusal::NotFound | Refusal::Denied(_)) {
+    if is_fallback && !matches!(refusal, Refusal::Unavailable(_)) {
         refusals.pop();
     }
     refusals.push(refusal);

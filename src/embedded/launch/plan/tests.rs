@@ -208,7 +208,7 @@ fn native_images_make_no_32_bit_system_calls_under_the_built_in_profile() {
 #[test]
 fn an_environment_that_fits_no_message_is_refused_when_it_is_created() {
     let with = |bytes: usize| {
-        let env = cri::KeyValue { key: "A".to_owned(), value: "x".repeat(bytes) };
+        let env = cri::KeyValue { key: "A".to_owned(), value: vec![b'x'; bytes] };
         plan(&cri::ContainerConfig { envs: vec![env], ..testing::container_config() })
     };
     let fits = with(LONGEST_TEXTS - 4096).expect("a plan");

@@ -173,9 +173,8 @@ fn find(process: &Process) -> Step<PathBuf> {
 
 /// Whether this process could execute a file.
 fn check(path: &Path) -> io::Result<()> {
-    // What `execve` itself and runc answer for a directory.
     if fs::metadata(path)?.is_dir() {
-        return Err(io::Error::from_raw_os_error(libc::EACCES));
+        return Err(io::Error::from_raw_os_error(libc::EISDIR));
     }
     Ok(accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)?)
 }
@@ -187,6 +186,8 @@ fn program_failure(name: &str, path: &Path, error: &io::Error) -> Failure {
             format!("exec: {name:?}: stat {}: no such file or directory", path.display())
         }
         io::ErrorKind::NotFound => format!("exec: {name:?}: executable file not found in $PATH"),
+        // What `execve` itself and runc answer for a directory.
+        io::ErrorKind::IsADirectory => format!("exec: {name:?}: permission denied"),
         _ => format!("exec: {name:?}: {}", reason(error)),
     };
     Failure { kind: FailureKind::Program, text }
