@@ -91,7 +91,8 @@ async fn a_pod_finds_what_its_manifest_promises() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_may_use_the_hosts_network() {
     let Some(node) = Node::shared("a_pod_may_use_the_hosts_network").await else { return };
-    let script = format!("ip link; hostname; cat /etc/hosts; echo done; {UNTIL_STOPPED}");
+    let names = "echo names $(hostname) $(cat /etc/hostname) $HOSTNAME";
+    let script = format!("ip link; {names}; cat /etc/hosts; echo done; {UNTIL_STOPPED}");
     let spec = json!({"hostNetwork": true, "terminationGracePeriodSeconds": 5, "containers": [shell("main", &script)]});
     let pod = node.run(&manifest_of("onhost", spec)).await;
     assert_eq!(pod["status"]["podIP"], pod["status"]["hostIP"], "{:#}", pod["status"]);
@@ -100,6 +101,9 @@ async fn a_pod_may_use_the_hosts_network() {
     let netns = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).expect("a namespace");
     assert_eq!(netns(&pid.to_string()), netns("self"));
     assert!(out.contains(" lo: "), "{out}");
+    // T2-15: the machine's own name, whatever the node is called.
+    let name = nix::unistd::gethostname().expect("a name").into_string().expect("text");
+    assert!(out.contains(&format!("names {name} {name} {name}\n")), "{out}");
     let hosts = "# Kubernetes-managed hosts file (host network).\n";
     assert!(out.contains(hosts), "{out}");
     node.remove(&pod).await;

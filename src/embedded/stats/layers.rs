@@ -5,6 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -162,17 +163,34 @@ impl Layers {
 async fn written(images: &dyn Images, layout: &Layout, id: &str) -> RuntimeResult<(u64, u64)> {
     let (bytes, inodes) = images.written(id).await?;
     let volumes = layout.volumes(id);
-    let counted = match spawn_blocking(move || usage::count(&volumes)).await.map_err(io::Error::from).flatten() {
-        // Its image names none.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => (0, 0),
-        other => other.map_err(|error| RuntimeError::other(format!("measure image volumes: {error}")))?,
-    };
+    let counted = spawn_blocking(move || in_volumes(&volumes)).await.map_err(io::Error::from).flatten();
+    let counted = counted.map_err(|error| RuntimeError::other(format!("measure image volumes: {error}")))?;
     Ok((bytes.saturating_add(counted.0), inodes.saturating_add(counted.1)))
+}
+
+/// Bytes and inodes of the volumes of an image; nothing where it names none.
+fn in_volumes(directory: &Path) -> io::Result<(u64, u64)> {
+    match usage::count(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((0, 0)),
+        other => other,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// C11 (c)
+    #[test]
+    fn volumes_of_images_count_as_what_a_container_wrote() {
+        let root = tempfile::tempdir().expect("a directory");
+        let volumes = root.path().join("volumes");
+        assert_eq!(in_volumes(&volumes).expect("none"), (0, 0));
+        std::fs::create_dir_all(volumes.join("one/below")).expect("makeable");
+        std::fs::write(volumes.join("one/below/file"), vec![1; 200 << 10]).expect("writable");
+        let (bytes, inodes) = in_volumes(&volumes).expect("countable");
+        assert!((200 << 10..300 << 10).contains(&bytes) && (3..=4).contains(&inodes), "{bytes} {inodes}");
+    }
 
     #[test]
     fn a_count_is_good_for_a_while() {

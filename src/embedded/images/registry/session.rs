@@ -342,3 +342,37 @@ fn accept() -> HeaderMap {
     }
     headers
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// T2-18
+    #[test]
+    fn what_all_places_said_is_told() {
+        let down = |text: &str| Refusal::Unavailable(text.to_owned());
+        let told_of = |refusals: Vec<(bool, Refusal)>| {
+            let mut all = Vec::new();
+            for (is_fallback, refusal) in refusals {
+                note(&mut all, is_fallback, refusal);
+            }
+            with_others(ImageError::not_found("r/a:1: not found"), &all).text
+        };
+        for (refusals, expected) in [
+            (vec![(false, Refusal::NotFound)], "r/a:1: not found"),
+            (
+                vec![(false, down("bad certificate")), (false, down("no such host"))],
+                "r/a:1: not found; bad certificate; no such host",
+            ),
+            (
+                vec![(false, down("bad certificate")), (false, down("bad certificate"))],
+                "r/a:1: not found; bad certificate",
+            ),
+            // Plain HTTP reached a registry that speaks no TLS.
+            (vec![(false, down("no TLS")), (true, Refusal::NotFound)], "r/a:1: not found"),
+            (vec![(false, down("no TLS")), (true, down("refused"))], "r/a:1: not found; no TLS; refused"),
+        ] {
+            assert_eq!(told_of(refusals), expected);
+        }
+    }
+}
