@@ -216,7 +216,8 @@ async fn no_turn_that_fails_is_started_by_what_it_did_itself() {
                 agent.kill();
                 agent = machine.start().await;
             }
-            machine.cri.fault(op, "", refusal(code), None);
+            // Not for ever: whoever tries again without a pause would never let the clock move.
+            machine.cri.fault(op, "", refusal(code), Some(1000));
             agent.only_static([]).await;
             tokio::time::sleep(Duration::from_secs(60)).await;
             let calls = machine.cri.count(op);
