@@ -145,7 +145,7 @@ async fn a_restart_of_the_agent_keeps_what_is_ready() {
         world.until_ready(&agent, name).await;
     }
     let saved = world.home.root().join("probe_results_state");
-    let are_saved = || std::fs::read_to_string(&saved).is_ok_and(|text| text.matches("ready").count() == 2);
+    let are_saved = || std::fs::read_to_string(&saved).is_ok_and(|text| text.matches(r#""ready":true"#).count() == 2);
     agent.until("the results are on disk", async || are_saved()).await;
     a_moment().await;
     agent.kill().await;

@@ -84,7 +84,7 @@ async fn static_pods_that_are_probed_stay_ready() {
     let saved = world.home.root().join("probe_results_state");
     agent
         .until("its results are on disk", async || {
-            std::fs::read_to_string(&saved).is_ok_and(|text| text.contains("ready"))
+            std::fs::read_to_string(&saved).is_ok_and(|text| text.contains(r#""ready":true"#))
         })
         .await;
     a_moment().await;
