@@ -124,6 +124,9 @@ impl Hierarchies {
             // What forks faster than it is killed must not; without the file, or the group, it is tried all the same.
             let _ = group::write(&directory.join("pids.max"), "0");
         }
+        for root in self.all_roots() {
+            thaw(&group.below(root));
+        }
         kill::all(&group.to_string(), || {
             let mut pids = BTreeSet::new();
             for root in self.all_roots() {
@@ -179,6 +182,15 @@ fn inherit_cpuset(root: &Path, group: &GroupPath) -> CgroupResult<()> {
         }
     }
     Ok(())
+}
+
+/// Thaws a group and those below it: the dead of a frozen group do not die.
+fn thaw(directory: &Path) {
+    if group::write(&directory.join("freezer.state"), "THAWED").is_ok() {
+        for child in group::children(directory).unwrap_or_default() {
+            thaw(&directory.join(child));
+        }
+    }
 }
 
 fn processes(directory: &Path, out: &mut BTreeSet<i32>) -> CgroupResult<()> {

@@ -51,8 +51,8 @@ pub fn kill_each(groups: &[PathBuf]) {
     }
 }
 
-/// The dead of a frozen group do not die.
-fn thaw(groups: &[PathBuf]) {
+/// The dead of a frozen group of an old hierarchy do not die until it is thawed.
+pub fn thaw(groups: &[PathBuf]) {
     if let Some(file) = groups.iter().map(|group| group.join("freezer.state")).find(|file| file.exists()) {
         let _ = write(&file, "THAWED"); // the group may have gone
     }

@@ -146,6 +146,7 @@ impl Worker<'_> {
     fn signal(&mut self, to: &Target, number: i32, scope: Scope) -> Answer {
         let signal = sys::signal::by_number(number);
         let signal = signal.ok_or_else(|| failure(FailureKind::Other, format!("{number} is not a signal")))?;
+        let mut frozen = Vec::new();
         let pid = match to {
             Target::Init => self.pod.init.ok_or_else(|| failure(FailureKind::Unknown, "the pod has no process 1"))?,
             Target::Container(id) if signal == Signal::KILL && self.kill_start(id) => return DONE,
@@ -161,7 +162,10 @@ impl Worker<'_> {
             }
             Target::Container(id) => {
                 let container = self.running(id)?;
-                container.is_killed |= signal == Signal::KILL;
+                if signal == Signal::KILL {
+                    container.is_killed = true;
+                    frozen.clone_from(&container.groups);
+                }
                 container.started.pid
             }
             Target::Exec(id, exec) => {
@@ -178,6 +182,7 @@ impl Worker<'_> {
             let _empty = group.map(|group| kill_process_group(group, signal));
         }
         kill(pid, signal);
+        groups::thaw(&frozen); // then it has nothing left to do but to die
         step::reached("shim.signalled");
         DONE
     }
