@@ -16,6 +16,9 @@ use crate::pod::{ContainerKind, Pod, api, observed::SandboxState, qos::Qos, spec
 pub fn build(input: &StatusInput<'_>) -> api::PodStatus {
     let empty = api::PodStatus::default();
     let old = input.previous.or(input.pod.status.as_deref()).unwrap_or(&empty);
+    if was_refused(input, old) {
+        return old.clone();
+    }
     let mut status = claims_of_others(input.pod);
     status.qos_class = Some(Qos::of(input.pod).as_str().to_owned());
     set_pod_ips(&mut status, own_ips(input, old));
@@ -33,6 +36,18 @@ pub fn build(input: &StatusInput<'_>) -> api::PodStatus {
         set_host_ips(&mut status, input.pod, input.node.host_ips, old);
     }
     status
+}
+
+/// Whether the pod ended before anything of it was made: its status keeps the reason, and tells of no containers (the
+/// reference adds containers that nobody has seen end after a restart, which hides the reason from `kubectl get`).
+fn was_refused(input: &StatusInput<'_>, old: &api::PodStatus) -> bool {
+    let tells_of = |list: &Option<Vec<api::ContainerStatus>>| list.as_ref().is_some_and(|list| !list.is_empty());
+    let lists = [&old.init_container_statuses, &old.container_statuses, &old.ephemeral_container_statuses];
+    let is_seen = !(input.observed.sandboxes.is_empty() && input.observed.containers.is_empty());
+    Phase::of(old) == Some(Phase::Failed)
+        && old.reason.as_ref().is_some_and(|reason| !reason.is_empty())
+        && !is_seen
+        && !lists.into_iter().any(tells_of)
 }
 
 /// What others write into the status and we only hand on.

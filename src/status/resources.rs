@@ -13,7 +13,7 @@ use crate::pod::{
     Pod, api,
     observed::{ContainerState, ObservedContainer},
     quantity::{Amount, Format},
-    resources::{Overhead, pod_limits, pod_requests, quantities},
+    resources::{EPHEMERAL_STORAGE, Overhead, pod_limits, pod_requests, quantities},
 };
 
 type List = BTreeMap<String, Quantity>;
@@ -102,7 +102,11 @@ impl PodCgroup {
     }
 }
 
-fn requirements(pod: &Pod, requests: List, limits: List) -> api::ResourceRequirements {
+fn requirements(pod: &Pod, mut requests: List, mut limits: List) -> api::ResourceRequirements {
+    // A pod's group has no other.
+    for list in [&mut requests, &mut limits] {
+        list.retain(|name, _| name != EPHEMERAL_STORAGE);
+    }
     let claims = pod.spec().resources.as_ref().and_then(|r| r.claims.clone());
     api::ResourceRequirements { claims, requests: some(requests), limits: some(limits) }
 }

@@ -230,10 +230,11 @@ impl SyncLoop {
     }
 
     fn reconcile(&mut self, old: &Pod, new: &Arc<Pod>) {
-        if new.is_api_terminal() && !old.is_api_terminal() {
+        // Who was refused, or waits for others to be killed, has no record and must not get one.
+        let is_refused = self.rejected.contains(new.uid());
+        if new.is_api_terminal() && !old.is_api_terminal() && !is_refused {
             self.hand_over(new, Cause::Update);
         } else if gates_moved(old, new) && self.records.contains_key(new.uid()) {
-            // Who was refused, or waits for others to be killed, has no record and must not get one.
             self.hand_over(new, Cause::Sync);
         }
         if new.is_evicted()
