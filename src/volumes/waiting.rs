@@ -18,9 +18,10 @@ pub struct Waiting {
 
 impl Waiting {
     /// The error where volumes that are files of this agent are not there.
-    pub fn for_files(names: &[String], cause: &str) -> VolumeError {
-        let (missing, cause) = (names.to_vec(), cause.to_owned());
-        VolumeError::Failed(Self { missing, unattached: Vec::new(), failed: Vec::new(), cause }.to_string())
+    pub fn for_files(missing: Vec<String>, causes: Vec<String>) -> VolumeError {
+        let cause = causes.join("; ");
+        let text = Self { missing, unattached: Vec::new(), failed: Vec::new(), cause }.to_string();
+        VolumeError::NotSetUp { text, causes }
     }
 }
 

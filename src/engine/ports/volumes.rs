@@ -57,6 +57,14 @@ pub enum VolumeError {
     /// A mount failed.
     #[error("{0}")]
     Failed(String),
+    /// Volumes that are files of this agent could not be made; each cause is an event of its own, as in the reference.
+    #[error("{text}")]
+    NotSetUp {
+        /// Which ones, and all causes.
+        text: String,
+        /// `MountVolume.SetUp failed for volume …`, each once.
+        causes: Vec<String>,
+    },
     /// They cannot come: the node takes no more volumes. The text is that of the pod's rejection.
     #[error("{0}")]
     LimitExceeded(String),

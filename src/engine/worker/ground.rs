@@ -30,7 +30,21 @@ async fn mount(context: Arc<WorkerContext>, pod: Arc<Pod>, stopping: Cancellatio
     }
 }
 
+/// Dynamic resource allocation is not part of this release.
+const NO_CLAIMS: &str = "Failed to prepare dynamic resources: resource claims are not supported by this release";
+
 impl Turn<'_> {
+    /// Refuses to begin a pod with resource claims: its containers would run without what they asked for. One that an
+    /// earlier agent began goes on.
+    fn refuse_claims(&self, pod: &Pod, observed: &ObservedPod) -> Result<(), String> {
+        let has_claims = pod.spec().resource_claims.as_ref().is_some_and(|claims| !claims.is_empty());
+        if !has_claims || observed.running().next().is_some() {
+            return Ok(());
+        }
+        self.context.events.record(Event::warning(pod.id(), "FailedPrepareDynamicResources", NO_CLAIMS));
+        Err(NO_CLAIMS.to_owned())
+    }
+
     /// The pod's cgroup and its volumes; `None` where what was seen is no longer so. Volumes of a pod that begins wait
     /// for nothing that its cgroup is needed for: objects and tokens are asked for while it is made, but not again and again
     /// where it cannot be made.
@@ -40,6 +54,7 @@ impl Turn<'_> {
         observed: &Arc<ObservedPod>,
         stopping: &CancellationToken,
     ) -> Result<Option<Ground>, String> {
+        self.refuse_claims(pod, observed)?;
         let begins = self.memory.cgroup.is_none() && !self.memory.no_cgroup && observed.running().next().is_none();
         let mut mounting = Box::pin(mount(self.context.clone(), pod.clone(), stopping.clone()));
         let (mut early, mut making) = (None, Box::pin(self.cgroup(pod, observed)));
@@ -66,11 +81,19 @@ impl Turn<'_> {
         match mounted.ok_or_else(|| "the pod is stopped while its volumes are awaited".to_owned())? {
             Ok(volumes) => Ok(volumes),
             Err(VolumeError::LimitExceeded(text)) => Err(self.refuse(pod, &text)),
-            // What went wrong was told as it did.
-            Err(error @ VolumeError::TimedOut(_)) => Err(format!("Unable to attach or mount volumes: {error}")),
             Err(error) => {
                 let text = format!("Unable to attach or mount volumes: {error}");
-                self.context.events.record(Event::warning(pod.id(), "FailedMount", text.clone()));
+                let told = match error {
+                    // What went wrong was told as it did.
+                    VolumeError::TimedOut(_) => Vec::new(),
+                    VolumeError::NotSetUp { causes, .. } => causes,
+                    VolumeError::Unsupported { .. } | VolumeError::Failed(_) | VolumeError::LimitExceeded(_) => {
+                        vec![text.clone()]
+                    }
+                };
+                for message in told {
+                    self.context.events.record(Event::warning(pod.id(), "FailedMount", message));
+                }
                 Err(text)
             }
         }

@@ -60,9 +60,9 @@ impl Made {
             (Some(error), _) => Err(error),
             (None, true) => Ok(Arc::new(self.mounted)),
             (None, false) => {
-                let (missing, mut causes) = (self.missing, self.errors);
+                let mut causes = self.errors;
                 causes.dedup();
-                Err(Waiting::for_files(&missing, &causes.join("; ")))
+                Err(Waiting::for_files(self.missing, causes))
             }
         }
     }

@@ -1,8 +1,7 @@
 //! What volumes made of files have in common: configMap, secret, downwardAPI, projected.
 //! Behaviour: spec 07 §7.3, §8, §13.1.
 //!
-//! Credentials lie in memory. (So do the reference's downwardAPI files; ours are on disk, in the same
-//! place.) A refresh that fails leaves the files as they are.
+//! All but the files of ConfigMaps lie in memory. A refresh that fails leaves the files as they are.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +17,7 @@ use crate::{
     volumes::{
         atomic_writer::{self, Content, Payload},
         desired,
-        layout::{PROJECTED, SECRET},
+        layout::{DOWNWARD_API, PROJECTED, SECRET},
         memory,
         ownership::{self, GroupAccess},
     },
@@ -26,8 +25,8 @@ use crate::{
 
 /// Mode of the volume's root: that of the emptyDir it lies in.
 const MODE: u32 = 0o777;
-/// Kinds that may hold credentials.
-const CREDENTIALS: [&str; 2] = [SECRET, PROJECTED];
+/// Kinds that lie in memory, as in the reference.
+const IN_MEMORY: [&str; 3] = [SECRET, PROJECTED, DOWNWARD_API];
 
 /// Which kind of object a reference is to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,8 +60,7 @@ pub fn publish(request: &SetUp<'_>, plugin: &str, files: &Payload) -> Result<Mou
     }
     empty_dir::backing(&dir, &request.layout.marker(plugin, name), || Ok(()))?;
     // What was published on disk has its readers there.
-    if let Some(bytes) = request.memory.filter(|_| CREDENTIALS.contains(&plugin) && !atomic_writer::is_published(&dir))
-    {
+    if let Some(bytes) = request.memory.filter(|_| IN_MEMORY.contains(&plugin) && !atomic_writer::is_published(&dir)) {
         memory::ensure(&dir, bytes).map_err(SetUpError::io("mounting tmpfs at", &dir))?;
     }
     for nested in &nested {

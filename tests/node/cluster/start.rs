@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cluster::{NAMESPACE, World, a_moment, condition, pod, pod_of};
 use berth_testkit::{
@@ -148,4 +148,48 @@ async fn what_is_missing_is_waited_for() {
     world.until_ready(&agent, "waits").await;
     assert_eq!(world.pod("waits").expect("there")["spec"]["nodeName"], NODE);
     drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_pod_keeps_its_one_status() {
+    if skips("a_refused_pod_keeps_its_one_status") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    let forbidden = json!([{"name": "net.core.somaxconn", "value": "1024"}]);
+    world.run(pod_of("refused", json!({"securityContext": {"sysctls": forbidden}, "containers": [{"name": "main"}]})));
+    let is_refused = |pod: &Value| pod["status"]["reason"] == "SysctlForbidden" && pod["status"]["phase"] == "Failed";
+    world.until_pod(&agent, "refused", "is refused", is_refused).await;
+    let is_told_of_once = |world: &World| {
+        let patches = world.asked().at("pods", NAMESPACE, "refused").verb("patch");
+        assert_eq!(patches.len(), 1, "{patches}");
+        let status = &world.pod("refused").expect("there")["status"];
+        assert!(status["containerStatuses"].is_null() && status["reason"] == "SysctlForbidden", "{status}");
+    };
+    // Whatever the echo of that status starts is done before the next pod runs.
+    world.run(pod("after"));
+    world.until_ready(&agent, "after").await;
+    is_told_of_once(&world);
+    agent.kill().await;
+    let agent = world.start().await;
+    world.run(pod("later"));
+    world.until_ready(&agent, "later").await;
+    is_told_of_once(&world);
+    world.api.delete("pods", NAMESPACE, "refused", None);
+    world.until_gone(&agent, "refused").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_with_resource_claims_is_not_begun() {
+    if skips("a_pod_with_resource_claims_is_not_begun") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    let claims = json!([{"name": "gpu", "resourceClaimName": "one"}]);
+    world.run(pod_of("claims", json!({"resourceClaims": claims, "containers": [{"name": "main"}]})));
+    let text = "Failed to prepare dynamic resources: resource claims are not supported by this release";
+    world.until_event(&agent, "FailedPrepareDynamicResources", text).await;
+    assert_eq!(world.ground.cri.count("run_pod_sandbox"), 0);
+    world.api.delete("pods", NAMESPACE, "claims", Some(0));
+    world.until_gone(&agent, "claims").await;
 }

@@ -112,10 +112,7 @@ async fn what_goes_while_it_is_mounted_holds_up_its_pod_only() {
     let missing = |optional: bool| json!([{"name": "files", "configMap": {"name": "settings", "optional": optional}}]);
     world.run(mounting("waits", missing(false)));
     let text = "MountVolume.SetUp failed for volume \"files\" : configmap \"settings\" not found";
-    let is_it = |event: &std::sync::Arc<Value>| {
-        event["reason"] == "FailedMount" && event["message"].as_str().is_some_and(|message| message.contains(text))
-    };
-    world.until(&agent, "it is told what is missing", |seen| seen.all("events").iter().any(is_it)).await;
+    world.until_event(&agent, "FailedMount", text).await;
     world.run(mounting("goes-on", missing(true)));
     let optional = world.until_ready(&agent, "goes-on").await;
     let at = folder(&world, &optional, "files");
