@@ -19,12 +19,12 @@ use super::{
     adapters::{SourceWarnings, follow_runtime_features, forward_deaths, running_logs},
     cluster::{self, Cluster, NodeParts},
     embedded,
-    events::EventLog,
+    events::{EventLog, tell_start},
     eviction, kernel,
     lasting::Lasting,
     life::Life,
     logging::LogHandle,
-    oom, probes,
+    node_addresses, oom, probes,
     pulses::Pulses,
     root_directory, server,
     server_auth::{self, AuthDeps, ServerAuth},
@@ -42,7 +42,7 @@ use crate::{
         self, EngineConfig, Inputs, SourcesReady, WorkerContext,
         admission::{AdmissionRules, sysctls::Allowlist},
         allocation::{Allocator, AllocatorDeps, resize::ResizeRules},
-        ports::{Clock, Event, EventSink, MirrorPods, NodeFacts, PodObserver, ResourceManager, SystemClock},
+        ports::{Clock, EventSink, MirrorPods, NodeFacts, PodObserver, ResourceManager, SystemClock},
     },
     images::{self, ImagesDeps},
     logs::{self, LogsDeps},
@@ -129,15 +129,20 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
     // Before the runtime is waited for: whoever mistyped a path shall not wait to hear of it.
     let cluster = cluster::join(loaded, &mut base, facts.name.as_str()).await?;
     let auth = who_may_call(loaded, &base, facts.name.as_str(), cluster.as_ref()).await?;
-    let (connection, targets) = if loaded.is_runtime_embedded() {
-        let (connection, targets) = embedded::open(loaded, &base).await?;
-        (connection, Some(targets))
-    } else {
-        (cri::connect(&settings::cri(loaded), &base.registry).map_err(wrong)?, None)
-    };
     let patience = RUNTIME_PATIENCE.min(loaded.config.runtime_request_timeout.std());
-    let info = cri::probe(&connection, &base.registry, patience).await.map_err(wrong)?;
-    base.events.record(Event::node_normal("Starting", "Starting kubelet."));
+    let (connection, targets, info) = if loaded.is_runtime_embedded() {
+        let embedded::Opened { connection, targets, recovery } = embedded::open(loaded, &base).await?;
+        let info = tokio::select! {
+            info = cri::probe(&connection, &base.registry, patience) => info.map_err(wrong)?,
+            cause = recovery.failed() => return Err(wrong(cause)),
+        };
+        (connection, Some(targets), info)
+    } else {
+        let connection = cri::connect(&settings::cri(loaded), &base.registry).map_err(wrong)?;
+        let info = cri::probe(&connection, &base.registry, patience).await.map_err(wrong)?;
+        (connection, None, info)
+    };
+    tell_start(&*base.events, loaded.host.cgroup_v1);
     let health = assemble(loaded, &base, Known { machine, facts, auth, targets, cluster }, &connection, &info).await?;
     let (memory, stop) = (life.memory.clone(), base.stop.child_token());
     base.tasks.spawn(async move { memory.keep_small(stop).await });
@@ -216,6 +221,8 @@ async fn assemble(
         let parts = NodeParts { facts: node.clone(), runtime: runtime_state.clone(), images: images.clone(), volumes };
         let ranges = cluster.keep_node(loaded, base, machine, info, parts)?;
         cluster.tell_ranges(base, ranges, connection.runtime.clone());
+    } else {
+        node_addresses::tell(loaded, base, node.clone()).await?;
     }
     let volumes = volume_seam.open(loaded, base, (facts.clone(), objects.clone()), cluster.as_ref()).await;
     let preparer = Preparer::new(

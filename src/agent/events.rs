@@ -20,6 +20,19 @@ const REMEMBERED: usize = 1024;
 /// The same event is logged at most this often.
 const QUIET: Duration = Duration::from_secs(60);
 
+/// The reference's words for a node of the old hierarchies (spec 05 §7).
+const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. \
+                         Please migrate to cgroup v2. More information at \
+                         https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
+
+/// Tells of the node that its agent has started, and what of the machine will not do for ever.
+pub fn tell_start(events: &dyn EventSink, is_cgroup_v1: bool) {
+    events.record(Event::node_normal("Starting", "Starting kubelet."));
+    if is_cgroup_v1 {
+        events.record(Event::node_warning("CgroupV1", CGROUP_V1));
+    }
+}
+
 /// Logs events; the same one at most once a minute.
 pub struct EventLog {
     node: String,

@@ -14,6 +14,7 @@ mod lasting;
 mod life;
 pub mod logging;
 mod memory;
+mod node_addresses;
 mod oom;
 mod own_thread;
 mod pages;

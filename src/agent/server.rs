@@ -23,7 +23,7 @@ use super::{
     why::{self, PodStories},
 };
 use crate::{
-    config::{Loaded, configz, fields::KubeletConfiguration},
+    config::{self, Loaded, configz, fields::KubeletConfiguration},
     cri::RuntimeService,
     embedded::streams::IN_PROCESS,
     engine::{
@@ -126,7 +126,7 @@ fn read_only_address(loaded: &Loaded) -> Result<IpAddr, BuildError> {
 }
 
 fn listen_address(field: &str, text: &str) -> Result<IpAddr, BuildError> {
-    text.parse().map_err(|_| BuildError(format!("{field}: {text:?} is not an IP address")))
+    config::sloppy_ip(text).ok_or_else(|| BuildError(format!("{field}: {text:?} is not an IP address")))
 }
 
 /// The main port: TLS, and nobody gets in unasked.

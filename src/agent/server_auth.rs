@@ -4,7 +4,6 @@
 use std::{
     fs::File,
     io::Read,
-    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -21,7 +20,7 @@ use super::{
     try_this::{Call, try_this},
 };
 use crate::{
-    config::Loaded,
+    config::{self, Loaded},
     engine::ports::Clock,
     kube::{Reviews, api::ApiClient, certificates::ServingCertificates},
     metrics::{AuthMetrics, Registry, ReviewMetrics, WorkQueueMetrics},
@@ -215,7 +214,7 @@ fn is_signed_by_cluster(loaded: &Loaded) -> bool {
 /// By which names a node without a cluster is called from itself.
 fn local_names(address: &str) -> Vec<String> {
     let mut names: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).to_vec();
-    let own = address.parse::<IpAddr>().ok().filter(|address| !address.is_unspecified() && !address.is_loopback());
+    let own = config::sloppy_ip(address).filter(|address| !address.is_unspecified() && !address.is_loopback());
     names.extend(own.map(|address| address.to_string()));
     names
 }

@@ -215,7 +215,13 @@ pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kerne
         pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
         resolv_conf,
         node_hosts_file: "/etc/hosts".into(),
-        cluster_dns: config.cluster_dns.clone(),
+        // As the pod's resolver reads them; what is no address was warned of at the start.
+        cluster_dns: config
+            .cluster_dns
+            .iter()
+            .filter_map(|ip| config::sloppy_ip(ip))
+            .map(|ip| ip.to_string())
+            .collect(),
         cluster_domain: config.cluster_domain.clone(),
         node_name: node_name.to_owned(),
         seccomp_default: loaded.seccomp_default(),

@@ -5,6 +5,7 @@ use std::{net::IpAddr, path::Path};
 use jiff::Timestamp;
 
 use super::certificates::{Admin, PairFiles, Seen};
+use crate::config::sloppy_ip;
 
 /// Where the main port is called, and when.
 pub struct Call<'a> {
@@ -22,7 +23,7 @@ pub struct Call<'a> {
 /// expired, or has no name) is known by its key.
 pub fn try_this(call: &Call<'_>, serving: &PairFiles, admin: &Admin) -> String {
     let port = call.port;
-    let address = call.address.parse::<IpAddr>().ok().filter(|address| !address.is_unspecified());
+    let address = sloppy_ip(call.address).filter(|address| !address.is_unspecified());
     let address = address.unwrap_or(IpAddr::from([127, 0, 0, 1]));
     let shown = if address.is_ipv6() { format!("[{address}]") } else { address.to_string() };
     let believes = format!("--cacert {}", quoted(&serving.certificate));

@@ -92,6 +92,9 @@ impl EngineMetrics {
             ),
         };
         made.set_working(&WorkingPods::new());
+        for is_static in [false, true] {
+            let _zero = made.restarted_pods.with_label_values(&[static_label(is_static)]);
+        }
         made
     }
 
@@ -127,6 +130,8 @@ mod tests {
         let metrics = EngineMetrics::new(&registry);
         metrics.set_working(&[(("sync", "desired", "true"), 3)].into());
         let families = registry.gather();
+        let restarted = families.iter().find(|f| f.name() == "kubelet_restarted_pods_total").expect("registered");
+        assert_eq!(restarted.get_metric().len(), 2);
         let family = families.iter().find(|f| f.name() == "kubelet_working_pods").expect("registered");
         assert_eq!(family.get_metric().len(), 15);
         assert_eq!(family.get_metric().iter().map(|m| m.get_gauge().get_value()).sum::<f64>(), 3.0);

@@ -38,7 +38,9 @@ mod report;
 pub mod reserved;
 mod rival;
 mod routes;
+mod runtime_version;
 mod slices;
+mod standalone;
 mod startup;
 pub mod status;
 mod status_writer;
@@ -51,3 +53,5 @@ pub use facts::{NodeConfig, NodeError, allocatable, architecture, capacity, decl
 pub use host_network::{HostNetwork, KernelNetwork};
 pub use initial::Origin;
 pub use machine::{Machine, MachineError, max_pids};
+pub use runtime_version::runtime_version;
+pub use standalone::OwnAddresses;

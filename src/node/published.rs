@@ -59,11 +59,16 @@ fn applied(facts: &NodeFacts, node: &api::Node) -> NodeFacts {
     next
 }
 
-/// The first address, internal ones before external ones, and the first of the other version.
+/// The addresses of an object, internal ones before external ones: a [`pair`].
 fn host_ips(addresses: &[api::NodeAddress]) -> Vec<IpAddr> {
     let of_kind = |kind: &'static str| addresses.iter().filter(move |address| address.type_ == kind);
     let all = of_kind("InternalIP").chain(of_kind("ExternalIP"));
-    let ips: Vec<IpAddr> = all.filter_map(|address| address.address.parse().ok()).collect();
+    pair(all.filter_map(|address| address.address.parse().ok()))
+}
+
+/// The first address, and the first of the other version.
+pub(super) fn pair(ips: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
+    let ips: Vec<IpAddr> = ips.collect();
     let first = ips.first().copied();
     let other = first.and_then(|first| ips.iter().copied().find(|ip| ip.is_ipv4() != first.is_ipv4()));
     first.into_iter().chain(other).collect()

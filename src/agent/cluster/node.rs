@@ -1,23 +1,22 @@
 //! What the Node object is made of, from the configuration and from the rooms that know
 //! (spec 05 §4, spec 01 §12).
 
-use std::{net::IpAddr, sync::Arc};
+use std::sync::Arc;
 
 use futures::FutureExt;
 use serde::Deserialize;
 use tokio::sync::watch;
-use tracing::warn;
 
 use super::{
     super::{
         build::{Base, BuildError, wrong},
-        settings,
+        node_addresses, settings,
     },
     Cluster,
     ranges::tell_ranges,
 };
 use crate::{
-    config::{self, Loaded},
+    config::Loaded,
     cri::{RuntimeInfo, RuntimeService},
     embedded,
     engine::ports::{NodeFacts, RuntimeState},
@@ -96,7 +95,7 @@ impl Cluster {
             nodes: self.nodes.clone(),
             facts: parts.facts,
             runtime: parts.runtime,
-            runtime_version: watch::channel(format!("{}://{}", info.name, info.version)).1,
+            runtime_version: watch::channel(node::runtime_version(&info.name, &info.version)).1,
             images: Arc::new(move || images_of(&listed.borrow())),
             devices: watch::channel(Arc::default()).1,
             volumes_in_use: parts.volumes.in_use,
@@ -144,7 +143,7 @@ fn cluster_config(loaded: &Loaded, machine: &Machine, name: &str) -> Result<Clus
             node: own,
             machine: machine.clone(),
             reserved,
-            node_ips: node_ips(&loaded.flags.node_ip)?,
+            node_ips: node_addresses::given(loaded)?,
             max_images: config.node_status_max_images,
             port: if config.enable_server { config.port } else { 0 },
             kubelet_version: loaded.version.clone(),
@@ -162,14 +161,6 @@ fn cluster_config(loaded: &Loaded, machine: &Machine, name: &str) -> Result<Clus
         devices_lost: true,
         wipes_slices: loaded.gates.enabled("DynamicResourceAllocation"),
     })
-}
-
-fn node_ips(text: &str) -> Result<Vec<IpAddr>, BuildError> {
-    let found = config::node_ips(text).map_err(BuildError)?;
-    if !found.ignored.is_empty() {
-        warn!(nodeIPs = ?found.ignored, "Could not parse some node IP(s), ignoring them");
-    }
-    Ok(found.ips)
 }
 
 fn node_image(image: &cri::Image) -> NodeImage {

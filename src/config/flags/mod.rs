@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 pub use grammar::{Parsed, parse};
 pub use help::{help, values};
 pub use table::FLAGS;
-pub(super) use values::{is_taint_effect, shown as shown_taint, sloppy_ip};
+pub use values::sloppy_ip;
+pub(super) use values::{is_taint_effect, shown as shown_taint};
 
 use super::{
     duration::GoDuration,

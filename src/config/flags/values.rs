@@ -193,8 +193,8 @@ fn address(value: &str) -> Result<Option<String>, String> {
     }
 }
 
-/// An IP address; leading zeros of IPv4 numbers do no harm.
-pub(in crate::config) fn sloppy_ip(value: &str) -> Option<IpAddr> {
+/// An IP address as settings have it: leading zeros of IPv4 numbers do no harm (`k8s.io/utils/net`, `ParseIPSloppy`).
+pub fn sloppy_ip(value: &str) -> Option<IpAddr> {
     if value.contains(':') {
         return value.parse().ok();
     }

@@ -37,8 +37,13 @@ pub struct Network {
 
 /// Whether the node's name has to be resolved to find an address.
 pub fn needs_name(settings: &StatusSettings) -> bool {
-    let is_cloud = settings.node.is_cloud_external;
-    specific(settings).is_empty() && !is_cloud && settings.hostname.parse::<IpAddr>().is_err()
+    specific(settings).is_empty() && !waits_for_cloud(settings) && settings.hostname.parse::<IpAddr>().is_err()
+}
+
+/// Whether a cloud tells the addresses, and the operator said nothing of them. Where the operator gave an address that
+/// stands for all, the node begins with the one that would be found without a cloud.
+fn waits_for_cloud(settings: &StatusSettings) -> bool {
+    settings.node.is_cloud_external && settings.node_ips.is_empty()
 }
 
 /// Addresses that the operator gave, without those that stand for all.
@@ -57,13 +62,13 @@ pub(super) fn set(work: &mut Work<'_>) {
     if is_cloud && work.status.addresses.as_ref().is_some_and(|known| !known.is_empty()) {
         return;
     }
-    let ips = match (&*given, is_cloud) {
-        ([], true) => Vec::new(),
-        ([], false) => match found(work.settings, &work.known.network) {
+    let ips = match &*given {
+        [] if waits_for_cloud(work.settings) => Vec::new(),
+        [] => match found(work.settings, &work.known.network) {
             Ok(ip) => vec![ip],
             Err(why) => return work.errors.push(why),
         },
-        (given, _) => given.to_vec(),
+        given => given.to_vec(),
     };
     let address = |kind: &str, address: String| api::NodeAddress { type_: kind.to_owned(), address };
     let mut addresses: Vec<_> = ips.iter().map(|ip| address("InternalIP", ip.to_string())).collect();
@@ -97,7 +102,7 @@ fn found(settings: &StatusSettings, network: &Network) -> Result<IpAddr, String>
 
 /// The first global address of the interface that the default route leads through; of the other
 /// version where the preferred one has none.
-fn by_default_route(network: &Network, prefers_v6: bool) -> Option<IpAddr> {
+pub(in crate::node) fn by_default_route(network: &Network, prefers_v6: bool) -> Option<IpAddr> {
     let of_version = |is_v6: bool| {
         let interfaces = if is_v6 { &network.default_v6 } else { &network.default_v4 };
         interfaces.iter().find_map(|interface| {
@@ -209,6 +214,9 @@ mod tests {
         check(Case { node_ips: "::", ..PLAIN }, "InternalIP=fd00::2 Hostname=n");
         check(Case { node_ips: "::", resolved: &["10.0.0.2", "fd00::2"], ..PLAIN }, "InternalIP=fd00::2 Hostname=n");
         check(Case { external: true, ..PLAIN }, "Hostname=n");
+        for (all, own) in [("0.0.0.0", "10.0.0.2"), ("::", "fd00::2")] {
+            check(Case { external: true, node_ips: all, ..PLAIN }, &format!("InternalIP={own} Hostname=n"));
+        }
         check(Case { external: true, before: "1.1.1.1", ..PLAIN }, "ExternalIP=1.1.1.1");
         check(Case { external: true, node_ips: "10.0.0.2", ..PLAIN }, "InternalIP=10.0.0.2 Hostname=n");
     }

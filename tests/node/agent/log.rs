@@ -67,6 +67,9 @@ async fn every_line_is_klogs() {
     let event = agent.until_log("reason=\"Starting\"").await;
     assert!(event.contains("\"Event occurred\"") && event.contains("kind=\"Node\""), "{event}");
     assert!(event.contains("object=\"test-node\"") && event.contains("message=\"Starting kubelet.\""), "{event}");
+    if !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        agent.until_log("reason=\"CgroupV1\"").await;
+    }
 }
 
 /// A buffer that would never fill is written out all the same, every flush period and at the end.

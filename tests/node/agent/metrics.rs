@@ -47,6 +47,11 @@ const PLAIN: &[(&str, &str, &str)] = &[
     ("kubelet_image_volume_mounted_errors_total", "counter", "[BETA] "),
     ("kubelet_image_volume_mounted_succeed_total", "counter", "[BETA] "),
     ("kubelet_image_volume_requested_total", "counter", "[BETA] "),
+    ("kubelet_node_startup_duration_seconds", "gauge", "[ALPHA] "),
+    ("kubelet_node_startup_post_registration_duration_seconds", "gauge", "[ALPHA] "),
+    ("kubelet_node_startup_pre_kubelet_duration_seconds", "gauge", "[ALPHA] "),
+    ("kubelet_node_startup_pre_registration_duration_seconds", "gauge", "[ALPHA] "),
+    ("kubelet_node_startup_registration_duration_seconds", "gauge", "[ALPHA] "),
     ("kubelet_orphan_pod_cleaned_volumes", "gauge", "[ALPHA] "),
     ("force_cleaned_failed_volume_operation_errors_total", "counter", "[ALPHA] "),
     ("force_cleaned_failed_volume_operations_total", "counter", "[ALPHA] "),
@@ -84,6 +89,7 @@ const PLAIN: &[(&str, &str, &str)] = &[
 /// Families with labels, once something has moved them. Name, type or buckets, stability, labels in order.
 const LABELLED: &[(&str, &str, &str, &[&str])] = &[
     ("kubelet_active_pods", "gauge", "[ALPHA] ", &["static"]),
+    ("kubelet_restarted_pods_total", "counter", "[ALPHA] ", &["static"]),
     ("kubelet_admission_rejections_total", "counter", "[ALPHA] ", &["reason"]),
     ("kubelet_cgroup_manager_duration_seconds", DEF, "[ALPHA] ", &["operation_type"]),
     ("kubelet_desired_pods", "gauge", "[ALPHA] ", &["static"]),

@@ -6,7 +6,8 @@ use crate::cluster::{World, pod};
 use berth_testkit::process::skips;
 
 /// What is said of a test's node and of the machine that tests run on.
-const KNOWN: [&str; 5] = [
+const KNOWN: [&str; 6] = [
+    "reason=\"CgroupV1\"",
     "ClusterDNS",
     "Insecure setting",
     "Hard eviction has no threshold",

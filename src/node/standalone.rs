@@ -1,0 +1,119 @@
+//! The addresses of a node that no API server knows: pods ask for them all the same (`status.hostIP` in environments and
+//! files, the addresses of pods on the host's network). Spec 01 §12.2.
+
+use std::{net::IpAddr, sync::Arc};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::{
+    host_network::HostNetwork,
+    published::pair,
+    status::addresses::{Network, by_default_route},
+};
+use crate::engine::ports::NodeFacts;
+
+/// Tells the facts the node's addresses, and again whenever those of the machine change.
+pub struct OwnAddresses {
+    /// `--node-ip`; an address that stands for all says which version is preferred.
+    pub given: Vec<IpAddr>,
+    /// The node's name: one that is an address counts as given.
+    pub hostname: String,
+    /// The machine's network.
+    pub network: Arc<dyn HostNetwork>,
+    /// Who is told.
+    pub facts: watch::Sender<Arc<NodeFacts>>,
+}
+
+impl OwnAddresses {
+    /// Looks once. Where the machine has no address that others can reach, what was known stays.
+    pub async fn tell(&self) {
+        match self.network.look().await {
+            Ok(network) => self.publish(&network),
+            Err(err) => warn!(%err, "The machine's addresses cannot be read"),
+        }
+    }
+
+    /// Looks whenever the kernel tells of addresses, until stopped.
+    pub async fn follow(self, stop: CancellationToken) {
+        while stop.run_until_cancelled(self.network.changed()).await.is_some() {
+            self.tell().await;
+        }
+    }
+
+    fn publish(&self, network: &Network) {
+        let ips = chosen(&self.given, &self.hostname, network);
+        self.facts.send_if_modified(|facts| {
+            let is_news = !ips.is_empty() && facts.host_ips != ips;
+            if is_news {
+                Arc::make_mut(facts).host_ips = ips;
+            }
+            is_news
+        });
+    }
+}
+
+/// What the operator said, what the name says, what the default route says. No name is resolved: a node on its own starts
+/// without waiting for a resolver.
+fn chosen(given: &[IpAddr], hostname: &str, network: &Network) -> Vec<IpAddr> {
+    let specific = given.iter().copied().filter(|ip| !ip.is_unspecified());
+    let named = || hostname.parse().ok();
+    let prefers_v6 = given.first().is_some_and(IpAddr::is_ipv6);
+    let given = pair(specific);
+    if given.is_empty() {
+        named().or_else(|| by_default_route(network, prefers_v6)).into_iter().collect()
+    } else {
+        given
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{status::addresses::InterfaceAddress, testing::FakeNetwork};
+
+    fn network(ip: &str) -> Network {
+        let own = InterfaceAddress { interface: "eth0".to_owned(), ip: ip.parse().expect("an address"), is_up: true };
+        Network {
+            addresses: vec![own],
+            default_v4: vec!["eth0".to_owned()],
+            default_v6: vec!["eth0".to_owned()],
+            ..Network::default()
+        }
+    }
+
+    #[test]
+    fn addresses_are_those_given_or_that_of_the_default_route() {
+        for (given, hostname, own, expected) in [
+            ("", "n", "10.0.0.2", "10.0.0.2"),
+            ("", "n", "fd00::2", "fd00::2"),
+            ("", "n", "169.254.0.1", ""),
+            ("", "10.9.9.9", "10.0.0.2", "10.9.9.9"),
+            ("10.99.0.1", "n", "10.0.0.2", "10.99.0.1"),
+            ("fd00::9,10.99.0.1", "n", "10.0.0.2", "fd00::9,10.99.0.1"),
+            ("0.0.0.0", "n", "10.0.0.2", "10.0.0.2"),
+            ("::", "n", "10.0.0.2", "10.0.0.2"),
+        ] {
+            let given: Vec<IpAddr> = given.split(',').filter_map(|ip| ip.parse().ok()).collect();
+            let told: Vec<String> = chosen(&given, hostname, &network(own)).iter().map(IpAddr::to_string).collect();
+            assert_eq!(told.join(","), expected, "{given:?} {hostname} {own}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_address_that_goes_is_told_until_another_comes() {
+        let fake = Arc::new(FakeNetwork::default());
+        let facts = watch::Sender::new(Arc::<NodeFacts>::default());
+        let own =
+            OwnAddresses { given: Vec::new(), hostname: "n".to_owned(), network: fake.clone(), facts: facts.clone() };
+        let told = || facts.borrow().host_ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",");
+        for (seen, expected) in
+            [(network("10.0.0.2"), "10.0.0.2"), (Network::default(), "10.0.0.2"), (network("10.0.0.3"), "10.0.0.3")]
+        {
+            fake.set(seen);
+            own.tell().await;
+            assert_eq!(told(), expected);
+        }
+    }
+}
