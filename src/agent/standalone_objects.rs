@@ -211,11 +211,11 @@ impl Objects {
             };
             match (document["apiVersion"].as_str(), document["kind"].as_str()) {
                 (Some("v1"), Some("ConfigMap")) => {
-                    let object: api::ConfigMap = serde_json::from_value(document).map_err(|e| e.to_string())?;
+                    let object: api::ConfigMap = decode::typed(document)?;
                     self.config_maps.insert(key(&object.metadata)?, object);
                 }
                 (Some("v1"), Some("Secret")) => {
-                    let object: api::Secret = serde_json::from_value(document).map_err(|e| e.to_string())?;
+                    let object: api::Secret = decode::typed(document)?;
                     self.secrets.insert(key(&object.metadata)?, object);
                 }
                 (version, kind) => {

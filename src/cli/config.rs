@@ -79,7 +79,12 @@ fn shown(notice: &Notice) -> String {
         Notice::LenientDecoding { error, hints } if hints.is_empty() => error.clone(),
         Notice::LenientDecoding { error, hints } => format!("{error} ({})", hints.join("; ")),
         Notice::NotYetEffective(not_yet) => format!("{} has no effect yet: {}", not_yet.setting, not_yet.feature),
-        Notice::AppliedDropin { path, fields, .. } => format!("{path} sets {}", fields.join(", ")),
+        Notice::AppliedDropin { path, fields, unknown } if unknown.is_empty() => {
+            format!("{path} sets {}", fields.join(", "))
+        }
+        Notice::AppliedDropin { path, fields, unknown } => {
+            format!("{path} sets {}; unknown fields: {}", fields.join(", "), unknown.join(", "))
+        }
         other => format!("{other:?}"),
     }
 }

@@ -11,12 +11,13 @@ use std::{
 use serde::de::{self, DeserializeSeed, Visitor};
 use serde_json::{Map, Value};
 
-use super::text::excerpt;
+use super::{
+    text::excerpt,
+    yaml::{self, MAX_VALUES},
+};
 
 /// So many strict errors of a document are kept, as in the reference.
 pub(super) const MAX_STRICT_ERRORS: usize = 100;
-/// The most values a document may hold; a configuration has hundreds.
-const MAX_VALUES: usize = 200_000;
 
 /// A parsed file.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,21 +61,15 @@ fn parse_json(text: &str) -> Result<Option<Document>, SyntaxError> {
 
 fn parse_yaml(text: &str) -> Result<Document, SyntaxError> {
     use serde_saphyr::options::DuplicateKeyPolicy;
-    let read = |policy: DuplicateKeyPolicy| {
-        let options = serde_saphyr::options! {
-            budget: serde_saphyr::budget! { max_depth: 64, max_nodes: MAX_VALUES },
-            duplicate_keys: policy,
-            with_snippet: false,
-        };
-        serde_saphyr::from_str_with_options::<Value>(text, options)
-    };
-    let (value, duplicates) = match read(DuplicateKeyPolicy::Error) {
+    let read = |policy: DuplicateKeyPolicy| serde_saphyr::from_str_with_options::<Value>(text, yaml::options(policy));
+    let (mut value, duplicates) = match read(DuplicateKeyPolicy::Error) {
         Ok(value) => (value, Vec::new()),
         Err(error) => match duplicate(&error) {
             Some(strict) => (read(DuplicateKeyPolicy::LastWins).map_err(|e| syntax(&e))?, vec![strict]),
             None => return Err(syntax(&error)),
         },
     };
+    yaml::make_whole(&mut value);
     Ok(Document { value: sorted(value), duplicates })
 }
 
@@ -229,10 +224,11 @@ mod tests {
 
     #[test]
     fn scalars_keep_their_yaml_type() {
-        let document = parse("a: \"10\"\nb: 10\nc: no\nd: null\ne: 1.5\nf: 0.0.0.0\ng: ~\nh: 5m\n").expect("yaml");
+        let document = parse("a: \"10\"\nb: 10\nc: no\nd: null\ne: 1.5\nf: 0.0.0.0\ng: ~\nh: 5m\ni: 0110\nj: 1e+06\n")
+            .expect("yaml");
         assert_eq!(
             document.value,
-            json!({"a": "10", "b": 10, "c": false, "d": null, "e": 1.5, "f": "0.0.0.0", "g": null, "h": "5m"})
+            json!({"a": "10", "b": 10, "c": false, "d": null, "e": 1.5, "f": "0.0.0.0", "g": null, "h": "5m", "i": 72, "j": 1_000_000})
         );
     }
 

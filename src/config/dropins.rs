@@ -57,12 +57,11 @@ pub fn merge_texts(
             DropinError::Unreadable(e) => {
                 failed(&format!(", error: failed to load Kubelet config file {name}, error {e}"))
             }
-            DropinError::Untyped => failed(", no apiVersion/kind"),
             DropinError::Foreign { version, kind } => {
                 failed(&format!(", unknown apiVersion/kind: {version}, Kind={kind}"))
             }
         })?;
-        notices.extend(remarks(&name, &patch));
+        notices.extend(remarks(&name, &patch, &merged));
         merge(&mut merged, &patch);
     }
     let config = finish(&merged, gates)?;
@@ -78,8 +77,6 @@ fn walk_error(directory: &str, cause: &str) -> String {
 pub enum DropinError {
     /// No document, or one with duplicate keys or without a kind.
     Unreadable(String),
-    /// No version.
-    Untyped,
     /// A document of another type.
     Foreign {
         /// Its version.
@@ -107,9 +104,8 @@ pub fn read_dropin(text: &str) -> Result<Map<String, Value>, DropinError> {
     if kind.is_empty() {
         return Err(unreadable(format!("Object 'Kind' is missing in '{text}'")));
     }
-    if version.is_empty() {
-        return Err(DropinError::Untyped);
-    }
+    // An empty group and version are a slash in the reference's words.
+    let version = if version.is_empty() { "/".to_owned() } else { version };
     if kind != KIND || version != API_VERSION {
         return Err(DropinError::Foreign { version, kind });
     }
@@ -146,12 +142,16 @@ fn finish(merged: &Value, gates: &FeatureGates) -> Result<KubeletConfiguration, 
 }
 
 /// What is worth saying about one file: what it sets, what of that nobody knows, what comes too late.
-fn remarks(path: &str, patch: &Map<String, Value>) -> Vec<Notice> {
-    let unknown = typed::decode::<KubeletConfiguration>(&Value::Object(patch.clone()), Names::AnyCase)
-        .map(|typed| typed.unknown.into_iter().map(|unknown| unknown.path).collect())
-        .unwrap_or_default();
-    let mut notices =
-        vec![Notice::AppliedDropin { path: path.to_owned(), fields: patch.keys().cloned().collect(), unknown }];
+fn remarks(path: &str, patch: &Map<String, Value>, base: &Value) -> Vec<Notice> {
+    let unknown = |names| {
+        let typed = typed::decode::<KubeletConfiguration>(&Value::Object(patch.clone()), names);
+        typed.map(|typed| typed.unknown).unwrap_or_default().into_iter().map(|unknown| unknown.path)
+    };
+    let strangers: Vec<String> = unknown(Names::AnyCase).collect();
+    let unknown: Vec<String> =
+        unknown(Names::Exact).filter(|path| strangers.contains(path) || loses_to_another_case(base, path)).collect();
+    let fields = patch.keys().filter(|name| !unknown.contains(name)).cloned().collect();
+    let mut notices = vec![Notice::AppliedDropin { path: path.to_owned(), fields, unknown }];
     for (field, keeps) in [
         ("nodeStatusUpdateFrequency", "nodeStatusReportFrequency"),
         ("maxParallelImagePulls", "serializeImagePulls"),
@@ -162,6 +162,14 @@ fn remarks(path: &str, patch: &Map<String, Value>) -> Vec<Notice> {
         }
     }
     notices
+}
+
+/// Whether the field is there already, in another case: that one is read once all is merged, and this one sets nothing.
+fn loses_to_another_case(base: &Value, path: &str) -> bool {
+    let (parents, name) = path.rsplit_once('.').unwrap_or(("", path));
+    let parent = parents.split('.').filter(|name| !name.is_empty()).try_fold(base, |value, name| value.get(name));
+    let Some(fields) = parent.and_then(Value::as_object) else { return false };
+    fields.keys().any(|known| known != name && known.eq_ignore_ascii_case(name))
 }
 
 /// The drop-ins below `directory`: depth first, in byte order, files and directories interleaved.
@@ -263,6 +271,15 @@ mod tests {
         assert_eq!(config.cluster_dns, ["x"], "AC-01-11");
         assert_eq!(config.max_pods, 5, "AC-01-14");
         assert_eq!(config.healthz_port, 10_248, "the exact name stands before the one in another case");
+        let told: Vec<_> = notices
+            .iter()
+            .filter_map(|notice| match notice {
+                Notice::AppliedDropin { fields, unknown, .. } => Some((fields.join(" "), unknown.join(" "))),
+                _ => None,
+            })
+            .collect();
+        let lost = ("clusterDNS kubeReserved".to_owned(), "HEALTHZPORT".to_owned());
+        assert_eq!(told.get(2), Some(&lost), "and what sets nothing is said: {told:?}");
         assert!(notices.iter().any(|n| matches!(n, Notice::SkippedDropin { path } if path.ends_with("30.yaml"))));
     }
 
@@ -296,7 +313,10 @@ mod tests {
                      Object 'Kind' is missing in 'apiVersion: kubelet.config.k8s.io/v1beta1\n'"
                 ),
             ),
-            ("kind: KubeletConfiguration\n".to_owned(), format!("{walk}{load}, no apiVersion/kind")),
+            (
+                "kind: KubeletConfiguration\n".to_owned(),
+                format!("{walk}{load}, unknown apiVersion/kind: /, Kind=KubeletConfiguration"),
+            ),
             (
                 String::new(),
                 format!(

@@ -3,13 +3,57 @@
 //! A table, so that whoever builds a feature deletes its row. Each setting that differs from its
 //! default is told once at start: nothing is ignored without a word.
 
-use super::{defaults, fields::KubeletConfiguration, flags::KubeletFlags};
+use super::{
+    defaults,
+    fields::KubeletConfiguration,
+    flags::KubeletFlags,
+    gates::{ALL_ALPHA, ALL_BETA, FeatureGates},
+};
+
+/// Gates that something asks for; `tests/it/tidy.rs` holds the list against the sources.
+pub const CONSULTED: &[&str] = &[
+    "AllowDNSOnlyNodeCSR",
+    "CRIListStreaming",
+    "CSIVolumeHealth",
+    "ClusterTrustBundleProjection",
+    "ComponentFlagz",
+    "ComponentStatusz",
+    "ContainerCheckpoint",
+    "ContainerStopSignals",
+    "CustomCPUCFSQuotaPeriod",
+    "DynamicResourceAllocation",
+    "ExtendWebSocketsToKubelet",
+    "GracefulNodeShutdown",
+    "GracefulNodeShutdownBasedOnPodPriority",
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "KubeletCrashLoopBackOffMax",
+    "KubeletEnsureSecretPulledImages",
+    "KubeletInUserNamespace",
+    "KubeletPodResourcesListUseActivePods",
+    "LoggingAlphaOptions",
+    "LoggingBetaOptions",
+    "MemoryQoS",
+    "NodeDeclaredFeatures",
+    "PodAndContainerStatsFromCRI",
+    "PodCertificateRequest",
+    "PodLevelResources",
+    "PodLogsQuerySplitStreams",
+    "PodsAPI",
+    "PreventStaticPodAPIReferences",
+    "ReduceDefaultCrashLoopBackOffDecay",
+    "ReloadKubeletServerCertificateFile",
+    "RestartAllContainersOnContainerExits",
+    "RotateKubeletServerCertificate",
+    "RuntimeClassInImageCriApi",
+    "SELinuxMount",
+];
 
 /// A setting without effect.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NotYet {
-    /// The field, or the flag with its dashes.
-    pub setting: &'static str,
+    /// The field, the flag with its dashes, or the gate as `featureGates.Name`.
+    pub setting: String,
     /// What is missing.
     pub feature: &'static str,
 }
@@ -40,23 +84,38 @@ const FIELDS: &[Row<KubeletConfiguration>] = waiting! {
         "qosReserved" => qos_reserved, "memoryThrottlingFactor" => memory_throttling_factor,
         "memoryReservationPolicy" => memory_reservation_policy;
     "tracing": "tracing" => tracing;
-    "user namespaces": "userNamespaces" => user_namespaces;
+    "moving processes into groups": "kubeletCgroups" => kubelet_cgroups, "systemCgroups" => system_cgroups;
+    "ranges of a node without an API server": "podCIDR" => pod_cidr;
+    "metrics that are hidden": "showHiddenMetricsForVersion" => show_hidden_metrics_for_version;
     "volume plugins": "volumePluginDir" => volume_plugin_dir;
 };
 
 const FLAGS: &[Row<KubeletFlags>] = waiting! {
     "container statistics":
-        "--runtime-cgroups" => runtime_cgroups, "--housekeeping-interval" => housekeeping_interval,
+        "--housekeeping-interval" => housekeeping_interval,
         "--max-housekeeping-interval" => max_housekeeping_interval;
+    "programs that mount": "--experimental-mounter-path" => experimental_mounter_path;
+    "other files than the kernel's": "--boot-id-file" => boot_id_file, "--machine-id-file" => machine_id_file;
 };
 
 /// The settings that differ from their defaults and have no effect yet, in the order of the table.
 pub fn not_yet_effective(config: &KubeletConfiguration, flags: &KubeletFlags) -> Vec<NotYet> {
     let (default, default_flags) = (defaults::defaults(), KubeletFlags::default());
-    let told = |(setting, feature): (&'static str, &'static str)| NotYet { setting, feature };
+    let told = |(setting, feature): (&'static str, &'static str)| NotYet { setting: setting.to_owned(), feature };
     let fields = FIELDS.iter().filter(|row| row.2(config, &default)).map(|row| told((row.0, row.1)));
     let flags = FLAGS.iter().filter(|row| row.2(flags, &default_flags)).map(|row| told((row.0, row.1)));
-    fields.chain(flags).collect()
+    fields.chain(flags).chain(gates(config)).collect()
+}
+
+/// Gates that are set to something else than their default, and that nothing asks for. Those of other programs of a cluster
+/// are in one list with ours often, and said likewise.
+fn gates(config: &KubeletConfiguration) -> impl Iterator<Item = NotYet> {
+    let defaults = FeatureGates::new();
+    let differs = move |name: &str, value: bool| defaults.enabled(name) != value;
+    let is_asked_for = |name: &str| CONSULTED.contains(&name) || name == ALL_ALPHA || name == ALL_BETA;
+    let idle = config.feature_gates.iter().filter(move |(name, value)| differs(name, **value) && !is_asked_for(name));
+    let feature = "what this gate switches";
+    idle.map(move |(name, _)| NotYet { setting: format!("featureGates.{name}"), feature })
 }
 
 #[cfg(test)]
@@ -70,8 +129,10 @@ mod tests {
         assert_eq!(not_yet_effective(&config, &flags), []);
         config.cpu_manager_policy = "static".to_owned();
         config.max_pods = 5;
-        flags.runtime_cgroups = "/k".to_owned();
-        let told: Vec<_> = not_yet_effective(&config, &flags).iter().map(|n| n.setting).collect();
-        assert_eq!(told, ["cpuManagerPolicy", "--runtime-cgroups"]);
+        flags.boot_id_file = "/k".to_owned();
+        let gates = [("NativeHistograms", true), ("MemoryQoS", true), ("CRIListStreaming", true), ("AllAlpha", true)];
+        config.feature_gates = gates.map(|(name, value)| (name.to_owned(), value)).into();
+        let told: Vec<_> = not_yet_effective(&config, &flags).into_iter().map(|n| n.setting).collect();
+        assert_eq!(told, ["cpuManagerPolicy", "--boot-id-file", "featureGates.NativeHistograms"]);
     }
 }

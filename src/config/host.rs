@@ -9,6 +9,8 @@ use super::{validate::cpus, watchdog::WatchdogEnvironment};
 pub struct HostFacts {
     /// Whether the cgroup hierarchy is of version 1.
     pub cgroup_v1: bool,
+    /// Whether anything may be swapped out.
+    pub has_swap: bool,
     /// CPUs that are online; unknown if they could not be read.
     pub online_cpus: Option<BTreeSet<u32>>,
     /// What the service manager says about its watchdog.
@@ -21,6 +23,7 @@ impl HostFacts {
         let online = fs::read_to_string("/sys/devices/system/cpu/online").ok();
         Self {
             cgroup_v1: !Path::new("/sys/fs/cgroup/cgroup.controllers").exists(),
+            has_swap: has_swap(),
             online_cpus: online.and_then(|list| cpus::parse(list.trim()).ok()),
             watchdog: WatchdogEnvironment {
                 microseconds: env::var("WATCHDOG_USEC").ok(),
@@ -28,5 +31,26 @@ impl HostFacts {
                 own_pid: process::id(),
             },
         }
+    }
+}
+
+/// Whether the kernel's table of swaps, which begins with a heading, names one.
+pub fn has_swap() -> bool {
+    fs::read_to_string("/proc/swaps").is_ok_and(|table| is_swap_on(&table))
+}
+
+fn is_swap_on(table: &str) -> bool {
+    table.lines().skip(1).any(|line| !line.trim().is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heading_is_no_swap() {
+        let heading = "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
+        assert!(!is_swap_on("") && !is_swap_on(heading));
+        assert!(is_swap_on(&format!("{heading}/dev/sda2 partition\t1000\t0\t-2\n")));
     }
 }

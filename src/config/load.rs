@@ -169,7 +169,8 @@ fn resolve(given: &Given<'_>, first: Settings, told: &mut Told) -> Result<Reques
         }
     }
     judge(&settings, &gates, given.host, told)?;
-    let Settings { config, flags } = settings;
+    let Settings { mut config, flags } = settings;
+    told.notices.extend(start::overwrite_cpus(&mut config));
     told.notices.extend(not_yet_effective(&config, &flags).into_iter().map(Notice::NotYetEffective));
     let watchdog = watchdog_timeout(&given.host.watchdog).map_err(StartupError::Run)?;
     let (notices, host) = (std::mem::take(&mut told.notices), given.host.clone());
@@ -258,7 +259,10 @@ fn read_text(path: &str) -> Result<MainText, String> {
     Ok(MainText { directory, content })
 }
 
-/// Judges a main file and its drop-ins as far as that is possible without the command line and
+/// Stands for the file that a node of a cluster is started with; nobody reads it.
+const ANY_KUBECONFIG: &str = "kubeconfig";
+
+/// Judges a main file and its drop-ins, with the function that judges them at the start, as far as that is possible without the command line and
 /// without regard to this machine, which need not be the one the file is for.
 ///
 /// # Errors
@@ -275,12 +279,14 @@ pub fn check(path: &str, drop_ins: Option<&str>) -> Result<Vec<Notice>, StartupE
         notices.extend(told);
     }
     notices.extend(gates.set_from_map(&config.feature_gates).map_err(StartupError::Gates)?);
-    judge_log(&config, &gates)?;
-    notices.extend(judge_file(&config, &gates, &host)?);
-    start::reservations(&config, &host).map_err(StartupError::Run)?;
-    let flags = KubeletFlags::default();
-    notices.extend(not_yet_effective(&config, &flags).into_iter().map(Notice::NotYetEffective));
-    Ok(notices)
+    // What most files are for: a node of a cluster. Some settings are wrong without one.
+    let flags = KubeletFlags { kubeconfig: ANY_KUBECONFIG.to_owned(), ..KubeletFlags::default() };
+    let settings = Settings { config, flags };
+    let mut told = Told { notices, ..Told::default() };
+    judge(&settings, &gates, &host, &mut told)?;
+    let without_effect = not_yet_effective(&settings.config, &settings.flags).into_iter().map(Notice::NotYetEffective);
+    told.notices.extend(without_effect);
+    Ok(told.notices)
 }
 
 fn absolute(path: &str) -> Result<String, String> {

@@ -36,14 +36,15 @@ pub mod typed;
 pub mod validate;
 pub mod version;
 mod watchdog;
+pub mod yaml;
 
 pub use duration::{DurationError, GoDuration};
-pub use effective::{NotYet, not_yet_effective};
+pub use effective::{CONSULTED, NotYet, not_yet_effective};
 pub use errors::StartupError;
 pub use fields::KubeletConfiguration;
-pub use flags::KubeletFlags;
+pub use flags::{KubeletFlags, sloppy_ip};
 pub use gates::FeatureGates;
-pub use host::HostFacts;
+pub use host::{HostFacts, has_swap};
 pub use load::{EMBEDDED_RUNTIME, Loaded, Loading, Personality, Request, check, help, load, read_main};
 pub use notice::Notice;
 pub use validate::start::{NodeIps, Reservations, node_ips, reservations};

@@ -2,6 +2,8 @@
 //!
 //! Loading returns these; whoever starts the log writes them, each with its own message and keys.
 
+use std::collections::BTreeMap;
+
 use super::effective::NotYet;
 
 /// Something worth a log line.
@@ -79,6 +81,15 @@ pub enum Notice {
         /// Its name.
         name: String,
     },
+    /// `reservedSystemCPUs` takes the place of CPU in `kubeReserved` and `systemReserved`.
+    CpusOverwritten {
+        /// What both were.
+        before: (BTreeMap<String, String>, BTreeMap<String, String>),
+        /// What they are.
+        after: (BTreeMap<String, String>, BTreeMap<String, String>),
+    },
+    /// There is swap, and `failSwapOn` is not switched off.
+    SwapIsOn,
     /// A node address that is no address.
     BadNodeIps {
         /// The texts.

@@ -7,17 +7,16 @@
 
 use std::fmt::{self, Write};
 
-use serde::Deserialize;
 use serde_json::{Map, Value};
-use serde_saphyr::options::{DuplicateKeyPolicy, NonFiniteFloatPolicy};
+use serde_saphyr::options::DuplicateKeyPolicy;
 
 use crate::{
-    config::text::excerpt,
+    config::{
+        text::excerpt,
+        yaml::{self, MAX_VALUES},
+    },
     pod::{api, fieldpath::quoted, quantity::Amount},
 };
-
-/// The most values, keys not counted, that a manifest may hold. A pod has hundreds.
-const MAX_VALUES: usize = 200_000;
 
 /// What a manifest holds.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,7 +74,12 @@ pub enum DecodeError {
 /// # Errors
 /// Says what the bytes are instead.
 pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
-    let mut value = to_json(bytes)?;
+    let mut value = if is_json(bytes) { from_json(bytes)? } else { from_yaml(bytes)? };
+    // Quantities keep the text they were written with: the UID of a pod is made of it.
+    quantities_of_all(&mut value)?;
+    if !is_json(bytes) {
+        yaml::make_whole(&mut value);
+    }
     let (version, kind) = (text(&value, "apiVersion"), text(&value, "kind"));
     let Some(kind) = kind else { return Err(DecodeError::NoKind(excerpt(&value.to_string()))) };
     let Some(version) = version else { return Err(DecodeError::NoVersion(excerpt(&value.to_string()))) };
@@ -99,33 +103,49 @@ pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
 /// # Errors
 /// One of them is neither YAML nor JSON.
 pub fn documents(bytes: &[u8]) -> Result<Vec<Value>, DecodeError> {
-    if bytes.trim_ascii_start().starts_with(b"{") {
-        return Ok(vec![to_json(bytes)?]);
+    let json = is_json(bytes).then(|| from_json(bytes));
+    if let Some(Ok(one)) = json {
+        return Ok(vec![one]);
     }
+    // JSON documents between `---` are YAML.
     let mut reader = bytes;
-    let all = serde_saphyr::read_with_options::<_, Value>(&mut reader, options());
-    let all: Result<Vec<Value>, _> = all.collect();
-    let all = all.map_err(|e| DecodeError::Yaml(excerpt(&e.to_string())))?;
+    let all: Result<Vec<Value>, _> = serde_saphyr::read_with_options(&mut reader, options()).collect();
+    let mut all = match (all, json) {
+        (Ok(all), _) => all,
+        (Err(_), Some(Err(error))) => return Err(error),
+        (Err(error), _) => return Err(DecodeError::Yaml(excerpt(&error.to_string()))),
+    };
+    all.iter_mut().for_each(yaml::make_whole);
     Ok(all.into_iter().filter(|document| !document.is_null()).collect())
 }
 
-fn options() -> serde_saphyr::Options {
-    serde_saphyr::options! {
-        budget: serde_saphyr::budget! { max_documents: 64, max_depth: 64, max_nodes: MAX_VALUES },
-        duplicate_keys: DuplicateKeyPolicy::LastWins,
-        legacy_octal_numbers: true,
-        non_finite_float_policy: NonFiniteFloatPolicy::Reject,
-        with_snippet: false,
-    }
+/// Reads a value as that type.
+///
+/// # Errors
+/// Names the field that has another type.
+pub fn typed<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, String> {
+    serde_path_to_error::deserialize(value).map_err(|error| match error.path().to_string() {
+        path if path == "." => error.inner().to_string(),
+        path => format!("{path}: {}", error.inner()),
+    })
 }
 
-fn to_json(bytes: &[u8]) -> Result<Value, DecodeError> {
-    if bytes.trim_ascii_start().starts_with(b"{") {
-        if json_values(bytes) > MAX_VALUES {
-            return Err(DecodeError::TooManyValues);
-        }
-        return serde_json::from_slice(bytes).map_err(|e| DecodeError::Json(e.to_string()));
+fn options() -> serde_saphyr::Options {
+    yaml::options(DuplicateKeyPolicy::LastWins)
+}
+
+fn is_json(bytes: &[u8]) -> bool {
+    bytes.trim_ascii_start().starts_with(b"{")
+}
+
+fn from_json(bytes: &[u8]) -> Result<Value, DecodeError> {
+    if json_values(bytes) > MAX_VALUES {
+        return Err(DecodeError::TooManyValues);
     }
+    serde_json::from_slice(bytes).map_err(|e| DecodeError::Json(e.to_string()))
+}
+
+fn from_yaml(bytes: &[u8]) -> Result<Value, DecodeError> {
     let mut reader = bytes;
     let first = serde_saphyr::read_with_options::<_, Value>(&mut reader, options()).next();
     first.unwrap_or(Ok(Value::Null)).map_err(|e| DecodeError::Yaml(excerpt(&e.to_string())))
@@ -155,11 +175,8 @@ fn pod(mut value: Value) -> Result<api::Pod, DecodeError> {
     if let Some(members) = value.as_object_mut() {
         members.insert("apiVersion".to_owned(), "v1".into());
         members.insert("kind".to_owned(), "Pod".into());
-        if let Some(spec) = members.get_mut("spec") {
-            quantities(spec, &mut Place("spec".to_owned()))?;
-        }
     }
-    api::Pod::deserialize(value).map_err(|e| DecodeError::Field(excerpt(&e.to_string())))
+    typed(value).map_err(|e| DecodeError::Field(excerpt(&e)))
 }
 
 /// The path of the value that is looked at; one text, because each level may have a long name and
@@ -173,6 +190,18 @@ impl Place {
         let found = look(self);
         self.0.truncate(before);
         found
+    }
+}
+
+/// The quantities of a pod, or of a list's.
+fn quantities_of_all(value: &mut Value) -> Result<(), DecodeError> {
+    let of_pod = |pod: &mut Value| match pod.get_mut("spec") {
+        Some(spec) => quantities(spec, &mut Place("spec".to_owned())),
+        None => Ok(()),
+    };
+    match value.get_mut("items") {
+        Some(Value::Array(items)) => items.iter_mut().try_for_each(of_pod),
+        _ => of_pod(value),
     }
 }
 
@@ -243,6 +272,26 @@ mod tests {
     }
 
     #[test]
+    fn whole_numbers_are_integers_however_they_are_written() {
+        let pod = one("apiVersion: v1\nkind: Pod\nspec:\n  terminationGracePeriodSeconds: 1e0\n  containers:\n  - \
+                       resources: {limits: {cpu: 1.0, memory: 1e9}}\n  volumes:\n  - {name: v, downwardAPI: \
+                       {defaultMode: 256.0, items: [{path: a, mode: 0089}]}}\n");
+        let spec = pod.spec.expect("a spec");
+        assert_eq!(spec.termination_grace_period_seconds, Some(1));
+        let volume = spec.volumes.expect("volumes").remove(0).downward_api.expect("of that kind");
+        assert_eq!((volume.default_mode, volume.items.expect("items")[0].mode), (Some(0o400), Some(89)));
+        let limits = spec.containers[0].resources.as_ref().and_then(|r| r.limits.as_ref()).expect("limits");
+        assert_eq!((limits["cpu"].0.as_str(), limits["memory"].0.as_str()), ("1.0", "1000000000.0"));
+    }
+
+    #[test]
+    fn json_documents_may_stand_between_lines_of_dashes() {
+        let two = documents(b"{\"a\": 1}\n---\n{\"b\": 2.0}\n").expect("two documents");
+        assert_eq!(two, [serde_json::json!({"a": 1}), serde_json::json!({"b": 2})]);
+        assert!(documents(b"{\"a\": ").is_err());
+    }
+
+    #[test]
     fn json_and_lists_are_read_too() {
         assert_eq!(one(" {\"apiVersion\":\"v1\",\"kind\":\"Pod\"}").spec, None);
         let list = decode(b"apiVersion: v1\nkind: PodList\nitems:\n- metadata: {name: a}\n- metadata: {name: b}\n");
@@ -260,7 +309,12 @@ mod tests {
             ("kind: List\napiVersion: v1", "no kind \"List\" is registered for version \"v1\""),
             ("kind: [", "error converting YAML to JSON: "),
             ("{\"kind\": ", "EOF while parsing"),
-            ("kind: Pod\napiVersion: v1\nmetadata: {name: 5}", "invalid type: "),
+            ("kind: Pod\napiVersion: v1\nmetadata: {name: 5}", "metadata.name: invalid type: integer `5`"),
+            (
+                "kind: Pod\napiVersion: v1\nspec: {containers: [{env: [{name: A, value: b}, {name: PORT, value: 8080}]}]}",
+                "spec.containers[0].env[1].value: invalid type: integer `8080`, expected a string",
+            ),
+            ("kind: PodList\napiVersion: v1\nitems: [{spec: {hostPID: 1}}]", "spec.hostPID: invalid type: "),
             (
                 "kind: Pod\napiVersion: v1\nspec: {containers: [{resources: {limits: {cpu: lots}}}]}",
                 "spec.containers[0].resources.limits[cpu]: unable to parse quantity's suffix",

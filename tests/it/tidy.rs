@@ -380,3 +380,66 @@ fn the_reader_of_imports_reads() {
     let text = "use crate::{pod::{A, B}, engine::ports::X, sys};\nfn f() { crate::metrics::static_label(true); }";
     assert_eq!(imports(text), ["pod::A", "engine::ports", "sys", "metrics::static_label"]);
 }
+
+/// Fields that only the configuration itself reads, or that nobody reads any more.
+const READ_WITHIN: &[(&str, &str)] = &[
+    ("api_version", "what the document is"),
+    ("eviction_minimum_reclaim", "config/eviction.rs"),
+    ("eviction_soft", "config/eviction.rs"),
+    ("eviction_soft_grace_period", "config/eviction.rs"),
+    ("fail_cgroup_v1", "judged at the start"),
+    ("fail_swap_on", "judged at the start"),
+    ("feature_gates", "the gates"),
+    ("hairpin_mode", "the reference reads it no more"),
+    ("iptables_drop_bit", "the reference reads it no more"),
+    ("iptables_masquerade_bit", "the reference reads it no more"),
+    ("kind", "what the document is"),
+    ("make_iptables_util_chains", "on by default: the README names it"),
+    ("merge_default_eviction_settings", "drop-ins"),
+    ("run_once", "judged at the start"),
+];
+
+/// Named as without effect, and read all the same: for a part of what they are for.
+const PARTLY: &[&str] = &["kubelet_cgroups", "system_cgroups"];
+
+/// Named, and the names of other things as well.
+const NAMESAKES: &[&str] = &["content_type", "pod_cidr"];
+
+#[test]
+fn every_setting_does_something_or_is_named() {
+    let shipped = shipped();
+    let text = |name: &str| shipped.iter().find(|(path, _)| path == name).expect(name).1.clone();
+    let outside: String =
+        shipped.iter().filter(|(path, _)| !path.starts_with("config/")).map(|(_, text)| text.as_str()).collect();
+    let fields = text("config/fields.rs");
+    let fields = fields.split("pub struct KubeletConfiguration {").nth(1).and_then(|rest| rest.split("\n}").next());
+    let fields =
+        fields.expect("the structure").lines().filter_map(|line| line.trim().strip_prefix("pub ")?.split(':').next());
+    let effective = text("config/effective.rs");
+    let is_named = |field: &str| [",", ";", "\n"].iter().any(|end| effective.contains(&format!("\" => {field}{end}")));
+    let mut wrong = Vec::new();
+    for field in fields {
+        let ends = [",", ".", ")", ";", " ", "\n", "?", "}"];
+        let is_read = ends.iter().any(|end| outside.contains(&format!(".{field}{end}"))) && !NAMESAKES.contains(&field);
+        let is_read = is_read || READ_WITHIN.iter().any(|(known, _)| *known == field);
+        match (is_read, is_named(field)) {
+            (false, false) => wrong.push(format!("{field} is read by nobody: name it in config/effective.rs")),
+            (true, true) if !PARTLY.contains(&field) => {
+                wrong.push(format!("{field} is read: take it out of config/effective.rs"))
+            }
+            _ => {}
+        }
+    }
+    let asks = |gate: &str| {
+        let asked = format!("enabled(\"{gate}\")");
+        let listed = format!("\"{gate}\",");
+        shipped.iter().any(|(path, text)| text.contains(&asked) || (path == "node/facts.rs" && text.contains(&listed)))
+    };
+    for gate in berth::config::gates::GATES.iter().map(|gate| gate.name) {
+        let is_listed = berth::config::CONSULTED.contains(&gate);
+        if asks(gate) != is_listed {
+            wrong.push(format!("the gate {gate}: asked for {}, listed {is_listed}", asks(gate)));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -32,6 +32,13 @@ pub fn tell(notice: &Notice) {
         Notice::InsecureCipher { name } => warn!(cipher = %name, "Use of insecure cipher detected."),
         Notice::BadNodeIps { ips } => warn!(IPs = ?ips, "Could not parse some node IP(s), ignoring them"),
         Notice::BadClusterDns { ip } => warn!(IP = %ip, "Invalid clusterDNS IP"),
+        Notice::CpusOverwritten { before: (kube, system), after: (kube_now, system_now) } => {
+            let said = "Option --reserved-cpus is specified, it will overwrite the cpu setting in KubeReserved and SystemReserved";
+            info!(kubeReservedCPUs = ?kube, systemReservedCPUs = ?system, "{said}");
+            let said = "After cpu setting is overwritten";
+            info!(kubeReservedCPUs = ?kube_now, systemReservedCPUs = ?system_now, "{said}");
+        }
+        Notice::SwapIsOn => warn!("Swap is on: what pods hold in memory may be written to a disk"),
         Notice::CgroupOutsideReservation => {
             warn!("The kubelet's cgroup is outside of the one that holds its reservation");
         }

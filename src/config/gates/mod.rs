@@ -49,8 +49,10 @@ pub struct Gate {
     pub locked: bool,
 }
 
-const ALL_ALPHA: &str = "AllAlpha";
-const ALL_BETA: &str = "AllBeta";
+/// Switches all gates in alpha that are not set themselves.
+pub const ALL_ALPHA: &str = "AllAlpha";
+/// Switches all gates in beta that are not set themselves.
+pub const ALL_BETA: &str = "AllBeta";
 
 fn known(name: &str) -> Option<&'static Gate> {
     GATES.binary_search_by(|gate| gate.name.cmp(name)).ok().and_then(|at| GATES.get(at))

@@ -93,3 +93,49 @@ fn the_burst_of_the_client_may_not_be_zero() {
     );
     assert!(matches!(with_files(None, &[], &["--help"]).outcome, Ok(Request::Print(_))));
 }
+
+#[test]
+fn reserved_cpus_take_the_place_of_reserved_cpu() {
+    let body = "reservedSystemCPUs: \"0-1\"\nkubeReserved: {cpu: 100m, memory: 1Gi}\nsystemReserved: {cpu: 200m}\n";
+    let loaded = run(with_files(Some(body), &[], &[]));
+    assert_eq!(loaded.config.kube_reserved.keys().collect::<Vec<_>>(), ["memory"]);
+    assert_eq!(loaded.config.system_reserved["cpu"], "2");
+    assert!(loaded.notices.iter().any(|notice| matches!(notice, Notice::CpusOverwritten { .. })));
+    let untouched = run(with_files(Some("kubeReserved: {cpu: 100m}\n"), &[], &[]));
+    assert_eq!(untouched.config.kube_reserved["cpu"], "100m");
+}
+
+#[test]
+fn a_file_that_is_valid_starts_and_one_that_is_not_does_not() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("c.yaml").display().to_string();
+    let verdicts = |body: &str| {
+        fs::write(&file, format!("{HEAD}{OPEN}{body}")).expect("written");
+        let started = load(Personality::Kubelet, &[format!("--config={file}").into()], &HostFacts::default());
+        let started = started.outcome.map(drop).map_err(|error| error.to_string());
+        (check(&file, None).map(drop).map_err(|error| error.to_string()), started)
+    };
+    for body in [
+        "evictionHard: {memory.available: 100mi}\n",
+        "evictionHard: {nodefs.available: \"110%\"}\n",
+        "evictionHard: {foo.available: 1Gi}\n",
+        "evictionSoft: {memory.available: 1Gi}\n",
+        "containerLogMaxSize: 10MB\n",
+        "containerLogMaxFiles: 1\n",
+        "syncFrequency: 0s\nmaxPods: -1\n",
+        "kubeReserved: {memory: lots}\n",
+        "qosReserved: {cpu: \"10%\"}\n",
+        "reservedSystemCPUs: x\n",
+        "configMapAndSecretChangeDetectionStrategy: Guess\n",
+        "featureGates: {NoSuchGate: true}\n",
+        "authorization: {mode: Nobody}\n",
+        "port: x\n",
+    ] {
+        let (checked, started) = verdicts(body);
+        assert_eq!(checked, started, "{body}");
+        assert!(checked.is_err(), "{body}");
+    }
+    for body in ["", "maxPods: 5\n", "clusterDNS: [x]\n", "evictionHard: {memory.available: 100Mi}\n", "unknown: 1\n"] {
+        assert_eq!(verdicts(body), (Ok(()), Ok(())), "{body}");
+    }
+}

@@ -133,8 +133,24 @@ pub fn run(c: &KubeletConfiguration, flags: &KubeletFlags, host: &HostFacts) -> 
     if !ips.ignored.is_empty() {
         notices.push(Notice::BadNodeIps { ips: ips.ignored });
     }
+    notices.extend(swap(c, flags, host)?);
     notices.extend(kubelet_object(c)?);
     Ok(notices)
+}
+
+/// What is made of swap that is on (spec 05 §6, 06 §2). A node of our own on a machine that somebody works on has some
+/// nearly always: there it is said, and nothing else.
+fn swap(c: &KubeletConfiguration, flags: &KubeletFlags, host: &HostFacts) -> Result<Option<Notice>, String> {
+    if c.memory_swap.swap_behavior == "LimitedSwap" && host.cgroup_v1 {
+        return Err("swap feature is enabled and LimitedSwap but it is only supported with cgroupv2".to_owned());
+    }
+    if !(c.fail_swap_on && host.has_swap) {
+        return Ok(None);
+    }
+    if flags.is_its_own_authority() {
+        return Ok(Some(Notice::SwapIsOn));
+    }
+    Err("running with swap on is not supported, please disable swap or set --fail-swap-on flag to false".to_owned())
 }
 
 fn authentication(c: &KubeletConfiguration, flags: &KubeletFlags) -> Result<(), String> {
@@ -196,16 +212,23 @@ pub fn reservations(c: &KubeletConfiguration, host: &HostFacts) -> Result<Reserv
             cpus::show(online)
         ));
     }
-    let (mut kube, mut system) = (c.kube_reserved.clone(), c.system_reserved.clone());
-    if !reserved.is_empty() {
-        kube.remove("cpu");
-        system.insert("cpu".to_owned(), reserved.len().to_string());
-    }
+    let mut c = c.clone();
+    let _same_again = overwrite_cpus(&mut c);
     Ok(Reservations {
-        kube: amounts(&kube).map_err(|e| format!("--kube-reserved value failed to parse: {e}"))?,
-        system: amounts(&system).map_err(|e| format!("--system-reserved value failed to parse: {e}"))?,
+        kube: amounts(&c.kube_reserved).map_err(|e| format!("--kube-reserved value failed to parse: {e}"))?,
+        system: amounts(&c.system_reserved).map_err(|e| format!("--system-reserved value failed to parse: {e}"))?,
         cpus: reserved,
     })
+}
+
+/// Where single CPUs are reserved, their count is the system's reservation, and nothing else is; what `/configz` shows is that.
+pub fn overwrite_cpus(c: &mut KubeletConfiguration) -> Option<Notice> {
+    let count = cpus::parse(&c.reserved_system_cpus).ok().map(|reserved| reserved.len()).filter(|count| *count > 0)?;
+    let before = (c.kube_reserved.clone(), c.system_reserved.clone());
+    c.kube_reserved.remove("cpu");
+    c.system_reserved.insert("cpu".to_owned(), count.to_string());
+    let after = (c.kube_reserved.clone(), c.system_reserved.clone());
+    Some(Notice::CpusOverwritten { before, after })
 }
 
 fn amounts(map: &BTreeMap<String, String>) -> Result<BTreeMap<String, Amount>, String> {
