@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt::set_tcp_quickack},
 };
-use rustls::{ClientConfig, crypto::ring, pki_types::ServerName};
+use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     net::TcpStream,
     time::{Instant, timeout_at},
@@ -26,7 +26,10 @@ use super::{
     outcome::Outcome,
     stream::{Limited, Secure},
 };
-use crate::{pod::PodUid, sys::any_certificate::AnyServer};
+use crate::{
+    pod::PodUid,
+    sys::{any_certificate::AnyServer, tls},
+};
 
 /// Dials what is probed.
 pub struct Dialler {
@@ -74,7 +77,7 @@ impl Dialler {
     /// # Errors
     /// TLS cannot be set up.
     pub fn new() -> Result<Self, String> {
-        let provider = Arc::new(ring::default_provider());
+        let provider = Arc::new(tls::provider());
         let mut tls = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(|e| e.to_string())?

@@ -55,8 +55,7 @@ impl ServerCertVerifier for AnyCertificate {
 pub struct AnyServer(pub Arc<CryptoProvider>);
 
 /// What servers may sign with that the provider does not know, and the reference does.
-const ALSO: [SignatureScheme; 3] =
-    [SignatureScheme::ECDSA_NISTP521_SHA512, SignatureScheme::RSA_PKCS1_SHA1, SignatureScheme::ECDSA_SHA1_Legacy];
+const ALSO: [SignatureScheme; 2] = [SignatureScheme::RSA_PKCS1_SHA1, SignatureScheme::ECDSA_SHA1_Legacy];
 
 impl ServerCertVerifier for AnyServer {
     fn verify_server_cert(

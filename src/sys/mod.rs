@@ -10,6 +10,7 @@ pub mod cgroup;
 pub mod device_filter;
 pub mod disk_walk;
 pub mod file_watch;
+pub mod grpc_deadline;
 #[allow(unsafe_code, reason = "the allocator has no safe interface")]
 pub mod heap;
 pub mod in_root;
@@ -46,6 +47,7 @@ pub mod signal;
 pub mod spawn;
 pub mod step;
 pub mod sub_path;
+pub mod tls;
 #[allow(unsafe_code, reason = "watching a descriptor has no safe interface")]
 pub mod watched;
 #[allow(unsafe_code, reason = "beginning to write has no safe interface")]

@@ -195,7 +195,7 @@ fn tls(
     trust: &Arc<Trust>,
     host: &str,
 ) -> Result<(Arc<ClientConfig>, ServerName<'static>), ConnectError> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(crate::sys::tls::provider());
     let mut tls = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(invalid)?

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use rustls::{
     DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
-    client::{
-        WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    },
-    crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature},
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
 };
+
+use crate::sys::tls::{ServerVerifier, provider};
 
 /// Whom we believe.
 #[derive(Debug)]
@@ -24,7 +23,7 @@ pub struct Trust {
 #[derive(Debug)]
 enum Judge {
     /// Those authorities' servers.
-    Authorities(Arc<WebPkiServerVerifier>),
+    Authorities(ServerVerifier),
     /// Anybody.
     Anybody,
 }
@@ -48,9 +47,7 @@ impl Trust {
     /// # Errors
     /// It has none.
     pub fn machine() -> Result<Self, String> {
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        judge(roots).map(Self::of)
+        judge(rustls_native_certs::load_native_certs().certs).map(Self::of)
     }
 
     /// From now on the authorities of that bundle.
@@ -63,23 +60,25 @@ impl Trust {
     }
 
     fn of(judge: Judge) -> Self {
-        let algorithms = ring::default_provider().signature_verification_algorithms;
+        let algorithms = provider().signature_verification_algorithms;
         Self { judge: ArcSwap::from_pointee(judge), algorithms }
     }
 }
 
 fn authorities(pem: &[u8]) -> Result<Judge, String> {
-    let mut roots = RootCertStore::empty();
+    let told = |e: &dyn std::fmt::Display| format!("unable to load root certificates: {e}");
+    let mut known = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(|e| format!("unable to load root certificates: {e}"))?;
-        roots.add(certificate).map_err(|e| format!("unable to load root certificates: {e}"))?;
+        let certificate = certificate.map_err(|e| told(&e))?;
+        RootCertStore::empty().add(certificate.clone()).map_err(|e| told(&e))?;
+        known.push(certificate);
     }
-    judge(roots)
+    judge(known)
 }
 
-fn judge(roots: RootCertStore) -> Result<Judge, String> {
-    let builder = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::new(ring::default_provider()));
-    builder.build().map(Judge::Authorities).map_err(|e| format!("unable to load root certificates: {e}"))
+fn judge(known: Vec<CertificateDer<'static>>) -> Result<Judge, String> {
+    let verifier = ServerVerifier::new(RootCertStore::empty(), known);
+    verifier.map(Judge::Authorities).map_err(|e| format!("unable to load root certificates: {e}"))
 }
 
 impl ServerCertVerifier for Trust {

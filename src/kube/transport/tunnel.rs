@@ -36,7 +36,7 @@ impl Tunnel {
     pub fn new(proxy: Proxy, trust: Arc<Trust>) -> Result<Self, String> {
         let tls = match proxy.kind {
             ProxyKind::Https => {
-                let provider = Arc::new(rustls::crypto::ring::default_provider());
+                let provider = Arc::new(crate::sys::tls::provider());
                 let mut config = ClientConfig::builder_with_provider(provider)
                     .with_safe_default_protocol_versions()
                     .map_err(|e| e.to_string())?

@@ -8,7 +8,6 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use jiff::Timestamp;
 use rustls::{
     DistinguishedName, RootCertStore,
-    crypto::CryptoProvider,
     pki_types::{CertificateDer, UnixTime, pem::PemObject},
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
@@ -16,6 +15,7 @@ use sha2::{Digest, Sha256};
 use x509_parser::prelude::{AttributeTypeAndValue, FromDer, X509Certificate};
 
 use super::identity::{Identity, Via};
+use crate::sys::tls::{self, Use};
 
 /// Key of the extra that names the credential.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
@@ -108,6 +108,16 @@ impl ClientCas {
         &self.subjects
     }
 
+    /// Whether an authority vouches for the certificate, or it is one of them: a self-signed one proves itself.
+    fn verify(&self, leaf: &CertificateDer<'_>, others: &[CertificateDer<'_>], now: UnixTime) -> Result<(), String> {
+        if self.authorities.iter().any(|authority| authority.certificate == *leaf) {
+            return tls::itself(leaf, Use::Client, now).map_err(|e| e.to_string());
+        }
+        let verifier = self.verifier(i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+        let verifier = verifier.ok_or("all authorities have expired")?;
+        verifier.verify_client_cert(leaf, others, now).map(drop).map_err(|e| e.to_string())
+    }
+
     /// A verifier of those authorities that have not expired: the library would believe them for ever.
     fn verifier(&self, now: i64) -> Option<Arc<dyn ClientCertVerifier>> {
         let holds = |authority: &&Authority| authority.valid.0 <= now && now <= authority.valid.1;
@@ -129,7 +139,7 @@ fn roots<'a>(authorities: impl Iterator<Item = &'a Authority>) -> RootCertStore 
 }
 
 fn verifier(roots: RootCertStore) -> Option<Arc<dyn ClientCertVerifier>> {
-    let provider: Arc<CryptoProvider> = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(tls::provider());
     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build().ok()
 }
 
@@ -155,12 +165,7 @@ pub fn identify(chain: &[CertificateDer<'_>], cas: &ClientCas, now: Timestamp) -
     let Some((leaf, intermediates)) = chain.split_first() else { return Ok(None) };
     let parsed = parse(leaf)?;
     let since_epoch = Duration::from_secs(u64::try_from(now.as_second()).unwrap_or_default());
-    let Some(verifier) = cas.verifier(now.as_second()) else {
-        return Err(X509Error::Unverified("all authorities have expired".to_owned()));
-    };
-    verifier
-        .verify_client_cert(leaf, intermediates, UnixTime::since_unix_epoch(since_epoch))
-        .map_err(|e| X509Error::Unverified(e.to_string()))?;
+    cas.verify(leaf, intermediates, UnixTime::since_unix_epoch(since_epoch)).map_err(X509Error::Unverified)?;
     let subject = Subject::read(&parsed)?;
     if subject.name.is_empty() {
         return Ok(None);

@@ -13,6 +13,8 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
+use crate::sys::tls;
+
 /// Suites of TLS 1.3; they cannot be chosen.
 static SUITES_13: [(&str, &SupportedCipherSuite); 3] = [
     ("TLS_AES_128_GCM_SHA256", &ring::TLS13_AES_128_GCM_SHA256),
@@ -111,7 +113,7 @@ impl Offer {
         CryptoProvider {
             cipher_suites: self.suites.iter().map(|(_, suite)| *suite).collect(),
             kx_groups: self.groups.clone(),
-            ..default_provider()
+            ..tls::provider()
         }
     }
 }

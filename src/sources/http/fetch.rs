@@ -21,7 +21,11 @@ use rustls::{
 };
 
 use super::redirect;
-use crate::{config::text::without_password, sources::MANIFEST_LIMIT};
+use crate::{
+    config::text::without_password,
+    sources::MANIFEST_LIMIT,
+    sys::tls::{self, ServerVerifier},
+};
 
 /// Time for everything: redirects, head and body.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -243,13 +247,14 @@ fn chain(e: &dyn std::error::Error) -> String {
 }
 
 fn connector() -> HttpsConnector<HttpConnector> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let roots = system_roots();
+    let provider = Arc::new(tls::provider());
+    let verifier = system_verifier();
     let builder = HttpsConnectorBuilder::new();
     let config = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
-    let builder = match (roots, config) {
-        (Some(roots), Ok(config)) => {
-            builder.with_tls_config(config.with_root_certificates(roots).with_no_client_auth())
+    let builder = match (verifier, config) {
+        (Some(verifier), Ok(config)) => {
+            let config = config.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
+            builder.with_tls_config(config.with_no_client_auth())
         }
         // A system without a list of authorities: those that browsers trust.
         _ => builder.with_provider_and_webpki_roots(provider).expect("ring supports the default protocol versions"),
@@ -257,15 +262,11 @@ fn connector() -> HttpsConnector<HttpConnector> {
     builder.https_or_http().enable_http1().build()
 }
 
-fn system_roots() -> Option<RootCertStore> {
+fn system_verifier() -> Option<ServerVerifier> {
     let file = std::env::var_os("SSL_CERT_FILE").map(Into::into);
     let files = file.into_iter().chain(AUTHORITIES.map(std::path::PathBuf::from));
     let bundle = files.into_iter().find_map(|path| fs::read(path).ok())?;
-    let mut roots = RootCertStore::empty();
-    let certificates: Vec<CertificateDer<'static>> =
-        CertificateDer::pem_slice_iter(&bundle).filter_map(Result::ok).collect();
-    let (added, _) = roots.add_parsable_certificates(certificates);
-    if added > 0 { Some(roots) } else { None }
+    ServerVerifier::new(RootCertStore::empty(), CertificateDer::pem_slice_iter(&bundle).filter_map(Result::ok)).ok()
 }
 
 #[cfg(test)]

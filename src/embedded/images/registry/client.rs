@@ -13,14 +13,20 @@ use hyper_util::{
 };
 use rustls::{
     ClientConfig, RootCertStore, SignatureScheme,
-    client::ResolvesClientCert,
-    crypto::{CryptoProvider, ring},
+    client::{ResolvesClientCert, danger::ServerCertVerifier},
+    crypto::CryptoProvider,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     sign::CertifiedKey,
 };
 
 use super::hosts::{Endpoint, KeyPair};
-use crate::{embedded::images::error::ImageError, sys::any_certificate::AnyCertificate};
+use crate::{
+    embedded::images::error::ImageError,
+    sys::{
+        any_certificate::AnyCertificate,
+        tls::{ServerVerifier, provider},
+    },
+};
 
 /// How long connecting may take where the place says nothing else.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -46,21 +52,23 @@ pub fn of(endpoint: &Endpoint) -> Result<HttpClient, ImageError> {
 }
 
 fn tls(endpoint: &Endpoint) -> Result<ClientConfig, String> {
-    let provider = Arc::new(ring::default_provider());
+    let provider = Arc::new(provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
     let builder = builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
-    let builder = if endpoint.skips_verification {
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(Arc::clone(&provider))))
+    let verifier: Arc<dyn ServerCertVerifier> = if endpoint.skips_verification {
+        Arc::new(AnyCertificate(Arc::clone(&provider)))
     } else {
-        let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+        let mut known = rustls_native_certs::load_native_certs().certs;
         for path in &endpoint.authorities {
             for certificate in certificates(path)? {
-                roots.add(certificate).map_err(|error| told(path, &error))?;
+                RootCertStore::empty().add(certificate.clone()).map_err(|error| told(path, &error))?;
+                known.push(certificate);
             }
         }
-        builder.with_root_certificates(roots)
+        Arc::new(ServerVerifier::new(roots, known).map_err(|error| error.to_string())?)
     };
+    let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
     if endpoint.pairs.is_empty() {
         return Ok(builder.with_no_client_auth());
     }

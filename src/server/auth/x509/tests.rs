@@ -110,6 +110,20 @@ fn what_is_no_proof_is_refused() {
 }
 
 #[test]
+fn an_authority_proves_itself() {
+    // As with the reference: one self-signed file (CA:TRUE) is the bundle, and what its holder shows.
+    let identified = |days, now: i64| {
+        let own = ca("me", days);
+        let leaf: CertificateDer<'static> = own.der().clone();
+        identify(&[leaf], &bundle(&[&own]), at(NOW + now * DAY)).map(|proof| proof.expect("a name").identity.name)
+    };
+    assert_eq!(identified((-1, 10), 0).as_deref(), Ok("me"));
+    assert!(identified((-1, 10), 11).is_err() && identified((1, 10), 0).is_err());
+    let (own, other) = (ca("me", (-1, 10)), ca("me", (-1, 10)));
+    assert!(identify(&[other.der().clone()], &bundle(&[&own]), at(NOW)).is_err(), "of that name, but another");
+}
+
+#[test]
 fn names_are_read_as_the_reference_reads_them() {
     let ca = ca("us", (-1, 100));
     let cas = bundle(&[&ca]);
