@@ -17,6 +17,40 @@ const PROTOS: &[&str] = &[
     "pluginregistration-v1",
     "csi-v1",
 ];
+/// Messages of the CRI that people are shown as JSON: the configurations of sandboxes and containers.
+const SHOWN: &[&str] = &[
+    "CDIDevice",
+    "Capability",
+    "ContainerConfig",
+    "ContainerMetadata",
+    "DNSConfig",
+    "Device",
+    "HugepageLimit",
+    "IDMapping",
+    "ImageSpec",
+    "Int64Value",
+    "KeyValue",
+    "LinuxContainerConfig",
+    "LinuxContainerResources",
+    "LinuxContainerSecurityContext",
+    "LinuxPodSandboxConfig",
+    "LinuxSandboxSecurityContext",
+    "Mount",
+    "NamespaceOption",
+    "PodSandboxConfig",
+    "PodSandboxMetadata",
+    "PortMapping",
+    "SELinuxOption",
+    "SecurityProfile",
+    "UserNamespace",
+    "WindowsContainerConfig",
+    "WindowsContainerResources",
+    "WindowsContainerSecurityContext",
+    "WindowsCpuGroupAffinity",
+    "WindowsNamespaceOption",
+    "WindowsPodSandboxConfig",
+    "WindowsSandboxSecurityContext",
+];
 /// Read as a table when it is needed, not made into types.
 const TABLE: &str = "core-v1-pod";
 
@@ -26,7 +60,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("proto");
     let files: Vec<PathBuf> = PROTOS.iter().map(|name| root.join(format!("{name}.proto"))).collect();
     let descriptors = protox::compile(&files, [&root])?;
-    tonic_prost_build::configure().build_server(true).build_client(true).bytes(".v1alpha1").compile_fds(descriptors)?;
+    let mut generated = tonic_prost_build::configure().build_server(true).build_client(true).bytes(".v1alpha1");
+    for message in SHOWN {
+        generated = generated.type_attribute(format!(".runtime.v1.{message}"), "#[derive(serde::Serialize)]");
+    }
+    let as_text = "#[serde(serialize_with = \"crate::proto::as_text\")]";
+    generated.field_attribute(".runtime.v1.KeyValue.value", as_text).compile_fds(descriptors)?;
     let mut table = protox::compile([root.join(format!("{TABLE}.proto"))], [&root])?;
     table.file.iter_mut().for_each(|file| file.source_code_info = None);
     let table_path = PathBuf::from(env::var("OUT_DIR")?).join(format!("{TABLE}.bin"));

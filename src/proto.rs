@@ -5,6 +5,11 @@
 /// Metadata of an ExecSync call: how many bytes of each output its caller wants. Other runtimes ignore it.
 pub const OUTPUT_LIMIT: &str = "berth-output-limit";
 
+/// Shows the value of an environment variable.
+fn as_text<S: serde::Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&String::from_utf8_lossy(bytes))
+}
+
 /// The container runtime interface, `runtime.v1`.
 pub mod cri {
     tonic::include_proto!("runtime.v1");

@@ -31,11 +31,21 @@ const SOCKET: &str = "unix:///run/berth/cri.sock";
 /// How long what runs here may take to end; pods go on.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
+/// A runtime that has begun.
+pub(super) struct Opened {
+    /// The clients of its services.
+    pub(super) connection: Connection,
+    /// Its streams.
+    pub(super) targets: Arc<dyn Targets>,
+    /// Whether it finds again what was there.
+    pub(super) recovery: parts::Recovery,
+}
+
 /// Starts the runtime; the clients of its services, and its streams.
 ///
 /// # Errors
 /// What stands in the way.
-pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<(Connection, Arc<dyn Targets>), BuildError> {
+pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<Opened, BuildError> {
     check_image_endpoint(&loaded.config.image_service_endpoint)?;
     let config = runtime_settings::read().map_err(BuildError)?;
     let (socket, streams) = (config.serve_socket.clone(), config.stream_address.clone());
@@ -47,7 +57,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<(Connection, Ar
         stop: base.stop.child_token(),
     };
     let (runtime, _) = parts::open_counted(config, around, &base.registry).await.map_err(wrong)?;
-    parts::start(&runtime);
+    let recovery = parts::start(&runtime);
     if !socket.is_empty() {
         let (serving, path, stop) = (runtime.clone(), socket_path(&socket)?, base.stop.child_token());
         let listening = listen(&streams).await?;
@@ -64,7 +74,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<(Connection, Ar
     });
     info!(root = %runtime.shell.layout.root.display(), "Pods run on the embedded runtime");
     let connection = cri::connect_over(dial, &settings::cri(loaded), &base.registry);
-    Ok((connection, Arc::new(RuntimeTargets(runtime))))
+    Ok(Opened { connection, targets: Arc::new(RuntimeTargets(runtime)), recovery })
 }
 
 /// Images of another service would lie where our own runtime does not look for them.
@@ -141,13 +151,14 @@ async fn alone(socket: Option<String>) -> Result<(), BuildError> {
     let around =
         Surroundings { hostname, has_builtin_images: true, unpacker, tasks: tasks.clone(), stop: stop.clone() };
     let (runtime, _) = parts::open(config, around).await.map_err(wrong)?;
-    parts::start(&runtime);
+    let recovery = parts::start(&runtime);
     let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(wrong)?;
     println!("serving {}", path.display());
     let served = over_socket(&runtime, path, streams, stop.clone());
     tokio::select! {
         served = served => served?,
+        cause = recovery.failed() => return Err(wrong(cause)),
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }

@@ -88,8 +88,10 @@ pub async fn recover(runtime: &Arc<Runtime>) -> RuntimeResult<()> {
 
 fn read(layout: &Layout, boot_id: &str) -> RuntimeResult<Left> {
     let mark = layout.state.join("boot_id");
-    atomic_file::replace_unsynced(&mark, boot_id.as_bytes(), 0o600)
-        .map_err(|e| RuntimeError::file("write", &mark, &e))?;
+    // For people: each record has its own. A disk that is full keeps nobody from removing what fills it.
+    if let Err(error) = atomic_file::replace_unsynced(&mark, boot_id.as_bytes(), 0o600) {
+        warn!(path = %mark.display(), err = %error, "The id of this boot cannot be written down");
+    }
     let mut left = Left::default();
     for found in store::sandboxes(layout)? {
         let (id, sandbox) = match found {

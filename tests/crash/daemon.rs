@@ -62,8 +62,11 @@ async fn serve(place: &Path) {
         assert_eq!(verified.findings, [], "of {} images", verified.images);
     }
     has_busybox(&images, place).await;
-    parts::start(&runtime);
-    services::over_socket(&runtime, socket(place), "", stop).await.expect("served");
+    let recovery = parts::start(&runtime);
+    tokio::select! {
+        served = services::over_socket(&runtime, socket(place), "", stop) => served.expect("served"),
+        cause = recovery.failed() => panic!("{cause}"),
+    }
 }
 
 /// The variable that says whether all images are looked through first.

@@ -3,16 +3,14 @@
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use futures::stream::{self, BoxStream, StreamExt};
-use serde_json::json;
 use tonic::Status;
 
+use super::verbose;
 use crate::{
     embedded::{
-        config::PAUSE,
         errors::{ErrorKind, RuntimeError, RuntimeResult},
         runtime::{Runtime, now_ns},
         sandbox::Sandbox,
-        shim::plan::{LaunchPlan, RootKind},
         view,
     },
     proto::cri,
@@ -117,18 +115,7 @@ pub fn sandbox_status(
     let sandbox = runtime.pod(&request.pod_sandbox_id)?.now();
     let mut info = HashMap::new();
     if request.verbose {
-        let told = json!({
-            "processStatus": if sandbox.is_ready() { "running" } else { "deleted" },
-            "netNamespaceClosed": !sandbox.is_ready(),
-            "image": PAUSE,
-            "runtimeHandler": sandbox.meta.runtime_handler,
-            "netns": sandbox.meta.netns,
-            "cgroup": sandbox.meta.group,
-            "config": sandbox.meta.config,
-            "cniResult": sandbox.meta.network.get("result"),
-            "overhead": sandbox.overhead.as_ref().map(resources),
-            "resources": sandbox.resources.as_ref().map(resources),
-        });
+        let told = verbose::sandbox(&sandbox);
         info.insert("info".to_owned(), told.to_string());
     }
     Ok(cri::PodSandboxStatusResponse {
@@ -137,28 +124,6 @@ pub fn sandbox_status(
         containers_statuses: view::container_statuses(&sandbox),
         timestamp: now_ns(),
     })
-}
-
-/// Resources, as people read them.
-fn resources(told: &cri::LinuxContainerResources) -> serde_json::Value {
-    json!({
-        "cpuPeriod": told.cpu_period,
-        "cpuQuota": told.cpu_quota,
-        "cpuShares": told.cpu_shares,
-        "cpusetCpus": told.cpuset_cpus,
-        "cpusetMems": told.cpuset_mems,
-        "memoryLimitInBytes": told.memory_limit_in_bytes,
-        "memorySwapLimitInBytes": told.memory_swap_limit_in_bytes,
-        "unified": told.unified,
-    })
-}
-
-/// How a container's root is made.
-fn snapshotter(plan: &LaunchPlan) -> &'static str {
-    match plan.root.kind {
-        RootKind::Overlay { .. } => "overlay",
-        RootKind::Directory(_) => "copy",
-    }
 }
 
 /// A container's status.
@@ -174,16 +139,7 @@ pub fn container_status(
     let container = sandbox.container(&id)?;
     let mut info = HashMap::new();
     if request.verbose {
-        let told = json!({
-            "sandboxID": sandbox.id(),
-            "pid": container.running().map(|started| started.pid).unwrap_or_default(),
-            "removing": container.is_removing,
-            "snapshotKey": id,
-            "snapshotter": snapshotter(&container.plan),
-            "runtimeType": crate::embedded::config::NAME,
-            "config": container.meta.config,
-            "runtimeSpec": &*container.plan,
-        });
+        let told = verbose::container(&sandbox, container);
         info.insert("info".to_owned(), told.to_string());
     }
     Ok(cri::ContainerStatusResponse { status: Some(view::container_status(container)), info })

@@ -19,6 +19,7 @@ mod start;
 mod stats;
 pub mod stop;
 mod streams;
+mod verbose;
 
 pub use container::delete as delete_container;
 pub use serve::{Memory, over_memory, over_socket};

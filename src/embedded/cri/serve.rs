@@ -25,6 +25,7 @@ use crate::{
         streams::IN_PROCESS,
     },
     proto::cri::{image_service_server::ImageServiceServer, runtime_service_server::RuntimeServiceServer},
+    sys::grpc_deadline::Deadline,
 };
 
 /// The largest message that is taken, and that is sent over a socket, bytes.
@@ -62,7 +63,7 @@ fn router(runtime: &Arc<Runtime>, largest: usize, streams: Arc<str>) -> Router {
     let images = ImageServiceServer::new(ImageCalls(runtime.clone()))
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(largest);
-    Server::builder().add_service(calls).add_service(images)
+    Server::builder().add_service(Deadline(calls)).add_service(Deadline(images))
 }
 
 /// Serves whoever connects within this process, until told to stop. URLs of streams begin with [`IN_PROCESS`].

@@ -55,6 +55,13 @@ impl Catalogue {
         out
     }
 
+    /// The images of a repository that is named without a tag, the newest first; none where a text names anything else.
+    pub fn of_repository(&self, text: &str) -> Vec<Arc<Record>> {
+        let Some(wanted) = Name::repository_in(text) else { return Vec::new() };
+        let is_of = |name: &str| Name::parse(name).is_ok_and(|name| name.repository() == wanted);
+        self.list().into_iter().filter(|image| image.refs.iter().any(|reference| is_of(&reference.name))).collect()
+    }
+
     /// The image of that id.
     pub fn get(&self, id: &Digest) -> Option<Arc<Record>> {
         self.images.get(id).cloned()

@@ -130,6 +130,11 @@ impl Drop for Claim<'_> {
 }
 
 impl Layers {
+    /// Under which rules layers are unpacked here.
+    pub fn form(&self) -> Form {
+        self.policy.form
+    }
+
     /// Those below `$ROOT/layers`. What was not committed, and what was being deleted, goes; so do layers of the other form.
     ///
     /// # Errors

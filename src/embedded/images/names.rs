@@ -48,6 +48,12 @@ impl Name {
         format!("{}/{}", self.host, self.path)
     }
 
+    /// The repository that a text names with neither tag nor digest; `None` where it has one of them, or is no name.
+    pub fn repository_in(text: &str) -> Option<String> {
+        let has_version = text.contains('@') || text.rsplit('/').next().is_some_and(|last| last.contains(':'));
+        Self::parse(text).ok().filter(|_| !has_version).map(|name| name.repository())
+    }
+
     /// The same repository's image of that digest.
     #[must_use]
     pub fn at(&self, digest: Digest) -> Self {

@@ -170,7 +170,7 @@ impl ImageStore {
         Ok(out)
     }
 
-    /// All images, the newest first; with a filter the one that it means.
+    /// All images, the newest first; with a filter the one that it means, or all of a repository that it names without a tag.
     ///
     /// # Errors
     /// Where the filter is the beginning of several ids.
@@ -178,7 +178,8 @@ impl ImageStore {
         if filter.is_empty() {
             return Ok(self.inner.catalogue().list());
         }
-        Ok(self.status(filter)?.into_iter().collect())
+        let of_repository = self.inner.catalogue().of_repository(filter);
+        if of_repository.is_empty() { Ok(self.status(filter)?.into_iter().collect()) } else { Ok(of_repository) }
     }
 
     /// The image that an id, the beginning of one, or a name means; `None`: there is none.

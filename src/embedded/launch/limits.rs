@@ -8,6 +8,26 @@ use std::collections::BTreeMap;
 use super::{facts::Groups, refusal::Refusal};
 use crate::{proto::cri::LinuxContainerResources, sys::cgroup::Controller};
 
+/// Resources of `setrlimit(2)` by name, in the kernel's order.
+pub const RESOURCES: [&str; 16] = [
+    "cpu",
+    "fsize",
+    "data",
+    "stack",
+    "core",
+    "rss",
+    "nproc",
+    "nofile",
+    "memlock",
+    "as",
+    "locks",
+    "sigpending",
+    "msgqueue",
+    "nice",
+    "rtprio",
+    "rttime",
+];
+
 /// One file to write, in the order of a list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Write {

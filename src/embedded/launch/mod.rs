@@ -23,6 +23,7 @@ pub mod image;
 pub mod limits;
 pub mod mounts;
 pub mod namespaces;
+pub mod oci;
 pub mod plan;
 pub mod refusal;
 pub mod security;

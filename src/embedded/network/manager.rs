@@ -129,8 +129,11 @@ impl Network {
         })
     }
 
-    /// Why the plugins' configuration cannot be used; `OK` where it can. For verbose status.
+    /// Why the plugins' configuration cannot be used; `OK` where it can, or nobody needs one. For verbose status.
     pub fn last_cni_load(&self) -> String {
+        if self.mode() == Mode::Builtin {
+            return "OK".to_owned();
+        }
         self.inner.plugins.network().err().unwrap_or_else(|| "OK".to_owned())
     }
 

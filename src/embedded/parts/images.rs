@@ -72,7 +72,8 @@ impl Images for Stored {
         let mut info = HashMap::new();
         if let Some(record) = found.as_ref().filter(|_| request.verbose) {
             let chain = record.chain_id.as_ref().map(ToString::to_string);
-            let told = json!({"chainID": chain, "imageSpec": {"config": record.config}});
+            let spec = self.0.spec(record).await?.unwrap_or_else(|| json!({"config": record.config}));
+            let told = json!({"chainID": chain, "imageSpec": spec});
             info.insert("info".to_owned(), told.to_string());
         }
         Ok(cri::ImageStatusResponse { image: found.map(|record| image(&record)), info })

@@ -8,7 +8,7 @@ pub mod shims;
 
 use std::{path::PathBuf, sync::Arc};
 
-use tokio::task::spawn_blocking;
+use tokio::{sync::oneshot, task::spawn_blocking};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
@@ -16,7 +16,7 @@ use super::{
     errors::{RuntimeError, RuntimeResult},
     groups::KernelGroups,
     images::{ImageStore, Settings, apply::Bounds, counter, layers::Helpers, snapshots::Snapshotter},
-    launch::host,
+    launch::{host, limits::RESOURCES},
     lost_networks, network as embedded_network,
     ports::Ports,
     recover,
@@ -105,6 +105,8 @@ pub async fn open_counted(
         network: Arc::new(network::Networks(network.clone())),
         groups,
     };
+    // What was chosen is told, where it was left to us.
+    let config = EmbeddedConfig { snapshotter: images.snapshotter().to_owned(), ..config };
     let runtime = Runtime::with_lock(config, ports, facts, (around.tasks, around.stop.clone()), lock, metrics);
     count(registry, &runtime, &images, network);
     // What cannot be imported is told, and keeps no pod from running.
@@ -165,17 +167,34 @@ fn count(registry: &Registry, runtime: &Arc<Runtime>, images: &ImageStore, netwo
     register_embedded_objects(registry, Arc::new(held));
 }
 
+/// Whether what was there could be found again.
+pub struct Recovery(oneshot::Receiver<RuntimeError>);
+
+impl Recovery {
+    /// Waits until it could not be, and says why: no call will ever be answered. Does not return where all is well.
+    pub async fn failed(self) -> RuntimeError {
+        match self.0.await {
+            Ok(cause) => RuntimeError::other(format!("the embedded runtime cannot find again what was there: {cause}")),
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
 /// Finds again what was there, in the background; calls wait for it. Then sees to it that pods that lose their network are
 /// told, until we end.
-pub fn start(runtime: &Arc<Runtime>) {
+#[must_use = "where it fails, whoever needs the runtime ends"]
+pub fn start(runtime: &Arc<Runtime>) -> Recovery {
+    let (tell, failed) = oneshot::channel();
     let recovering = runtime.clone();
     runtime.shell.spawn(async move {
         if let Err(cause) = recover::recover(&recovering).await {
-            tracing::error!(err = %cause, "The embedded runtime cannot find again what was there");
+            let _ = tell.send(cause); // whoever was to hear it has ended
             return;
         }
+        drop(tell);
         lost_networks::keep(&recovering).await;
     });
+    Recovery(failed)
 }
 
 async fn blocking<R: Send + 'static>(work: impl FnOnce() -> RuntimeResult<R> + Send + 'static) -> RuntimeResult<R> {
@@ -221,26 +240,6 @@ fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeR
     })
 }
 
-/// Resources of `setrlimit(2)` by name, in the kernel's order.
-const LIMITS: [&str; 16] = [
-    "cpu",
-    "fsize",
-    "data",
-    "stack",
-    "core",
-    "rss",
-    "nproc",
-    "nofile",
-    "memlock",
-    "as",
-    "locks",
-    "sigpending",
-    "msgqueue",
-    "nice",
-    "rtprio",
-    "rttime",
-];
-
 fn host_settings(config: &EmbeddedConfig) -> RuntimeResult<host::Settings> {
     let limits = config.default_ulimits.iter().map(|(name, value)| limit(name, value)).collect::<RuntimeResult<_>>()?;
     Ok(host::Settings {
@@ -256,7 +255,7 @@ fn host_settings(config: &EmbeddedConfig) -> RuntimeResult<host::Settings> {
 
 fn limit(name: &str, value: &str) -> RuntimeResult<(u32, u64, u64)> {
     let wrong = || RuntimeError::other(format!("embeddedRuntime.defaultUlimits: {name}: {value:?} is no soft:hard"));
-    let number = LIMITS.iter().position(|known| *known == name).ok_or_else(wrong)?;
+    let number = RESOURCES.iter().position(|known| *known == name).ok_or_else(wrong)?;
     let (soft, hard) = value.split_once(':').unwrap_or((value, value));
     let read = |text: &str| if text == "unlimited" { Some(u64::MAX) } else { text.parse().ok() };
     let number = u32::try_from(number).map_err(|_| wrong())?;

@@ -1,9 +1,20 @@
 //! Joins the first process of a container: what it prints from now on, and its input. Behaviour: spec 09a §4.
 
-use std::{io, os::fd::OwnedFd, time::Duration};
+use std::{
+    io,
+    os::fd::OwnedFd,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::{net::unix::pipe, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::unix::pipe,
+    time::timeout,
+};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::{
     ask::Wanted,
@@ -21,18 +32,18 @@ use crate::embedded::{
 /// How long after the end of its output the end of a container is known.
 const KNOWN: Duration = Duration::from_secs(5);
 
-/// Joins it. Its input is the client's where the container has one; the end of that ends it only where the container
-/// says so.
+/// Joins it. Its input is the client's where the container has one. The end of that ends the container's where it says so
+/// (`stdin_once`, no terminal); else it ends what the client joined, as with containerd: the container goes on.
 ///
 /// # Errors
 /// The container does not run, or has too many clients.
 pub async fn join(runtime: &Runtime, container: &str, wanted: Wanted) -> RuntimeResult<Command> {
     let (pod, container) = runtime.container(container)?;
-    let has_terminal = {
+    let (has_terminal, is_once) = {
         let sandbox = pod.now();
         let of = sandbox.container(&container)?;
         of.running()?;
-        of.plan.process.terminal.is_some()
+        (of.plan.process.terminal.is_some(), of.plan.stdin_once)
     };
     let (ours, theirs) = pipes(wanted)?;
     let request = Request::Attach { container: container.clone(), stdin: wanted.stdin };
@@ -42,13 +53,72 @@ pub async fn join(runtime: &Runtime, container: &str, wanted: Wanted) -> Runtime
     }
     let (stdin, stdout, stderr) = ours;
     let terminal = has_terminal.then(|| Terminal::Shim { pod: pod.clone(), container: container.clone() });
+    let left = CancellationToken::new();
+    let ends_with_input = has_terminal || !is_once;
+    let stdin = stdin.map(|to| Leaving { to, left: ends_with_input.then(|| left.clone()) });
+    let until_left =
+        |from: pipe::Receiver| Box::new(UntilLeft { from, left: Box::pin(left.clone().cancelled_owned()) });
+    let end = ended(pod, container);
     Ok(Command {
         stdin: stdin.map(|to| Box::new(to) as _),
-        stdout: Some(Box::new(stdout)),
-        stderr: stderr.map(|from| Box::new(from) as _),
+        stdout: Some(until_left(stdout)),
+        stderr: stderr.map(|from| until_left(from) as _),
         terminal,
-        end: Box::pin(ended(pod, container)),
+        end: Box::pin(async move { left.run_until_cancelled(end).await.unwrap_or(Ok(0)) }),
     })
+}
+
+/// The way to the container's input; its end is told, unless it is the container that takes no more.
+struct Leaving {
+    to: pipe::Sender,
+    left: Option<CancellationToken>,
+}
+
+impl AsyncWrite for Leaving {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.to).poll_write(context, bytes);
+        if matches!(written, Poll::Ready(Err(_))) {
+            self.left = None;
+        }
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.to).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.to).poll_shutdown(context)
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if let Some(left) = &self.left {
+            left.cancel();
+        }
+    }
+}
+
+/// What the container prints, until the client has left.
+struct UntilLeft {
+    from: pipe::Receiver,
+    left: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl AsyncRead for UntilLeft {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.from).poll_read(context, buffer);
+        // What is there already is still told.
+        if read.is_pending() && self.left.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        read
+    }
 }
 
 /// The end of a container whose output has ended. That ends early only for a client that was too slow.

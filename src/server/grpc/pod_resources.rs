@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::timeout;
-use tonic::{Request, Response, Status, async_trait, service::Routes};
+use tonic::{
+    Request, Response, Status, async_trait,
+    service::{Routes, interceptor::InterceptedService},
+};
 use tracing::error;
 
 use super::{RateLimit, answers, health::health};
@@ -19,6 +22,7 @@ use crate::{
         v1alpha1::{self, pod_resources_lister_server as alpha_server},
     },
     server::ports::{ExclusiveResources, PodDirectory},
+    sys::grpc_deadline::Deadline,
 };
 
 /// How long letting go of what pods that are gone had may keep a list waiting.
@@ -44,10 +48,10 @@ const SERVICES: &[&str] = &["v1.PodResourcesLister", "v1alpha1.PodResourcesListe
 pub fn pod_resources(deps: PodResourcesDeps) -> Routes {
     let limit = RateLimit::default();
     let alpha_limit = limit.clone();
-    let alpha = alpha_server::PodResourcesListerServer::with_interceptor(V1Alpha1(deps.clone()), move |request| {
-        alpha_limit.admit(request)
-    });
-    let v1 = PodResourcesListerServer::with_interceptor(V1(deps), move |request| limit.admit(request));
+    let alpha = Deadline(alpha_server::PodResourcesListerServer::new(V1Alpha1(deps.clone())));
+    let alpha = InterceptedService::new(alpha, move |request| alpha_limit.admit(request));
+    let v1 = Deadline(PodResourcesListerServer::new(V1(deps)));
+    let v1 = InterceptedService::new(v1, move |request| limit.admit(request));
     Routes::new(v1).add_service(alpha).add_service(health(SERVICES))
 }
 

@@ -30,6 +30,7 @@ use crate::{
         pods_server::{Pods, PodsServer},
     },
     server::ports::PodFeed,
+    sys::grpc_deadline::Deadline,
 };
 
 /// Events that wait for a client.
@@ -88,7 +89,7 @@ impl PodsApi {
     /// The service.
     pub fn routes(&self) -> Routes {
         let service = Service { feed: self.feed.clone(), clients: self.clients.clone(), limit: RateLimit::default() };
-        Routes::new(PodsServer::new(service))
+        Routes::new(Deadline(PodsServer::new(service)))
     }
 
     /// Tells clients what changes, until stopped; then their streams end.

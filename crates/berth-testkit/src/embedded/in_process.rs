@@ -78,7 +78,8 @@ pub async fn daemon_with(place: &Path, builtin: Builtin) -> Daemon {
     if builtin == Builtin::Missing {
         has_busybox(&images, place).await;
     }
-    parts::start(&runtime);
+    let recovery = parts::start(&runtime);
+    runtime.shell.spawn(async move { eprintln!("{}", recovery.failed().await) });
     let memory = services::over_memory(&runtime, stop.clone());
     let dial: Dial = Arc::new(move || {
         let memory = memory.clone();

@@ -62,6 +62,14 @@ pub(super) struct Tally {
 }
 
 impl ImageStore {
+    /// How roots of containers are made here: `overlay` or `copy`.
+    pub fn snapshotter(&self) -> &'static str {
+        match self.inner.layers.form() {
+            Form::Overlay { .. } => "overlay",
+            Form::Merged => "copy",
+        }
+    }
+
     /// Bytes of layers that were pulled since the start, packed; layers and blobs that were deleted.
     pub fn tally(&self) -> (u64, u64, u64) {
         let tally = &self.inner.tally;

@@ -139,7 +139,9 @@ async fn an_imported_image_is_found_used_and_removed() {
     let two = imported(&store, dir.path(), &oci("docker.io/library/b:1", &[base], "www")).await;
     assert_eq!(numbers(&root), ["1", "2"], "layers are shared");
     assert_eq!(store.list("").expect("a list").len(), 2);
-    assert_eq!(store.list("a:1").expect("a list").len(), 1);
+    for (filter, count) in [("a:1", 1), ("a", 1), ("docker.io/library/b", 1), ("a:2", 0), ("c", 0), ("library", 0)] {
+        assert_eq!(store.list(filter).expect("a list").len(), count, "{filter}");
+    }
     let (record, config) = store.image("a:1").expect("there");
     assert_eq!((config.user.as_str(), config.group.as_slice()), ("1000:7", &b"root:x:0:\n"[..]));
     assert_eq!(record.user(), super::super::record::User::Id(1000));

@@ -23,14 +23,17 @@ pub fn told(style: Style, verb: Verb, end: &Result<i32, String>) -> Option<Strin
         Err(why) => format!("Internal error occurred: {}: {why}", failed(verb)),
     };
     let status = match end {
-        Ok(0) => json!({"status": "Success"}),
+        Ok(0) => json!({"metadata": {}, "status": "Success"}),
         Ok(code) => json!({
+            "metadata": {},
             "status": "Failure",
             "message": message,
             "reason": "NonZeroExitCode",
             "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
         }),
-        Err(_) => json!({"status": "Failure", "message": message, "reason": "InternalError", "code": 500}),
+        Err(_) => {
+            json!({"metadata": {}, "status": "Failure", "message": message, "reason": "InternalError", "code": 500})
+        }
     };
     match (style, end) {
         (Style::Json, _) => Some(status.to_string()),
@@ -56,20 +59,20 @@ mod tests {
     fn each_version_has_its_own_words() {
         let lost = || Err("the shim is gone".to_owned());
         let rows = [
-            (Style::Json, Ok(0), Some(r#"{"status":"Success"}"#)),
+            (Style::Json, Ok(0), Some(r#"{"metadata":{},"status":"Success"}"#)),
             // AC-04b-S5
             (
                 Style::Json,
                 Ok(7),
                 Some(
-                    r#"{"status":"Failure","message":"command terminated with non-zero exit code: exit status 7","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"7"}]}}"#,
+                    r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code: exit status 7","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"7"}]}}"#,
                 ),
             ),
             (
                 Style::Json,
                 lost(),
                 Some(
-                    r#"{"status":"Failure","message":"Internal error occurred: error executing command in container: the shim is gone","reason":"InternalError","code":500}"#,
+                    r#"{"metadata":{},"status":"Failure","message":"Internal error occurred: error executing command in container: the shim is gone","reason":"InternalError","code":500}"#,
                 ),
             ),
             (Style::Whole, Ok(0), Some(r#"{"metadata":{},"status":"Success"}"#)),

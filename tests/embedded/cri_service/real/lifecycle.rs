@@ -55,6 +55,67 @@ macro_rules! streamed {
     }};
 }
 
+/// What people's `crictl inspect … | jq` lines look for.
+#[test]
+fn verbose_answers_have_the_shape_of_containerds() {
+    on_a_machine("verbose_answers_have_the_shape_of_containerds", async |place| {
+        let daemon = daemon(place.path()).await;
+        let sandbox = daemon.run(pod(place.path(), "a")).await;
+        let id = daemon.start(&sandbox, container("c", ASLEEP)).await;
+        let mut rpc = daemon.calls.rpc.clone();
+        let read = |info: std::collections::HashMap<String, String>| -> serde_json::Value {
+            serde_json::from_str(&info["info"]).expect("JSON")
+        };
+        let asked = cri::ContainerStatusRequest { container_id: id.clone(), verbose: true };
+        let told = read(rpc.container_status(asked).await.expect("told").into_inner().info);
+        let spec = &told["runtimeSpec"];
+        assert_eq!((&told["config"]["metadata"]["name"], &spec["root"]["readonly"]), (&"c".into(), &false.into()));
+        let kinds: Vec<_> =
+            spec["linux"]["namespaces"].as_array().expect("a list").iter().map(|n| &n["type"]).collect();
+        assert!(["pid", "ipc", "mount"].iter().all(|kind| kinds.iter().any(|k| *k == kind)), "{kinds:?}");
+        let names = &spec["process"]["capabilities"]["bounding"];
+        assert!(names.as_array().is_some_and(|names| names.iter().any(|name| name == "CAP_CHOWN")), "{names}");
+        let mounts = spec["mounts"].as_array().expect("a list");
+        assert!(mounts.iter().any(|mount| mount["destination"] == "/proc"), "{mounts:?}");
+        assert!(spec["linux"]["cgroupsPath"].as_str().is_some_and(|path| path.contains(&id)), "{spec}");
+        let asked = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.clone(), verbose: true };
+        let pod = read(rpc.pod_sandbox_status(asked).await.expect("told").into_inner().info);
+        assert_eq!((&pod["pid"], &pod["config"]["metadata"]["name"]), (&told["pid"], &"a".into()));
+        assert!(told["pid"].as_u64().is_some_and(|pid| pid > 0), "{told}");
+        daemon.remove(&sandbox).await;
+        daemon.stop.cancel();
+    });
+}
+
+/// On the old hierarchies the dead of a frozen group do not die.
+#[test]
+fn a_frozen_container_is_stopped_and_removed() {
+    on_a_machine("a_frozen_container_is_stopped_and_removed", async |place| {
+        let daemon = daemon(place.path()).await;
+        for is_stopped in [true, false] {
+            let sandbox = daemon.run(pod(place.path(), "a")).await;
+            let id = daemon.start(&sandbox, container("c", ASLEEP)).await;
+            let (groups, _) = daemon.exec(&id, "cat /proc/self/cgroup").await;
+            let Some(group) = groups.lines().find_map(|line| line.split_once(":freezer:").map(|(_, group)| group))
+            else {
+                println!("skipped a_frozen_container_is_stopped_and_removed: no freezer hierarchy");
+                daemon.stop.cancel();
+                return;
+            };
+            let file = format!("/sys/fs/cgroup/freezer{group}/freezer.state");
+            std::fs::write(&file, "FROZEN").expect(&file);
+            if is_stopped {
+                stop(&daemon, &id, 1).await;
+                assert_eq!(daemon.exited(&id).await.exit_code, 137);
+            }
+            stop_pod(&daemon, &sandbox).await;
+            daemon.remove(&sandbox).await;
+        }
+        place.is_left_clean();
+        daemon.stop.cancel();
+    });
+}
+
 // "Runtime info", "PodSandbox": basic operations, "Idempotence", "Container": basic operations
 #[test]
 fn pods_and_containers_come_and_go_as_often_as_they_are_told() {

@@ -97,6 +97,30 @@ fn pods_reach_each_other_and_are_reached() {
     });
 }
 
+/// Pods that start and stop together share the list of addresses, the packet filter and the bridge. Takes some ten seconds:
+/// a fault of this kind hit four pods of 277.
+#[test]
+fn bursts_of_pods_come_and_go_without_a_failure() {
+    const BURST: usize = 40;
+    on_a_machine("bursts_of_pods_come_and_go_without_a_failure", async |place| {
+        let daemon = daemon(place.path()).await;
+        for burst in 0..3 {
+            let one = async |number: usize| {
+                let config = with_network(pod(place.path(), &format!("b{burst}-{number}")));
+                let sandbox = daemon.calls.run(&config).await?;
+                daemon.calls.stop(&sandbox).await?;
+                daemon.calls.remove(&sandbox).await
+            };
+            let ended = futures::future::join_all((0..BURST).map(one)).await;
+            let failed: Vec<_> = ended.into_iter().filter_map(Result::err).collect();
+            assert!(failed.is_empty(), "{failed:#?}");
+        }
+        place.is_left_clean();
+        assert_eq!(left_of_networks(), Vec::<String>::new());
+        daemon.stop.cancel();
+    });
+}
+
 #[test]
 fn a_pod_that_lost_its_network_is_not_ready() {
     on_a_machine("a_pod_that_lost_its_network_is_not_ready", async |place| {

@@ -7,7 +7,7 @@ use berth::{
 use bytes::{Bytes, BytesMut};
 use tokio::{io::AsyncWriteExt, time::timeout};
 
-use super::world::{ALL, READS, SUCCESS, World};
+use super::world::{ALL, READS, SUCCESS, TERMINAL, World};
 use berth_testkit::{
     embedded::in_process::container,
     streams::clients::{LIMIT, all, channels, next, say, spdy_head, up_to},
@@ -52,6 +52,34 @@ async fn several_clients_attach_and_none_holds_up_the_container() {
         (tonic::Code::FailedPrecondition, "container is in CONTAINER_EXITED state")
     );
     world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_ends_its_input_leaves_and_the_container_goes_on() {
+    // As with containerd: `echo x | crictl attach -i` returns, and so do detach keys at a terminal.
+    for (tty, stdin_once) in [(false, false), (true, false), (true, true)] {
+        let script = "while read line; do echo \"got $line\"; done; echo closed; sleep 1000";
+        let config = cri::ContainerConfig { stdin: true, stdin_once, tty, ..container("c", script) };
+        let Some(world) = World::with("who_ends_its_input_leaves_and_the_container_goes_on", config).await else {
+            return;
+        };
+        for line in ["one", "two"] {
+            let flags = if tty { TERMINAL } else { ALL };
+            let client = world.door.spdy(&world.attach(flags).await, &["v4.channel.k8s.io"]).await;
+            let kinds =
+                if tty { &["error", "stdin", "stdout", "resize"][..] } else { &["error", "stdin", "stdout", "stderr"] };
+            let mut streams = client.command(kinds).await;
+            streams["stdin"].write(Bytes::from(format!("{line}\n"))).await.expect("sent");
+            let end = if tty { format!("got {line}\r\n") } else { format!("got {line}\n") };
+            up_to(streams.get_mut("stdout").expect("open"), &end).await;
+            streams.get_mut("stdin").expect("open").finish().await.expect("sent");
+            assert_eq!(all(streams.get_mut("stdout").expect("open")).await, "", "{tty} {stdin_once}");
+            assert_eq!(all(streams.get_mut("error").expect("open")).await, SUCCESS);
+        }
+        let (said, code) = world.daemon.exec(&world.container, "echo here").await;
+        assert_eq!((said.as_str(), code), ("here\n", 0), "it still runs");
+        world.end().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -28,12 +28,12 @@ pub const TERMINAL: Flags = [true, true, false, true];
 /// What is printed only.
 pub const READS: Flags = [false, true, false, false];
 /// The status of what ended well.
-pub const SUCCESS: &str = r#"{"status":"Success"}"#;
+pub const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
 
 /// The status of what ended with a code.
 pub fn exit_status(code: u8) -> String {
     format!(
-        r#"{{"status":"Failure","message":"command terminated with non-zero exit code: exit status {code}","reason":"NonZeroExitCode","details":{{"causes":[{{"reason":"ExitCode","message":"{code}"}}]}}}}"#
+        r#"{{"metadata":{{}},"status":"Failure","message":"command terminated with non-zero exit code: exit status {code}","reason":"NonZeroExitCode","details":{{"causes":[{{"reason":"ExitCode","message":"{code}"}}]}}}}"#
     )
 }
 
