@@ -114,9 +114,13 @@ impl Records {
     /// # Errors
     /// Where the intent cannot be written; the pull must not begin.
     pub async fn begin(&self, image: &str) -> io::Result<Intent> {
-        let name = image.to_owned();
-        self.run(move |inner| inner.begin(&name)).await?;
-        Ok(Intent { records: Some(self.clone()), image: image.to_owned() })
+        let (records, image) = (self.clone(), image.to_owned());
+        // Made where it is written: whoever does not wait for that takes it back all the same.
+        let begin = move |inner: &mut Inner| {
+            inner.begin(&image)?;
+            Ok(Intent { records: Some(records), image })
+        };
+        self.run(begin).await
     }
 
     /// What is known of an image that is here.
@@ -317,6 +321,25 @@ mod tests {
 
     fn files(root: &Path, folder: &str) -> usize {
         std::fs::read_dir(root.join("image_manager").join(folder)).expect("there").count()
+    }
+
+    #[tokio::test]
+    async fn nothing_is_left_of_a_pull_that_nobody_waits_for() {
+        use futures::FutureExt;
+        let dir = tempfile::tempdir().expect("a directory");
+        let records = open(dir.path(), 1000);
+        for _ in 0..20 {
+            // Dropped while the intent is being written, as with a pod that is deleted.
+            let begun = records.begin("busybox").now_or_never();
+            assert!(begun.is_none(), "it waits for the disk");
+        }
+        let done = async {
+            while Arc::strong_count(&records.0) > 1 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), done).await.expect("all writes end");
+        assert_eq!(files(dir.path(), "pulling"), 0);
     }
 
     #[tokio::test]

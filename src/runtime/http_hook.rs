@@ -15,9 +15,12 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use rustls::{ClientConfig, crypto::ring};
+use rustls::ClientConfig;
 
-use crate::{pod::api, sys::any_certificate::AnyServer};
+use crate::{
+    pod::api,
+    sys::{any_certificate::AnyServer, tls},
+};
 
 /// Longer bodies are left unread.
 const MAX_BODY: u64 = 10 * 1024;
@@ -229,7 +232,7 @@ async fn discard(body: Incoming) {
 }
 
 fn client() -> Result<HookClient, String> {
-    let provider = Arc::new(ring::default_provider());
+    let provider = Arc::new(tls::provider());
     let tls = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|e| e.to_string())?
@@ -237,7 +240,10 @@ fn client() -> Result<HookClient, String> {
         .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
         .with_no_client_auth();
     let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
-    Ok(Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector))
+    let mut client = Client::builder(TokioExecutor::new());
+    // Names of headers are written as Go writes them, and of odd ones in the answer as little is thought.
+    client.pool_max_idle_per_host(0).http1_title_case_headers(true).http1_ignore_invalid_headers_in_responses(true);
+    Ok(client.build(connector))
 }
 
 #[cfg(test)]

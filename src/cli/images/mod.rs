@@ -43,7 +43,7 @@ pub(super) enum Command {
     Export(Export),
     /// Show all that is known of images, as JSON
     Inspect(Inspect),
-    /// Remove images, with all their names
+    /// Remove images, with all their names (docker and podman take away only the name they are given)
     #[command(visible_alias = "rm")]
     Remove(Remove),
     /// Check that images are what they were

@@ -263,6 +263,7 @@ impl RawCluster {
         if self.insecure_skip_tls_verify && has_authorities {
             return Err("specifying a root certificates file with the insecure flag is not allowed".to_owned());
         }
+        only_one("certificate-authority", [&self.certificate_authority, &self.certificate_authority_data], name)?;
         let file = path(&self.certificate_authority, base);
         let is_exec = |extension: &RawExtension| extension.name == EXEC_EXTENSION;
         Ok(Cluster {
@@ -284,6 +285,10 @@ impl RawUser {
             return Err(format!("no Auth Provider found for the auth-provider of {name}"));
         }
         let exec = self.exec.map(|exec| check_exec(exec, name, base)).transpose()?;
+        only_one("client-cert", [&self.client_certificate, &self.client_certificate_data], name)?;
+        if !(self.client_certificate.is_empty() && self.client_certificate_data.is_empty()) {
+            only_one("client-key", [&self.client_key, &self.client_key_data], name)?;
+        }
         let certificate = source(path(&self.client_certificate, base), &self.client_certificate_data, "client-cert")?;
         let key = source(path(&self.client_key, base), &self.client_key_data, "client-key")?;
         let pair = match (certificate, key) {
@@ -347,7 +352,20 @@ fn path(text: &str, base: &Path) -> Option<PathBuf> {
     (!text.is_empty()).then(|| base.join(text))
 }
 
-/// Data wins over a file.
+/// What is meant where both are given nobody knows.
+fn only_one(what: &str, [file, data]: [&str; 2], name: &str) -> Result<(), String> {
+    if file.is_empty() || data.is_empty() {
+        return Ok(());
+    }
+    let end = if what == "client-key" {
+        "; client-key-data will override".to_owned()
+    } else {
+        format!(". {what}-data will override.")
+    };
+    Err(format!("{what}-data and {what} are both specified for {name}{end}"))
+}
+
+/// From a file, or from the text itself.
 fn source(file: Option<PathBuf>, data: &str, what: &str) -> Result<Option<Source>, String> {
     if data.is_empty() {
         return Ok(file.map(Source::File));
@@ -448,6 +466,19 @@ mod tests {
                 with_user("{client-certificate: /no/c, client-key: /no/k}"),
                 "unable to read client-cert /no/c for u due to open /no/c: no such file or directory",
             ),
+            (
+                with_user("{client-certificate: /no/c, client-certificate-data: eA==, client-key: /no/k}"),
+                "client-cert-data and client-cert are both specified for u. client-cert-data will override.",
+            ),
+            (
+                with_user("{client-certificate: /no/c, client-key-data: eA==, client-key: /no/k}"),
+                "client-key-data and client-key are both specified for u; client-key-data will override",
+            ),
+            (
+                with_user("{}").replace(":1'", ":1', certificate-authority: /no/a, certificate-authority-data: eA=="),
+                "certificate-authority-data and certificate-authority are both specified for k. \
+                 certificate-authority-data will override.",
+            ),
             (with_user("{auth-provider: {name: gcp}}"), "no Auth Provider found"),
             (exec(""), "apiVersion must be specified for u"),
             (exec(", apiVersion: client.authentication.k8s.io/v1"), "interactiveMode must be specified for u"),
@@ -481,7 +512,7 @@ mod tests {
         let text = format!(
             "{HEAD}contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nclusters:\n- name: other\n- name: k\n  \
              cluster:\n    server: https://api:6443/prefix\n    tls-server-name: kubernetes\n    \
-             certificate-authority-data: Y2E=\n    certificate-authority: ca.pem\n    proxy-url: http://proxy:1\n    \
+             certificate-authority-data: Y2E=\n    proxy-url: http://proxy:1\n    \
              disable-compression: true\n    extensions: [{{name: client.authentication.k8s.io/exec, extension: {{a: 1}}}}]\n\
              users:\n- name: u\n  user:\n    tokenFile: token\n    token: t\n    username: n\n    password: p\n    \
              as: other\n    as-uid: '7'\n    as-groups: [g]\n    as-user-extra: {{k: [v, w]}}\n    exec:\n      \

@@ -10,7 +10,7 @@ use super::zpages::{self, DELIMITERS, Form};
 /// Answers any method. The flags come masked where they hold secrets.
 pub fn show(flags: &BTreeMap<String, String>, headers: &HeaderMap) -> Response {
     match zpages::form(headers, "Flagz") {
-        None => zpages::not_acceptable("Flagz"),
+        None => zpages::not_acceptable(),
         Some(Form::Text) => {
             let delimiter = DELIMITERS[rand::random_range(0..DELIMITERS.len())];
             let lines: String = flags.iter().map(|(name, value)| format!("{name}{delimiter}{value}\n")).collect();

@@ -26,7 +26,7 @@ pub struct Statusz {
 pub fn show(status: &Statusz, now: Timestamp, headers: &HeaderMap) -> Response {
     let up = now.as_second().saturating_sub(status.started.as_second()).max(0);
     match zpages::form(headers, "Statusz") {
-        None => zpages::not_acceptable("Statusz"),
+        None => zpages::not_acceptable(),
         Some(Form::Text) => {
             let delimiter = DELIMITERS[rand::random_range(0..DELIMITERS.len())];
             zpages::text(text(status, up, delimiter))

@@ -93,9 +93,8 @@ fn entry_form(entry: &str, kind: &str) -> Option<Form> {
 }
 
 /// Nothing that is accepted can be had.
-pub fn not_acceptable(kind: &str) -> Response {
-    let machine = Encoding::ALL.map(|encoding| format!("{};as={kind};v=v1beta1;g=config.k8s.io", encoding.media()));
-    let message = format!("only the following media types are accepted: text/plain, {}", machine.join(", "));
+pub fn not_acceptable() -> Response {
+    let message = "only the following media types are accepted: application/json, application/yaml, text/plain";
     let status = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message,
         "reason": "NotAcceptable", "code": 406,
@@ -122,10 +121,12 @@ pub fn object(kind: &str, version: &str, encoding: Encoding, fields: Map<String,
         Encoding::Yaml => serde_saphyr::to_string(&object).unwrap_or_else(|_| object.to_string()).into_bytes(),
         Encoding::Cbor => cbor(&object),
     };
-    let mut response = ([(header::CONTENT_TYPE, encoding.media())], body).into_response();
+    let media = format!("{};g=config.k8s.io;v={version};as={kind}", encoding.media());
+    let mut response = ([(header::CONTENT_TYPE, media)], body).into_response();
     if version == "v1alpha1" {
+        let page = kind.to_lowercase();
         let warning =
-            format!("299 - \"config.k8s.io/v1alpha1 {kind} is deprecated; use config.k8s.io/v1beta1 {kind}\"");
+            format!("299 - \"This version of the {page} endpoint is deprecated. Please use a newer version.\"");
         if let Ok(warning) = HeaderValue::try_from(warning) {
             response.headers_mut().insert(header::WARNING, warning);
         }

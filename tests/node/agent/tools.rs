@@ -128,10 +128,18 @@ async fn people_and_machines_read_the_same_pages() {
         let object: Value = serde_json::from_str(&body).expect("JSON");
         assert_eq!((status, &object["kind"], head.contains("\r\nwarning:")), (200, &json!(kind), false));
         let Answer { head, .. } = admin.ask(&format!("/{page}"), &["-H", &accept("v1alpha1")]).await;
-        assert!(head.contains("warning: 299"), "{head}");
+        // Heads are read in small letters here.
+        let warning = format!(
+            "warning: 299 - \"this version of the {page} endpoint is deprecated. please use a newer version.\""
+        );
+        assert!(head.contains(&warning), "{head}");
+        let media = format!("content-type: application/json;g=config.k8s.io;v=v1alpha1;as={page}\r\n");
+        assert!(head.contains(&media), "{head}");
         // AC-01-27
         let Answer { status, body, .. } = admin.ask(&format!("/{page}"), &["-H", "Accept: application/json"]).await;
         assert!(status == 406 && body.contains("\"reason\":\"NotAcceptable\""), "{body}");
+        let listed = "only the following media types are accepted: application/json, application/yaml, text/plain";
+        assert!(body.contains(listed), "{body}");
     }
     // What is shown is what holds: flags over the file.
     let Answer { head, body, .. } = admin.ask("/configz", &["--http1.1"]).await;
