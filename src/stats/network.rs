@@ -56,10 +56,19 @@ pub fn of_process(proc: &Path, pid: u32) -> Option<Network> {
     Some(Network { interfaces, primary })
 }
 
+/// The network of a pod as a process of it sees it; `None` where the process is gone, or in the machine's own network. Looked
+/// at before and after: a shim enters its pod's network for a moment, to make it, and goes back. Blocking.
+pub fn of_pods_process(proc: &Path, pid: u32) -> Option<Network> {
+    let network = if is_the_machines(proc, pid) { None } else { of_process(proc, pid) };
+    network.filter(|_| !is_the_machines(proc, pid))
+}
+
 /// Whether a process is in the machine's own network namespace; where the kernel does not tell, it is not. Blocking.
-pub fn is_the_machines(proc: &Path, pid: u32) -> bool {
-    let of = |pid: u32| std::fs::read_link(proc.join(pid.to_string()).join("ns/net")).ok();
-    of(pid).is_some_and(|of_process| Some(of_process) == of(1))
+fn is_the_machines(proc: &Path, pid: u32) -> bool {
+    let of = |pid: &str| std::fs::read_link(proc.join(pid).join("ns/net")).ok();
+    // Who lacks one of process 1's capabilities is not told its namespaces (in a container, say); our own are the same.
+    let machine = || of("1").or_else(|| of("self"));
+    of(&pid.to_string()).is_some_and(|of_process| Some(of_process) == machine())
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -103,6 +112,32 @@ pub fn default_interface(routes: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_went_back_to_the_machines_network_tells_nothing_of_its_pods() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let proc = dir.path();
+        let is_in = |pid: u32, namespace: &str| {
+            let of = proc.join(pid.to_string());
+            std::fs::create_dir_all(of.join("ns")).expect("made");
+            std::fs::create_dir_all(of.join("net")).expect("made");
+            std::fs::write(of.join("net/dev"), TABLE).expect("written");
+            let _ = std::fs::remove_file(of.join("ns/net")); // it may be the first time
+            std::os::unix::fs::symlink(namespace, of.join("ns/net")).expect("linked");
+        };
+        is_in(1, "net:[1]");
+        is_in(7, "net:[2]");
+        assert!(of_pods_process(proc, 7).is_some());
+        is_in(7, "net:[1]");
+        assert!(of_pods_process(proc, 7).is_none() && of_process(proc, 7).is_some());
+        assert!(of_pods_process(proc, 8).is_none(), "it is gone");
+        // Not told of process 1: our own is compared with.
+        std::fs::remove_file(proc.join("1/ns/net")).expect("there");
+        assert!(of_pods_process(proc, 7).is_some());
+        std::fs::create_dir_all(proc.join("self/ns")).expect("made");
+        std::os::unix::fs::symlink("net:[1]", proc.join("self/ns/net")).expect("linked");
+        assert!(of_pods_process(proc, 7).is_none());
+    }
 
     const TABLE: &str = "Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed

@@ -190,7 +190,8 @@ impl Sampler {
             return (reader.pass(wanted, machine, &now), HashMap::new());
         }
         let proc = self.root.join("proc");
-        let network = |(sandbox, pid): &(SandboxId, u32)| Some((sandbox.clone(), network::of_process(&proc, *pid)?));
+        let network =
+            |(sandbox, pid): &(SandboxId, u32)| Some((sandbox.clone(), network::of_pods_process(&proc, *pid)?));
         thread::scope(|scope| {
             let networks = scope.spawn(|| known.iter().filter_map(network).collect());
             let seen = reader.pass(wanted, machine, &now);
@@ -215,14 +216,16 @@ impl Sampler {
             let of_containers = seen.containers.iter().filter_map(|container| process(container.as_ref()));
             let all: Vec<u32> = process(seen.sandbox.as_ref()).into_iter().chain(of_containers).collect();
             let known = self.pids.get(&seen.pod.sandbox).copied().filter(|pid| all.contains(pid));
-            let pid = known.or_else(|| all.into_iter().find(|pid| !network::is_the_machines(&proc, *pid)));
-            seen.network = early.remove(&seen.pod.sandbox).filter(|_| known.is_some());
-            if seen.network.is_none() {
-                seen.network = pid.and_then(|pid| network::of_process(&proc, pid));
-            }
-            match pid.filter(|_| seen.network.is_some()) {
-                Some(pid) if known.is_none() => drop(self.pids.insert(seen.pod.sandbox.clone(), pid)),
-                Some(_) => {}
+            let early = early.remove(&seen.pod.sandbox).zip(known);
+            let candidates = known.into_iter().chain(all.into_iter().filter(|pid| known != Some(*pid)));
+            let mut looked = candidates.filter_map(|pid| Some((network::of_pods_process(&proc, pid)?, pid)));
+            match early.or_else(|| looked.next()) {
+                Some((network, pid)) => {
+                    seen.network = Some(network);
+                    if known != Some(pid) {
+                        self.pids.insert(seen.pod.sandbox.clone(), pid);
+                    }
+                }
                 None => drop(self.pids.remove(&seen.pod.sandbox)),
             }
         }
