@@ -24,7 +24,9 @@ use super::{
     lasting::Lasting,
     life::Life,
     logging::LogHandle,
-    node_addresses, oom, probes,
+    node_addresses, oom,
+    open_images::open_images,
+    probes,
     pulses::Pulses,
     root_directory, server,
     server_auth::{self, AuthDeps, ServerAuth},
@@ -44,7 +46,6 @@ use crate::{
         allocation::{Allocator, AllocatorDeps, resize::ResizeRules},
         ports::{Clock, EventSink, MirrorPods, NodeFacts, PodObserver, ResourceManager, SystemClock},
     },
-    images::{self, ImagesDeps},
     logs::{self, LogsDeps},
     metrics::{
         self, AdmissionMetrics, AllocationMetrics, BuildInfo, CgroupMetrics, EngineMetrics, PlegMetrics, Registry,
@@ -210,7 +211,7 @@ async fn assemble(
     base.tasks.spawn(check_runtime(check, pleg.clone(), base.stop.child_token()));
     base.tasks.spawn(follow_runtime_features(runtime_state.clone(), node.clone(), base.stop.child_token()));
 
-    let images = open_images(loaded, base, connection).await?;
+    let images = open_images(loaded, base, connection, cluster.as_ref()).await?;
     let groups = server_stats::groups(loaded, cgroup_driver(loaded, info));
     let seen =
         eviction::WatchParts { machine, images: connection.images.clone(), groups: groups.clone(), node: node.clone() };
@@ -405,26 +406,6 @@ fn start_pleg(
     (pleg, deaths)
 }
 
-async fn open_images(
-    loaded: &Loaded,
-    base: &Base,
-    connection: &Connection,
-) -> Result<Arc<images::Manager>, BuildError> {
-    let deps = ImagesDeps {
-        images: connection.images.clone(),
-        runtime: connection.runtime.clone(),
-        events: base.events.clone(),
-        clock: base.clock.clone(),
-        registry: base.registry.clone(),
-        room: Arc::new(images::statvfs_room),
-        on_pull: Arc::new(|_, _| {}),
-    };
-    let images = images::Manager::new(deps, settings::images(loaded)).await.map_err(wrong)?;
-    let (running, stop) = (images.clone(), base.stop.child_token());
-    base.tasks.spawn(async move { running.run(stop).await });
-    Ok(images)
-}
-
 /// Who makes control groups. The runtime's word wins over the configuration's (spec 01 §13).
 fn cgroup_driver(loaded: &Loaded, info: &RuntimeInfo) -> resources::Driver {
     match info.cgroup_driver {
@@ -488,6 +469,8 @@ async fn open_allocator(loaded: &Loaded, base: &Base, machine: &Machine, root: &
             node_declared_features: loaded.gates.enabled("NodeDeclaredFeatures"),
             resize: ResizeRules {
                 pod_level: loaded.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
+                swap_is_limited: loaded.config.memory_swap.swap_behavior == "LimitedSwap"
+                    && kernel::read().swap_controllable,
                 ..ResizeRules::default()
             },
         },

@@ -16,6 +16,7 @@ pub mod logging;
 mod memory;
 mod node_addresses;
 mod oom;
+mod open_images;
 mod own_thread;
 mod pages;
 mod probes;

@@ -31,6 +31,7 @@ pub const CONSULTED: &[&str] = &[
     "KubeletEnsureSecretPulledImages",
     "KubeletInUserNamespace",
     "KubeletPodResourcesListUseActivePods",
+    "KubeletServiceAccountTokenForCredentialProviders",
     "LoggingAlphaOptions",
     "LoggingBetaOptions",
     "MemoryQoS",

@@ -82,7 +82,9 @@ impl Manager {
     /// # Errors
     /// Where the records cannot be opened or the images cannot be listed.
     pub async fn new(deps: ImagesDeps, config: ImagesConfig) -> Result<Arc<Self>, ImagesError> {
-        let credentials = Credentials::open(config.docker.clone(), config.plugins.clone(), &deps.registry).await?;
+        let credentials =
+            Credentials::open(config.docker.clone(), config.plugins.clone(), &deps.registry, deps.accounts.clone())
+                .await?;
         let metrics = Arc::new(Metrics::new(&deps.registry));
         let records = match config.verification {
             Some(_) => Some(open_records(&deps, &config, &metrics).await?),

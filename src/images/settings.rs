@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     cri::{CriError, ImageService, RuntimeService},
-    engine::ports::{Clock, EventSink},
+    engine::ports::{Clock, EventSink, ObjectSource},
     metrics::Registry,
     pod::PodUid,
 };
@@ -70,6 +70,8 @@ pub struct ImagesDeps {
     pub room: RoomOf,
     /// Told of every pull.
     pub on_pull: OnPull,
+    /// Where service accounts and their tokens come from, for credential plugins; none without an API server.
+    pub accounts: Option<Arc<dyn ObjectSource>>,
 }
 
 /// Why the images room cannot be opened.

@@ -240,6 +240,7 @@ impl Machine {
             registry: registry.clone(),
             room: Arc::new(|_| Ok(images::Room { capacity: 1000, available: 1000 })),
             on_pull: Arc::new(|_, _| {}),
+            accounts: None,
         };
         // Without records: those are files, and their tests are elsewhere.
         let config = images::ImagesConfig {

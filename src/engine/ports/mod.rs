@@ -28,7 +28,7 @@ pub use images::{EnsureImage, ImageError, ImageProvider, ImageUser, PullPolicy, 
 pub use logs::{ContainerExit, ContainerLogFile, ContainerLogs, LogPolicy, MayGo, TerminationMessages};
 pub use mirrors::{MirrorFate, MirrorPods};
 pub use node::{HandlerFeatures, NodeFacts, RuntimeState};
-pub use objects::{CertificateAsk, Credential, ObjectError, ObjectSource, TokenAsk};
+pub use objects::{CertificateAsk, Credential, ObjectError, ObjectSource, ServiceAccount, TokenAsk};
 pub use observer::{Observation, PodObserver, PodView, RuntimePods};
 pub use plugins::{NodeDriver, NodeDrivers, PluginHandler, PluginInfo};
 pub use probes::{ProbeManager, ProbeResult, ProbeResults, ProbedPods, ProbedStatus};

@@ -42,6 +42,15 @@ pub struct TokenAsk {
     pub expiration_seconds: Option<i64>,
 }
 
+/// What is known of a service account.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ServiceAccount {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.annotations`.
+    pub annotations: BTreeMap<String, String>,
+}
+
 /// A certificate that a pod is to have: a source of one of its projected volumes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CertificateAsk {
@@ -104,6 +113,10 @@ pub trait ObjectSource: Send + Sync + 'static {
     /// A token of the pod's service account, bound to the pod: the one it has, until that is due.
     async fn token(&self, _pod: &Pod, _ask: &TokenAsk) -> Result<String, ObjectError> {
         Err(ObjectError::Other("cannot use TokenManager when kubelet is in standalone mode".to_owned()))
+    }
+    /// A service account as the API server has it now.
+    async fn service_account(&self, _namespace: &str, _name: &str) -> Result<ServiceAccount, ObjectError> {
+        Err(ObjectError::Other("there is no API server".to_owned()))
     }
     /// Certificates of the cluster's trust bundles that a projection means; none where it may mean none.
     async fn trust_bundle(&self, _pod: &Pod, _ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {

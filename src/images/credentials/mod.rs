@@ -10,6 +10,7 @@ mod node;
 mod plugin;
 pub mod plugin_answer;
 mod plugin_cache;
+pub mod plugin_caller;
 pub mod plugin_config;
 mod plugins;
 mod secrets;
@@ -25,7 +26,12 @@ pub use plugins::PluginFlags;
 use plugins::Plugins;
 
 use super::record::{AccountRecord, Proof, SecretRecord};
-use crate::{engine::ports::PullSecret, metrics::Registry, pod::Pod, proto::cri};
+use crate::{
+    engine::ports::{ObjectSource, PullSecret},
+    metrics::Registry,
+    pod::Pod,
+    proto::cri,
+};
 
 /// Where a login came from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -94,8 +100,9 @@ impl Credentials {
         folders: DockerFolders,
         plugins: Option<PluginFlags>,
         registry: &Registry,
+        objects: Option<Arc<dyn ObjectSource>>,
     ) -> Result<Self, PluginConfigError> {
-        Ok(Self { node: NodeLogins::new(folders), plugins: Plugins::open(plugins, registry).await? })
+        Ok(Self { node: NodeLogins::new(folders), plugins: Plugins::open(plugins, registry, objects).await? })
     }
 
     /// The logins to try for a normalised repository, in order: the pod's secrets, the node's
@@ -113,8 +120,7 @@ impl Credentials {
         let mut node = Keyring::default();
         node.add(&*self.node.get().await, &Source::Node);
         found.extend(node.find(repository));
-        let account = pod.spec().service_account_name.as_deref().filter(|name| !name.is_empty());
-        found.extend(self.plugins.find(repository, account).await.into_iter().map(|login| (login, Source::Node)));
+        found.extend(self.plugins.find(repository, pod).await);
         Ok(found.into_iter().map(|(login, source)| Credential { login, source }).collect())
     }
 }

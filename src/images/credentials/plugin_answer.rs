@@ -6,7 +6,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::docker::{DockerConfig, Login};
+use super::{
+    docker::{DockerConfig, Login},
+    plugin_caller::Caller,
+};
 use crate::config::GoDuration;
 
 #[derive(Serialize)]
@@ -15,11 +18,16 @@ struct Request<'a> {
     #[serde(rename = "apiVersion")]
     api_version: &'a str,
     image: &'a str,
+    #[serde(rename = "serviceAccountToken", skip_serializing_if = "str::is_empty")]
+    token: &'a str,
+    #[serde(rename = "serviceAccountAnnotations", skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: &'a BTreeMap<String, String>,
 }
 
 /// The request's document.
-pub fn request(api_version: &str, image: &str) -> Vec<u8> {
-    let request = Request { kind: "CredentialProviderRequest", api_version, image };
+pub fn request(api_version: &str, image: &str, caller: &Caller) -> Vec<u8> {
+    let (token, annotations) = (caller.token.as_str(), &caller.annotations);
+    let request = Request { kind: "CredentialProviderRequest", api_version, image, token, annotations };
     serde_json::to_vec(&request).expect("strings always serialize")
 }
 
@@ -113,10 +121,15 @@ mod tests {
 
     #[test]
     fn questions_and_answers() {
-        let asked = String::from_utf8(request(API, "r.io/x")).expect("text");
+        let asked = String::from_utf8(request(API, "r.io/x", &Caller::default())).expect("text");
         let expected =
             format!("{{\"kind\":\"CredentialProviderRequest\",\"apiVersion\":\"{API}\",\"image\":\"r.io/x\"}}");
         assert_eq!(asked, expected);
+        let annotations = [("a/b".to_owned(), "c".to_owned())].into();
+        let caller = Caller { token: "t".to_owned(), annotations, ..Caller::default() };
+        let asked = String::from_utf8(request(API, "r.io/x", &caller)).expect("text");
+        let end = ",\"image\":\"r.io/x\",\"serviceAccountToken\":\"t\",\"serviceAccountAnnotations\":{\"a/b\":\"c\"}}";
+        assert!(asked.ends_with(end), "{asked}");
         let said = format!(
             "{{\"kind\":\"CredentialProviderResponse\",\"apiVersion\":\"{API}\",\"cacheKeyType\":\"Registry\",\
              \"cacheDuration\":\"5m\",\"auth\":{{\"*.io\":{{\"username\":\"u\",\"password\":\"secret\"}}}}}}"

@@ -27,26 +27,37 @@ fn registry(image: &str) -> &str {
     image.split('/').next().unwrap_or(image)
 }
 
+/// No place has a space in it.
+fn key(place: &str, whose: &str) -> String {
+    if whose.is_empty() { place.to_owned() } else { format!("{place} {whose}") }
+}
+
 impl Cache {
-    /// What holds for an image: said of it, of its registry, or of all.
-    pub fn get(&self, image: &str, now: Instant) -> Option<Arc<DockerConfig>> {
-        let found = |key: &str| self.entries.get(key).filter(|entry| now < entry.until);
+    /// What holds for an image and whoever has that key: said of it, of its registry, or of all.
+    pub fn get(&self, image: &str, whose: &str, now: Instant) -> Option<Arc<DockerConfig>> {
+        let found = |place: &str| self.entries.get(&key(place, whose)).filter(|entry| now < entry.until);
         [image, registry(image), GLOBAL].into_iter().find_map(found).map(|entry| entry.logins.clone())
     }
 
     /// Keeps an answer; one that holds for no time is not kept.
-    pub fn put(&mut self, scope: Scope, image: &str, logins: Arc<DockerConfig>, keep: Duration, now: Instant) {
+    pub fn put(
+        &mut self,
+        (scope, image, whose): (Scope, &str, &str),
+        logins: Arc<DockerConfig>,
+        keep: Duration,
+        now: Instant,
+    ) {
         if self.purged.is_none_or(|at| now.saturating_duration_since(at) >= PURGE) {
             self.entries.retain(|_, entry| now < entry.until);
             self.purged = Some(now);
         }
         let Some(until) = now.checked_add(keep).filter(|until| *until > now) else { return };
-        let key = match scope {
+        let place = match scope {
             Scope::Image => image,
             Scope::Registry => registry(image),
             Scope::Global => GLOBAL,
         };
-        self.entries.insert(key.to_owned(), Entry { until, logins });
+        self.entries.insert(key(place, whose), Entry { until, logins });
     }
 }
 
@@ -67,15 +78,16 @@ mod tests {
         ];
         for (scope, image, found) in rows {
             let mut cache = Cache::default();
-            cache.put(scope, "r.io/a", Arc::default(), minute, now);
-            assert_eq!(cache.get(image, now).is_some(), found, "{scope:?} {image}");
-            assert!(cache.get(image, now + minute).is_none());
+            cache.put((scope, "r.io/a", "k"), Arc::default(), minute, now);
+            assert_eq!(cache.get(image, "k", now).is_some(), found, "{scope:?} {image}");
+            assert!(cache.get(image, "k", now + minute).is_none());
+            assert!(cache.get(image, "", now).is_none() && cache.get(image, "l", now).is_none(), "it is another's");
         }
         let mut cache = Cache::default();
-        cache.put(Scope::Global, "r.io/a", Arc::default(), Duration::ZERO, now);
-        assert!(cache.get("r.io/a", now).is_none(), "0 is not kept");
-        cache.put(Scope::Image, "r.io/a", Arc::default(), minute, now);
-        cache.put(Scope::Image, "r.io/b", Arc::default(), minute, now + PURGE);
+        cache.put((Scope::Global, "r.io/a", ""), Arc::default(), Duration::ZERO, now);
+        assert!(cache.get("r.io/a", "", now).is_none(), "0 is not kept");
+        cache.put((Scope::Image, "r.io/a", ""), Arc::default(), minute, now);
+        cache.put((Scope::Image, "r.io/b", ""), Arc::default(), minute, now + PURGE);
         assert_eq!(cache.entries.len(), 1, "what has expired goes");
     }
 }

@@ -1,7 +1,7 @@
 //! The configuration of credential plugins: decoding and validation with the reference's texts
 //! (spec 01 §15, 03b §2.3). Pure.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::Deserialize;
 
@@ -72,6 +72,25 @@ impl TokenAttributes {
     /// Whether the plugin is skipped for pods without a service account.
     pub fn requires_account(&self) -> bool {
         self.require_service_account == Some(true)
+    }
+
+    /// Who the token is for.
+    pub fn audience(&self) -> &str {
+        &self.service_account_token_audience
+    }
+
+    /// Whether an answer holds for one token only, not for all of an account.
+    pub fn is_cached_by_token(&self) -> bool {
+        self.cache_type == "Token"
+    }
+
+    /// Those of an account's annotations that are wanted; `None` where one is missing that must be there.
+    pub fn chosen(&self, annotations: &BTreeMap<String, String>) -> Option<BTreeMap<String, String>> {
+        let of = |key: &String| annotations.get(key).map(|value| (key.clone(), value.clone()));
+        let must: Option<BTreeMap<_, _>> = self.required_service_account_annotation_keys.iter().map(of).collect();
+        let mut chosen = must?;
+        chosen.extend(self.optional_service_account_annotation_keys.iter().filter_map(of));
+        Some(chosen)
     }
 }
 

@@ -20,17 +20,21 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::{
+    Source,
     docker::{DockerConfig, Keyring, Login},
     glob::matches,
     hash::hex,
     plugin::run,
     plugin_answer::{parse, request},
     plugin_cache::Cache,
+    plugin_caller::Caller,
     plugin_config::{PluginConfigError, Provider, load},
 };
 use crate::{
     config::text::quote,
+    engine::ports::ObjectSource,
     metrics::{CredentialPlugins, Registry},
+    pod::Pod,
 };
 
 /// `--image-credential-provider-config` and `--image-credential-provider-bin-dir`.
@@ -56,6 +60,8 @@ struct Plugin {
 pub struct Plugins {
     list: Vec<Plugin>,
     metrics: Option<Arc<CredentialPlugins>>,
+    /// Where service accounts and their tokens come from; none without an API server.
+    objects: Option<Arc<dyn ObjectSource>>,
 }
 
 impl Plugins {
@@ -63,7 +69,11 @@ impl Plugins {
     ///
     /// # Errors
     /// Anything that is wrong with it ends the process at start.
-    pub async fn open(flags: Option<PluginFlags>, registry: &Registry) -> Result<Self, PluginConfigError> {
+    pub async fn open(
+        flags: Option<PluginFlags>,
+        registry: &Registry,
+        objects: Option<Arc<dyn ObjectSource>>,
+    ) -> Result<Self, PluginConfigError> {
         let Some(flags) = flags else { return Ok(Self::default()) };
         let reading = tokio::task::spawn_blocking(move || read(&flags));
         let (providers, hash) = reading.await.map_err(|e| PluginConfigError(e.to_string()))??;
@@ -76,72 +86,93 @@ impl Plugins {
                 flights: Mutex::default(),
             })
             .collect();
-        Ok(Self { list, metrics: Some(Arc::new(CredentialPlugins::new(registry, &hash))) })
+        Ok(Self { list, metrics: Some(Arc::new(CredentialPlugins::new(registry, &hash))), objects })
     }
 
-    /// Logins for a normalised repository, for a pod with that service account. What a plugin
-    /// gets wrong is logged and gives no logins.
-    pub async fn find(&self, image: &str, account: Option<&str>) -> Vec<Login> {
+    /// Logins for a normalised repository, for a pod. What a plugin gets wrong is logged and gives no logins.
+    pub async fn find(&self, image: &str, pod: &Pod) -> Vec<(Login, Source)> {
         let Some(metrics) = &self.metrics else { return Vec::new() };
-        let asked = self.list.iter().filter(|plugin| plugin.is_for(image, account));
-        let answers = join_all(asked.map(|plugin| plugin.ask(image, metrics))).await;
+        let asked = self.list.iter().filter(|plugin| plugin.knows(image));
+        let answers = join_all(asked.map(|plugin| plugin.ask(image, pod, self.objects.as_deref(), metrics))).await;
         let mut keyring = Keyring::default();
-        answers.iter().for_each(|logins| keyring.add(logins, &()));
-        keyring.find(image).into_iter().map(|(login, ())| login).collect()
+        answers.iter().flatten().for_each(|(logins, source)| keyring.add(logins, source));
+        keyring.find(image)
     }
 }
 
 impl Plugin {
-    fn is_for(&self, image: &str, account: Option<&str>) -> bool {
-        if !self.provider.match_images.iter().any(|pattern| matches(pattern, image)) {
-            return false;
-        }
-        match (&self.provider.token, account) {
-            (None, _) => true,
-            (Some(token), None) => !token.requires_account(),
-            (Some(_), Some(account)) => {
-                let plugin = &self.provider.name;
-                warn!(plugin = %plugin, serviceAccount = account, "Service account tokens for image pulls need an API server");
-                false
+    fn knows(&self, image: &str) -> bool {
+        self.provider.match_images.iter().any(|pattern| matches(pattern, image))
+    }
+
+    /// What it says; `None` where it is not asked for that pod.
+    async fn ask(
+        &self,
+        image: &str,
+        pod: &Pod,
+        objects: Option<&dyn ObjectSource>,
+        metrics: &Arc<CredentialPlugins>,
+    ) -> Option<(Arc<DockerConfig>, Source)> {
+        let caller = self.caller(pod, objects).await?;
+        let source = caller.account.clone().map_or(Source::Node, Source::Account);
+        let now = Instant::now().into_std();
+        let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(image, &caller.key, now);
+        Some(match known {
+            Some(logins) => (logins, source),
+            None => (self.board(image, caller, metrics).await, source),
+        })
+    }
+
+    /// For whom it is asked.
+    async fn caller(&self, pod: &Pod, objects: Option<&dyn ObjectSource>) -> Option<Caller> {
+        let account = pod.spec().service_account_name.as_deref().filter(|name| !name.is_empty());
+        let (wish, account) = match (&self.provider.token, account) {
+            (Some(wish), Some(account)) => (wish, account),
+            (Some(wish), None) if wish.requires_account() => return None,
+            _ => return Some(Caller::default()),
+        };
+        let plugin = &self.provider.name;
+        let Some(objects) = objects else {
+            warn!(plugin = %plugin, serviceAccount = account, "Service account tokens for image pulls need an API server");
+            return None;
+        };
+        match Caller::of(wish, pod, account, objects).await {
+            Ok(caller) => caller,
+            Err(error) => {
+                let pod = pod.object_name();
+                warn!(plugin = %plugin, serviceAccount = account, pod, err = %error, "No service account token for a credential provider");
+                None
             }
         }
     }
 
-    async fn ask(&self, image: &str, metrics: &Arc<CredentialPlugins>) -> Arc<DockerConfig> {
-        let now = Instant::now().into_std();
-        let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(image, now);
-        match known {
-            Some(logins) => logins,
-            None => self.board(image, metrics).await,
-        }
-    }
-
     /// Joins a process that is asked about the same image, or starts one.
-    fn board(&self, image: &str, metrics: &Arc<CredentialPlugins>) -> Flight {
+    fn board(&self, image: &str, caller: Caller, metrics: &Arc<CredentialPlugins>) -> Flight {
+        let question = format!("{image} {}", caller.flight);
         let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
         flights.retain(|_, weak| weak.upgrade().is_some_and(|flight| flight.peek().is_none()));
-        if let Some(flight) = flights.get(image).and_then(WeakShared::upgrade) {
+        if let Some(flight) = flights.get(&question).and_then(WeakShared::upgrade) {
             return flight;
         }
         let (provider, binary, cache) = (self.provider.clone(), self.binary.clone(), self.cache.clone());
         let (name, metrics) = (image.to_owned(), metrics.clone());
-        let flight = async move { exec(&provider, &binary, &cache, &name, &metrics).await }.boxed().shared();
+        let asked = async move { exec((&provider, &binary), &cache, (&name, &caller), &metrics).await };
+        let flight = asked.boxed().shared();
         if let Some(weak) = flight.downgrade() {
-            flights.insert(image.to_owned(), weak);
+            flights.insert(question, weak);
         }
         flight
     }
 }
 
 async fn exec(
-    provider: &Provider,
-    binary: &PathBuf,
+    (provider, binary): (&Provider, &PathBuf),
     cache: &Mutex<Cache>,
-    image: &str,
+    (image, caller): (&str, &Caller),
     metrics: &CredentialPlugins,
 ) -> Arc<DockerConfig> {
     let began = Instant::now();
-    let printed = run(binary, provider, &request(&provider.api_version, image)).await;
+    let printed = run(binary, provider, &request(&provider.api_version, image, caller)).await;
     metrics.ran(&provider.name, began.elapsed(), printed.is_err());
     let printed = match printed {
         Ok(printed) => printed,
@@ -155,14 +186,24 @@ async fn exec(
             warn!(plugin = %provider.name, image, err = %error, "Failed getting credential from external registry credential provider");
             Arc::default()
         }
+        // Whoever hands the token on as it is has exchanged nothing: it would be kept for all of the account.
+        Ok(answer) if !caller.may_echo && answer.logins.values().any(|login| is_token(login, caller)) => {
+            warn!(plugin = %provider.name, image, "A credential provider answered the token itself, and cacheType is not Token");
+            Arc::default()
+        }
         Ok(answer) => {
             let logins = Arc::new(answer.logins);
             let keep = answer.keep.unwrap_or(provider.default_cache);
             let now = Instant::now().into_std();
-            cache.lock().unwrap_or_else(PoisonError::into_inner).put(answer.scope, image, logins.clone(), keep, now);
+            let place = (answer.scope, image, caller.key.as_str());
+            cache.lock().unwrap_or_else(PoisonError::into_inner).put(place, logins.clone(), keep, now);
             logins
         }
     }
+}
+
+fn is_token(login: &Login, caller: &Caller) -> bool {
+    !caller.token.is_empty() && login.password == caller.token
 }
 
 /// Plugins with their binaries, and the hash of the configuration.

@@ -39,7 +39,9 @@ use super::{
     tokens::Tokens,
 };
 use crate::{
-    engine::ports::{CertificateAsk, Clock, Credential, EventSink, ObjectError, ObjectSource, PullSecret, TokenAsk},
+    engine::ports::{
+        CertificateAsk, Clock, Credential, EventSink, ObjectError, ObjectSource, PullSecret, ServiceAccount, TokenAsk,
+    },
     metrics::ReflectorMetrics,
     pod::{
         Pod, PodUid,
@@ -350,6 +352,10 @@ impl ObjectSource for ApiObjects {
 
     async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
         self.tokens.token(pod, ask).await.map_err(|error| ObjectError::Other(error.to_string()))
+    }
+
+    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, ObjectError> {
+        self.tokens.account(namespace, name).await.map_err(|error| ObjectError::Other(error.to_string()))
     }
 
     async fn trust_bundle(&self, pod: &Pod, ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {

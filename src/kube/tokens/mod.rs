@@ -29,8 +29,8 @@ use super::{
     reflector::QuickRetry,
 };
 use crate::{
-    engine::ports::{Clock, TokenAsk},
-    pod::{Pod, PodUid},
+    engine::ports::{Clock, ServiceAccount, TokenAsk},
+    pod::{Pod, PodUid, api},
 };
 use held::{Whose, judge};
 
@@ -153,6 +153,17 @@ impl Tokens {
                 (None, None) => Err(TokenError::Fetch(cause(&error))),
             },
         }
+    }
+
+    /// A service account.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be read.
+    pub async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, ApiError> {
+        let call = Call::get(Resource::SERVICE_ACCOUNTS, namespace, name).within(ASK_LIMIT);
+        let found: api::ServiceAccount = self.api.ask(call).await?;
+        let (uid, annotations) = (found.metadata.uid, found.metadata.annotations);
+        Ok(ServiceAccount { uid: uid.unwrap_or_default(), annotations: annotations.unwrap_or_default() })
     }
 
     /// A volume of the pod holds this from before. It is the pod's token from now on, if none was asked for yet

@@ -42,6 +42,7 @@ async fn images_of_a_real_runtime(on: On) {
         registry,
         room: Arc::new(statvfs_room),
         on_pull: Arc::new(|_, _| {}),
+        accounts: None,
     };
     let root = below.dir().join("kubelet");
     let config = ImagesConfig {

@@ -10,8 +10,8 @@ use std::{
 use base64::Engine;
 use berth::{
     engine::ports::{
-        Clock, EnsureImage, Event, EventKind, EventSink, EventTarget, ImageError, ImageProvider, PullPolicy,
-        PullSecret, ResolvedImage, Stage,
+        Clock, EnsureImage, Event, EventKind, EventSink, EventTarget, ImageError, ImageProvider, ObjectSource,
+        PullPolicy, PullSecret, ResolvedImage, Stage,
     },
     images::{
         DockerFolders, GcPolicy, ImagesConfig, ImagesDeps, Manager, Parallelism, PluginFlags, PullMoment, Room,
@@ -57,6 +57,7 @@ pub struct Choice {
     pub verification: Option<VerificationPolicy>,
     pub gc: GcPolicy,
     pub plugins: Option<PluginFlags>,
+    pub accounts: Option<Arc<dyn ObjectSource>>,
 }
 
 impl Default for Choice {
@@ -67,6 +68,7 @@ impl Default for Choice {
             verification: Some(VerificationPolicy::default()),
             gc: GcPolicy::default(),
             plugins: None,
+            accounts: None,
         }
     }
 }
@@ -99,6 +101,7 @@ impl ImagesRoom {
             registry: registry.clone(),
             room: Arc::new(move |_: &Path| -> io::Result<Room> { Ok(*told.lock().expect("lock")) }),
             on_pull: Arc::new(move |_, moment| moments.lock().expect("lock").push(moment)),
+            accounts: choice.accounts.clone(),
         };
         let config = ImagesConfig {
             root: dir.path().to_path_buf(),
