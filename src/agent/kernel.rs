@@ -21,6 +21,15 @@ pub(super) fn read() -> Kernel {
     }
 }
 
+/// What the kernel cannot do without the node being unready for that (spec 05 §4.6): told in its condition Ready.
+pub(super) fn soft_problem() -> Option<String> {
+    let is_unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let has_quotas = ["cpu.cfs_period_us", "cpu.cfs_quota_us"]
+        .iter()
+        .all(|file| Path::new("/sys/fs/cgroup/cpu").join(file).exists());
+    (!is_unified && !has_quotas).then(|| "CPU hardcapping unsupported".to_owned())
+}
+
 /// The file that is there where swap can be limited; `own` is `/proc/self/cgroup`. Of the unified hierarchy it is our own
 /// group's: its root has none. Spec 06a §10.1.
 fn swap_limit(cgroup_v2: bool, own: &str) -> Option<PathBuf> {

@@ -35,14 +35,6 @@ pub fn milli_of_shares(shares: u64) -> i64 {
     i64::try_from((u128::from(shares) * 1000).div_ceil(1024)).unwrap_or(i64::MAX)
 }
 
-/// The limit that a quota stands for; 0 for none.
-pub fn milli_of_quota(quota: i64, period_us: u64) -> i64 {
-    if quota <= 0 || period_us == 0 {
-        return 0;
-    }
-    i64::try_from(i128::from(quota) * 1000 / i128::from(period_us)).unwrap_or(i64::MAX)
-}
-
 /// `cpu.weight` of a cgroup that we own (kubepods, QoS, pod): linear in the shares.
 pub fn linear_weight(shares: u64) -> u64 {
     if shares >= MAX_SHARES {
@@ -105,10 +97,6 @@ mod tests {
             (i64::MAX, u64::MAX, i64::MAX),
         ] {
             assert_eq!(quota(milli, period), expected, "{milli} {period}");
-        }
-        for (quota, period, milli) in [(-1, 100_000, 0), (200_000, 100_000, 2000), (50_000, 0, 0), (1000, 100_000, 10)]
-        {
-            assert_eq!(milli_of_quota(quota, period), milli, "{quota} {period}");
         }
         for (shares, milli) in [(0, 0), (1, 0), (2, 2), (102, 100), (1024, 1000), (u64::MAX, i64::MAX)] {
             assert_eq!(milli_of_shares(shares), milli, "{shares}");

@@ -56,17 +56,6 @@ pub fn restarts_after_exit(pod: &Pod, container: &api::Container, exit_code: i32
     }
 }
 
-/// Whether a container could ever be restarted (the pod-cgroup decision, spec 02b §5.2).
-pub fn can_restart(pod: &Pod, container: &api::Container) -> bool {
-    match container.restart_policy.as_deref() {
-        Some(own) => {
-            own != "Never"
-                || container.restart_policy_rules.as_deref().unwrap_or_default().iter().any(|r| r.action == "Restart")
-        }
-        None => pod.restart_policy() != RestartPolicy::Never,
-    }
-}
-
 /// Whether a container that does not run is to be (re)started now, given its newest instance.
 pub fn should_start(pod: &Pod, container: &api::Container, newest: Option<&ObservedContainer>) -> bool {
     if pod.is_deleting() {

@@ -127,13 +127,6 @@ pub struct PodActions {
     pub resize: ResizePlan,
 }
 
-impl PodActions {
-    /// Whether any container is to be started.
-    pub fn starts_any(&self) -> bool {
-        !(self.start_init.is_empty() && self.start.is_empty() && self.start_ephemeral.is_empty())
-    }
-}
-
 /// Decides one pass (spec 03a §3).
 pub fn compute(inputs: &Inputs) -> PodActions {
     let mut actions = sandbox_need(inputs.pod, inputs.observed);

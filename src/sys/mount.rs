@@ -180,7 +180,7 @@ pub fn detach(target: &Path) -> io::Result<()> {
 /// Whether something is mounted at a path; no server is asked.
 ///
 /// # Errors
-/// What the kernel says; see [`is_corrupted`].
+/// What the kernel says.
 pub fn is_mount_point(path: &Path) -> io::Result<bool> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
     match statx(CWD, path, flags, StatxFlags::TYPE) {
@@ -192,14 +192,6 @@ pub fn is_mount_point(path: &Path) -> io::Result<bool> {
     }
     let parent = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     Ok(rustix::fs::lstat(path)?.st_dev != rustix::fs::lstat(parent)?.st_dev)
-}
-
-/// Whether an error of a look says that the storage behind a mount is gone: such a mount is not looked at, only
-/// unmounted.
-pub fn is_corrupted(error: &io::Error) -> bool {
-    const GONE: [Errno; 7] =
-        [Errno::NOTCONN, Errno::STALE, Errno::IO, Errno::ACCESS, Errno::HOSTDOWN, Errno::WOULDBLOCK, Errno::NODEV];
-    error.raw_os_error().is_some_and(|code| GONE.iter().any(|errno| errno.raw_os_error() == code))
 }
 
 /// The `MS_*` flags of options, and what is left for the file system.
@@ -239,14 +231,6 @@ mod tests {
         let parted = split(&options(&["ro", "size=64", "nosuid", "defaults", "noswap"]));
         assert_eq!(parted, (libc::MS_RDONLY | libc::MS_NOSUID, "size=64,noswap".to_owned()));
         assert_eq!(split(&[]), (0, String::new()));
-    }
-
-    #[test]
-    fn a_storage_that_is_gone_is_told_from_other_errors() {
-        for (errno, expected) in [(Errno::STALE, true), (Errno::NOTCONN, true), (Errno::NOENT, false)] {
-            assert_eq!(is_corrupted(&errno.into()), expected, "{errno}");
-        }
-        assert!(!is_corrupted(&io::Error::other("no number")));
     }
 
     /// In a mount namespace of its own: nothing of it is seen outside.

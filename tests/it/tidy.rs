@@ -444,3 +444,48 @@ fn every_setting_does_something_or_is_named() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// Public functions that only tests call, and why they are not among the tests.
+const FOR_TESTS: &[(&str, &str)] = &[
+    ("is_reachable", "tests of outages ask the client itself"),
+    ("is_slice", "the scripted systemd of the virtual machines"),
+    ("reload_identity", "stands for a notification that was lost"),
+    ("unasked", "callers of no listener in particular"),
+    ("volatile", "the runtime's bench has no disk"),
+    ("with_path", "tests bring programs of their own"),
+];
+
+/// What was written and is never called is a feature that is not there.
+#[test]
+fn public_functions_have_callers() {
+    let all = sources();
+    let tests = test_files(&all);
+    let production = |text: &str| {
+        let end = text.rfind("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+        text[..end].to_owned()
+    };
+    let shipped: Vec<(&PathBuf, String)> =
+        all.iter().filter(|(path, _)| !tests.contains(path)).map(|(path, text)| (path, production(text))).collect();
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut uses: BTreeMap<&str, usize> = BTreeMap::new();
+    for (_, text) in &shipped {
+        for word in code_lines(text).flat_map(|(_, line)| line.split(|c: char| !is_part(c))) {
+            *uses.entry(word).or_default() += 1;
+        }
+    }
+    let mut wrong = Vec::new();
+    for (path, text) in &shipped {
+        let mut is_of_tests = false;
+        for line in text.lines().map(str::trim_start) {
+            let function = line.strip_prefix("pub").and_then(|rest| rest.split_once("fn ")).map(|(_, rest)| rest);
+            let name = function.and_then(|rest| rest.split(|c: char| !is_part(c)).next());
+            if let Some(name) = name.filter(|name| !is_of_tests && uses.get(name) == Some(&1))
+                && !FOR_TESTS.iter().any(|(known, _)| *known == name)
+            {
+                wrong.push(format!("{}: nothing that ships calls {name}", path.display()));
+            }
+            is_of_tests = line.starts_with("#[cfg(test)]");
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

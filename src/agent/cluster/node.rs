@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use super::{
     super::{
         build::{Base, BuildError, wrong},
-        node_addresses, settings,
+        kernel, node_addresses, settings,
     },
     Cluster,
     ranges::tell_ranges,
@@ -147,7 +147,7 @@ fn cluster_config(loaded: &Loaded, machine: &Machine, name: &str) -> Result<Clus
             max_images: config.node_status_max_images,
             port: if config.enable_server { config.port } else { 0 },
             kubelet_version: loaded.version.clone(),
-            soft_problem: None,
+            soft_problem: kernel::soft_problem(),
         },
         origin: Origin {
             provider_id: config.provider_id.clone(),

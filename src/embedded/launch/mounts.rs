@@ -80,15 +80,6 @@ pub fn is_shared(config: &cri::ContainerConfig) -> bool {
     config.mounts.iter().any(|mount| mount.propagation() == MountPropagation::PropagationBidirectional)
 }
 
-/// Paths of the image's volumes that no mount of the request has taken: a directory is made for each.
-pub fn volume_paths(config: &cri::ContainerConfig, image_volumes: &[String]) -> Vec<String> {
-    let mut paths: Vec<String> = image_volumes.iter().map(|path| absolute(path)).collect();
-    paths.retain(|path| path != "/" && !config.mounts.iter().any(|m| absolute(&m.container_path) == *path));
-    paths.sort();
-    paths.dedup();
-    paths
-}
-
 fn components(target: &str) -> usize {
     target.split('/').filter(|name| !name.is_empty()).count()
 }

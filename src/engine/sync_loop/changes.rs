@@ -3,13 +3,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{debug, error, info, warn};
 
 use super::{Command, SyncLoop, kill_and_wait, records::Record};
 use crate::{
     engine::{
-        admission::{Admitted, Refusal, preemption},
+        admission::{Admitted, Refusal, missing_for_update, preemption},
         allocation::{Candidate, Preempt, Presence, Retry, Trigger, resize::has_shrunk},
         lifecycle::{Lifecycle, StatusOverride, StopCause},
         ports::Event,
@@ -18,6 +18,9 @@ use crate::{
     pod::{Operation, Pod, PodChange, PodUid, api, qos::Qos},
     status::{baseline::is_unaware, conditions::gates_moved},
 };
+
+/// How long the labels of a node that refuses a pod may still be on their way.
+const FRESH: Duration = Duration::from_secs(1);
 
 impl SyncLoop {
     /// One operation of the mux.
@@ -88,8 +91,28 @@ impl SyncLoop {
                 self.changed = true;
                 self.preempt(Some(pod), admitted, ending.to_vec());
             }
+            Err(refusal) if refusal.wants_fresh_node() && self.asks_anew(&pod) => self.ask_anew(pod, ending.to_vec()),
             Err(refusal) => self.reject(&pod, &refusal),
         }
+    }
+
+    /// Whether a refusal by the node's labels may be that of an old node object: the two are watched apart, and a pod may
+    /// come before the label it is for. Once for each pod.
+    fn asks_anew(&mut self, pod: &Pod) -> bool {
+        self.context.config.api_client && self.asked_anew.insert(pod.uid().clone())
+    }
+
+    /// Admits a pod again when the node's labels have changed, or nobody has changed them for a while (spec 02a §6.2).
+    fn ask_anew(&mut self, pod: Arc<Pod>, ending: Vec<PodUid>) {
+        self.preempting.insert(pod.uid().clone(), Instant::now());
+        self.changed = true;
+        let (mut node, commands) = (self.context.node.clone(), self.commands.clone());
+        let labels = node.borrow().labels.clone();
+        self.context.tasks.spawn(async move {
+            // Late or never, it is asked again.
+            let _ = timeout(FRESH, node.wait_for(|facts| facts.labels != labels)).await;
+            let _ = commands.send(Command::Preempted { pod, ending }).await; // a closed loop needs no pod
+        });
     }
 
     fn reject(&mut self, pod: &Arc<Pod>, refusal: &Refusal) {
@@ -170,6 +193,12 @@ impl SyncLoop {
             self.poke_pod_of(&pod);
             return;
         }
+        if let Some(old) = &old {
+            let node = self.context.node.borrow().clone();
+            if let Some(text) = missing_for_update(old, &pod, &node.declared_features) {
+                self.context.events.record(Event::warning(pod.id(), "FailedNodeDeclaredFeaturesCheck", text));
+            }
+        }
         if old.is_some_and(|old| self.allocator.updated(&old, &pod)) {
             self.retry_resizes(Trigger::PodUpdated).await;
         }
@@ -189,6 +218,7 @@ impl SyncLoop {
             return;
         }
         self.rejected.remove(pod.uid());
+        self.asked_anew.remove(pod.uid());
         self.allocator.forget(pod.uid());
         if self.records.contains_key(pod.uid()) {
             self.stop_unwanted(pod.uid());

@@ -465,7 +465,8 @@ proptest! {
         // A sandbox is only created where everything before it is stopped.
         prop_assert!(!actions.create_sandbox || actions.kill_pod);
         if scene.restart_all {
-            prop_assert!(!actions.starts_any() && actions.kill.is_empty());
+            prop_assert!(actions.start_init.is_empty() && actions.start.is_empty());
+            prop_assert!(actions.start_ephemeral.is_empty() && actions.kill.is_empty());
         }
         // Killing a pod for good starts nothing.
         if actions.kill_pod && !actions.create_sandbox && !scene.restart_all {

@@ -193,3 +193,19 @@ async fn a_pod_with_resource_claims_is_not_begun() {
     world.api.delete("pods", NAMESPACE, "claims", Some(0));
     world.until_gone(&agent, "claims").await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_label_that_comes_after_its_pod_is_waited_for() {
+    // Spec 02a §6.2
+    if skips("a_label_that_comes_after_its_pod_is_waited_for") {
+        return;
+    }
+    let (world, agent) = World::joined().await;
+    let wants = json!({"nodeSelector": {"zone": "a"}, "containers": [{"name": "main"}]});
+    world.run(pod_of("early", wants.clone()));
+    world.api.patch("nodes", "", NODE, json!({"metadata": {"labels": {"zone": "a"}}}));
+    world.until_ready(&agent, "early").await;
+    world.api.patch("nodes", "", NODE, json!({"metadata": {"labels": {"zone": "b"}}}));
+    world.run(pod_of("never", wants));
+    world.until_pod(&agent, "never", "is refused", |pod| pod["status"]["reason"] == "NodeAffinity").await;
+}
