@@ -71,6 +71,8 @@ pub struct EmbeddedConfig {
     pub max_layer_entries: u64,
     /// Most that a layer may grow.
     pub max_compression_ratio: u64,
+    /// Handlers of runtime classes that mean this runtime, beside its own name.
+    pub runtime_handlers: Vec<String>,
     /// Images that are never collected.
     pub pinned_images: Vec<String>,
     /// Archives that are imported at the start.
@@ -172,6 +174,7 @@ impl Default for EmbeddedConfig {
             max_layer_bytes: 64 << 30,
             max_layer_entries: 5_000_000,
             max_compression_ratio: 1000,
+            runtime_handlers: Vec::new(),
             pinned_images: Vec::new(),
             import_dir: format!("/var/lib/{NAME}/images").into(),
             network: NetworkConfig::default(),

@@ -34,13 +34,14 @@ pub async fn status(runtime: &Runtime, verbose: bool) -> cri::StatusResponse {
     // With the host's network the host's /sys is shown, which has to be read-only with all below it (spec 09a §8.1).
     let user_namespaces_host_network = features.user_namespaces && features.recursive_read_only_mounts;
     let handler = |name: &str| cri::RuntimeHandler { name: name.to_owned(), features: Some(features) };
+    let others = runtime.shell.config.runtime_handlers.iter().map(String::as_str);
     let trouble = runtime.ports.network.trouble().await;
     let warning = if trouble.is_none() { runtime.ports.network.warning().await } else { None };
     let conditions = vec![ready(runtime.is_ready()), network(trouble, warning)];
     cri::StatusResponse {
         status: Some(cri::RuntimeStatus { conditions }),
         info: if verbose { info(runtime) } else { HashMap::new() },
-        runtime_handlers: vec![handler(""), handler(NAME)],
+        runtime_handlers: ["", NAME].into_iter().chain(others).map(handler).collect(),
         features: Some(cri::RuntimeFeatures { supplemental_groups_policy: true, user_namespaces_host_network }),
     }
 }

@@ -32,7 +32,8 @@ use crate::{
 /// What is refused, and what fails; then nothing is left, or a sandbox that is not ready.
 pub async fn run(runtime: &Arc<Runtime>, config: cri::PodSandboxConfig, handler: String) -> RuntimeResult<String> {
     let name = sandbox_name(&config)?;
-    if !handler.is_empty() && handler != NAME {
+    let is_ours = handler.is_empty() || handler == NAME || runtime.shell.config.runtime_handlers.contains(&handler);
+    if !is_ours {
         return Err(RuntimeError::invalid(format!("no runtime for \"{handler}\" is configured")));
     }
     let plan = runtime.ports.planner.namespaces(&config)?;

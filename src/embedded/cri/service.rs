@@ -8,7 +8,6 @@ use tonic::{Request, Response, Status, async_trait};
 use super::{change, container, container_end, exec_sync, info, lists, metrics, sandbox, start, stats, stop, streams};
 use crate::{
     embedded::{
-        config::NAME,
         errors::{RuntimeError, RuntimeResult},
         events::Events,
         runtime::Runtime,
@@ -35,8 +34,9 @@ fn answer<T>(result: RuntimeResult<T>) -> Answer<T> {
     result.map(Response::new).map_err(Status::from)
 }
 
-fn absent<T>(what: &str) -> Answer<T> {
-    Err(Status::unimplemented(format!("{NAME} has no {what}")))
+/// In the words of a gRPC server that was made without the method: clients look for them.
+fn absent<T>(method: &str) -> Answer<T> {
+    Err(Status::unimplemented(format!("method {method} not implemented")))
 }
 
 impl RuntimeCalls {
@@ -319,6 +319,6 @@ impl RuntimeService for RuntimeCalls {
         &self,
         _: Request<cri::CheckpointContainerRequest>,
     ) -> Answer<cri::CheckpointContainerResponse> {
-        absent("checkpoints")
+        absent("CheckpointContainer")
     }
 }
