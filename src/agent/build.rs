@@ -19,7 +19,7 @@ use super::{
     adapters::{SourceWarnings, follow_runtime_features, forward_deaths, running_logs},
     cluster::{self, Cluster, NodeParts},
     embedded,
-    events::{EventLog, tell_start},
+    events::{EventLog, record_start_events},
     eviction, kernel,
     lasting::Lasting,
     life::Life,
@@ -143,7 +143,7 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
         let info = cri::probe(&connection, &base.registry, patience).await.map_err(wrong)?;
         (connection, None, info)
     };
-    tell_start(&*base.events, loaded.host.cgroup_v1);
+    record_start_events(&*base.events, loaded.host.cgroup_v1);
     let health = assemble(loaded, &base, Known { machine, facts, auth, targets, cluster }, &connection, &info).await?;
     let (memory, stop) = (life.memory.clone(), base.stop.child_token());
     base.tasks.spawn(async move { memory.keep_small(stop).await });
@@ -223,7 +223,7 @@ async fn assemble(
         let ranges = cluster.keep_node(loaded, base, machine, info, parts)?;
         cluster.tell_ranges(base, ranges, connection.runtime.clone());
     } else {
-        node_addresses::tell(loaded, base, node.clone()).await?;
+        node_addresses::publish_own(loaded, base, node.clone()).await?;
     }
     let volumes = volume_seam.open(loaded, base, (facts.clone(), objects.clone()), cluster.as_ref()).await;
     let preparer = Preparer::new(

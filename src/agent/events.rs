@@ -25,8 +25,8 @@ const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and
                          Please migrate to cgroup v2. More information at \
                          https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
 
-/// Tells of the node that its agent has started, and what of the machine will not do for ever.
-pub fn tell_start(events: &dyn EventSink, is_cgroup_v1: bool) {
+/// Records the node events of a start: `Starting`, and `CgroupV1` on a deprecated hierarchy.
+pub fn record_start_events(events: &dyn EventSink, is_cgroup_v1: bool) {
     events.record(Event::node_normal("Starting", "Starting kubelet."));
     if is_cgroup_v1 {
         events.record(Event::node_warning("CgroupV1", CGROUP_V1));

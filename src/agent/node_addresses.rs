@@ -1,4 +1,4 @@
-//! The addresses of this node: those that the operator gave, and on a node without an API server those it has.
+//! Node addresses: `--node-ip`, and the detected addresses of a node without an API server.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -13,11 +13,11 @@ use crate::{
     node::{KernelNetwork, OwnAddresses},
 };
 
-/// `--node-ip`, without what is no address.
+/// The valid addresses of `--node-ip`; invalid ones are logged and ignored.
 ///
 /// # Errors
 /// The addresses make neither a single nor a dual-stack node.
-pub(super) fn given(loaded: &Loaded) -> Result<Vec<IpAddr>, BuildError> {
+pub(super) fn configured(loaded: &Loaded) -> Result<Vec<IpAddr>, BuildError> {
     let found = config::node_ips(&loaded.flags.node_ip).map_err(BuildError)?;
     if !found.ignored.is_empty() {
         warn!(nodeIPs = ?found.ignored, "Could not parse some node IP(s), ignoring them");
@@ -25,15 +25,20 @@ pub(super) fn given(loaded: &Loaded) -> Result<Vec<IpAddr>, BuildError> {
     Ok(found.ips)
 }
 
-/// Without an API server: pods are told the addresses that the machine has, before the first one starts. Metrics of a
-/// node's start are there, at zero, as the reference has them.
+/// Publishes the detected addresses of a node without an API server before the first pod starts, and registers the metrics
+/// of node startup at zero, as kubelet does.
 ///
 /// # Errors
-/// As [`given`].
-pub(super) async fn tell(loaded: &Loaded, base: &Base, facts: watch::Sender<Arc<NodeFacts>>) -> Result<(), BuildError> {
+/// As [`configured`].
+pub(super) async fn publish_own(
+    loaded: &Loaded,
+    base: &Base,
+    facts: watch::Sender<Arc<NodeFacts>>,
+) -> Result<(), BuildError> {
     let hostname = facts.borrow().hostname.clone();
-    let own = OwnAddresses { given: given(loaded)?, hostname, network: Arc::new(KernelNetwork::default()), facts };
-    own.tell().await;
+    let own =
+        OwnAddresses { configured: configured(loaded)?, hostname, network: Arc::new(KernelNetwork::default()), facts };
+    own.publish_once().await;
     let _at_zero = NodeMetrics::new(&base.registry);
     base.tasks.spawn(own.follow(base.stop.child_token()));
     Ok(())

@@ -69,7 +69,7 @@ fn parse_yaml(text: &str) -> Result<Document, SyntaxError> {
             None => return Err(syntax(&error)),
         },
     };
-    yaml::make_whole(&mut value);
+    yaml::whole_floats_to_integers(&mut value);
     Ok(Document { value: sorted(value), duplicates })
 }
 

@@ -115,7 +115,7 @@ fn gates(config: &KubeletConfiguration) -> impl Iterator<Item = NotYet> {
     let differs = move |name: &str, value: bool| defaults.enabled(name) != value;
     let is_asked_for = |name: &str| CONSULTED.contains(&name) || name == ALL_ALPHA || name == ALL_BETA;
     let idle = config.feature_gates.iter().filter(move |(name, value)| differs(name, **value) && !is_asked_for(name));
-    let feature = "what this gate switches";
+    let feature = "the feature behind this gate";
     idle.map(move |(name, _)| NotYet { setting: format!("featureGates.{name}"), feature })
 }
 

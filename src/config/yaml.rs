@@ -24,10 +24,10 @@ pub fn options(duplicate_keys: DuplicateKeyPolicy) -> Options {
 }
 
 /// Whole numbers are integers, however they are written (`1e+06`, `4096.0`): the reference's JSON has no point in them.
-pub fn make_whole(value: &mut Value) {
+pub fn whole_floats_to_integers(value: &mut Value) {
     match value {
-        Value::Object(members) => members.values_mut().for_each(make_whole),
-        Value::Array(items) => items.iter_mut().for_each(make_whole),
+        Value::Object(members) => members.values_mut().for_each(whole_floats_to_integers),
+        Value::Array(items) => items.iter_mut().for_each(whole_floats_to_integers),
         Value::Number(number) => {
             let float = number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() < EXPONENT_FROM);
             if let Some(float) = float.filter(|_| number.is_f64())
@@ -66,7 +66,7 @@ mod tests {
         ] {
             let read = serde_saphyr::from_str_with_options(text, options(DuplicateKeyPolicy::Error));
             let mut value: Value = read.expect(text);
-            make_whole(&mut value);
+            whole_floats_to_integers(&mut value);
             assert_eq!(value, expected, "{text}");
         }
         for text in [".inf", ".nan", "1e400"] {

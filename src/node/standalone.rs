@@ -1,5 +1,6 @@
-//! The addresses of a node that no API server knows: pods ask for them all the same (`status.hostIP` in environments and
-//! files, the addresses of pods on the host's network). Spec 01 §12.2.
+//! Address detection of a standalone node. Spec 01 §12.2.
+//!
+//! Pods read the addresses as `status.hostIP`, and host network pods have them as their own.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -14,11 +15,11 @@ use super::{
 };
 use crate::engine::ports::NodeFacts;
 
-/// Tells the facts the node's addresses, and again whenever those of the machine change.
+/// Publishes the node's addresses to its facts, at once and whenever the kernel reports a change.
 pub struct OwnAddresses {
     /// `--node-ip`; an address that stands for all says which version is preferred.
-    pub given: Vec<IpAddr>,
-    /// The node's name: one that is an address counts as given.
+    pub configured: Vec<IpAddr>,
+    /// The node's name: one that is an address counts as configured.
     pub hostname: String,
     /// The machine's network.
     pub network: Arc<dyn HostNetwork>,
@@ -28,7 +29,7 @@ pub struct OwnAddresses {
 
 impl OwnAddresses {
     /// Looks once. Where the machine has no address that others can reach, what was known stays.
-    pub async fn tell(&self) {
+    pub async fn publish_once(&self) {
         match self.network.look().await {
             Ok(network) => self.publish(&network),
             Err(err) => warn!(%err, "The machine's addresses cannot be read"),
@@ -38,12 +39,12 @@ impl OwnAddresses {
     /// Looks whenever the kernel tells of addresses, until stopped.
     pub async fn follow(self, stop: CancellationToken) {
         while stop.run_until_cancelled(self.network.changed()).await.is_some() {
-            self.tell().await;
+            self.publish_once().await;
         }
     }
 
     fn publish(&self, network: &Network) {
-        let ips = chosen(&self.given, &self.hostname, network);
+        let ips = chosen(&self.configured, &self.hostname, network);
         self.facts.send_if_modified(|facts| {
             let is_news = !ips.is_empty() && facts.host_ips != ips;
             if is_news {
@@ -56,15 +57,15 @@ impl OwnAddresses {
 
 /// What the operator said, what the name says, what the default route says. No name is resolved: a node on its own starts
 /// without waiting for a resolver.
-fn chosen(given: &[IpAddr], hostname: &str, network: &Network) -> Vec<IpAddr> {
-    let specific = given.iter().copied().filter(|ip| !ip.is_unspecified());
+fn chosen(configured: &[IpAddr], hostname: &str, network: &Network) -> Vec<IpAddr> {
+    let specific = configured.iter().copied().filter(|ip| !ip.is_unspecified());
     let named = || hostname.parse().ok();
-    let prefers_v6 = given.first().is_some_and(IpAddr::is_ipv6);
-    let given = pair(specific);
-    if given.is_empty() {
+    let prefers_v6 = configured.first().is_some_and(IpAddr::is_ipv6);
+    let configured = pair(specific);
+    if configured.is_empty() {
         named().or_else(|| by_default_route(network, prefers_v6)).into_iter().collect()
     } else {
-        given
+        configured
     }
 }
 
@@ -84,8 +85,8 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_those_given_or_that_of_the_default_route() {
-        for (given, hostname, own, expected) in [
+    fn addresses_are_those_configured_or_that_of_the_default_route() {
+        for (configured, hostname, own, expected) in [
             ("", "n", "10.0.0.2", "10.0.0.2"),
             ("", "n", "fd00::2", "fd00::2"),
             ("", "n", "169.254.0.1", ""),
@@ -95,9 +96,10 @@ mod tests {
             ("0.0.0.0", "n", "10.0.0.2", "10.0.0.2"),
             ("::", "n", "10.0.0.2", "10.0.0.2"),
         ] {
-            let given: Vec<IpAddr> = given.split(',').filter_map(|ip| ip.parse().ok()).collect();
-            let told: Vec<String> = chosen(&given, hostname, &network(own)).iter().map(IpAddr::to_string).collect();
-            assert_eq!(told.join(","), expected, "{given:?} {hostname} {own}");
+            let configured: Vec<IpAddr> = configured.split(',').filter_map(|ip| ip.parse().ok()).collect();
+            let told: Vec<String> =
+                chosen(&configured, hostname, &network(own)).iter().map(IpAddr::to_string).collect();
+            assert_eq!(told.join(","), expected, "{configured:?} {hostname} {own}");
         }
     }
 
@@ -105,14 +107,18 @@ mod tests {
     async fn an_address_that_goes_is_told_until_another_comes() {
         let fake = Arc::new(FakeNetwork::default());
         let facts = watch::Sender::new(Arc::<NodeFacts>::default());
-        let own =
-            OwnAddresses { given: Vec::new(), hostname: "n".to_owned(), network: fake.clone(), facts: facts.clone() };
+        let own = OwnAddresses {
+            configured: Vec::new(),
+            hostname: "n".to_owned(),
+            network: fake.clone(),
+            facts: facts.clone(),
+        };
         let told = || facts.borrow().host_ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",");
         for (seen, expected) in
             [(network("10.0.0.2"), "10.0.0.2"), (Network::default(), "10.0.0.2"), (network("10.0.0.3"), "10.0.0.3")]
         {
             fake.set(seen);
-            own.tell().await;
+            own.publish_once().await;
             assert_eq!(told(), expected);
         }
     }

@@ -78,7 +78,7 @@ pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
     // Quantities keep the text they were written with: the UID of a pod is made of it.
     quantities_of_all(&mut value)?;
     if !is_json(bytes) {
-        yaml::make_whole(&mut value);
+        yaml::whole_floats_to_integers(&mut value);
     }
     let (version, kind) = (text(&value, "apiVersion"), text(&value, "kind"));
     let Some(kind) = kind else { return Err(DecodeError::NoKind(excerpt(&value.to_string()))) };
@@ -115,7 +115,7 @@ pub fn documents(bytes: &[u8]) -> Result<Vec<Value>, DecodeError> {
         (Err(_), Some(Err(error))) => return Err(error),
         (Err(error), _) => return Err(DecodeError::Yaml(excerpt(&error.to_string()))),
     };
-    all.iter_mut().for_each(yaml::make_whole);
+    all.iter_mut().for_each(yaml::whole_floats_to_integers);
     Ok(all.into_iter().filter(|document| !document.is_null()).collect())
 }
 

@@ -143,7 +143,7 @@ fn cluster_config(loaded: &Loaded, machine: &Machine, name: &str) -> Result<Clus
             node: own,
             machine: machine.clone(),
             reserved,
-            node_ips: node_addresses::given(loaded)?,
+            node_ips: node_addresses::configured(loaded)?,
             max_images: config.node_status_max_images,
             port: if config.enable_server { config.port } else { 0 },
             kubelet_version: loaded.version.clone(),

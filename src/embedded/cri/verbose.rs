@@ -76,8 +76,8 @@ fn of_sandbox(sandbox: &Sandbox, process: Option<u32>) -> Vec<Value> {
     let is_own = |mode: i32| mode != NamespaceMode::Node as i32;
     let at = |name: &str| process.map(|pid| format!("/proc/{pid}/ns/{name}"));
     let mut all = Vec::new();
-    for (kind, name, is_there) in [("ipc", "ipc", is_own(options.ipc)), ("uts", "uts", is_own(options.network))] {
-        all.extend(is_there.then(|| namespace(kind, at(name))));
+    for (kind, is_own) in [("ipc", is_own(options.ipc)), ("uts", is_own(options.network))] {
+        all.extend(is_own.then(|| namespace(kind, at(kind))));
     }
     if let Some(netns) = &sandbox.meta.netns {
         all.push(namespace("network", Some(netns.display().to_string())));

@@ -53,32 +53,33 @@ pub async fn join(runtime: &Runtime, container: &str, wanted: Wanted) -> Runtime
     }
     let (stdin, stdout, stderr) = ours;
     let terminal = has_terminal.then(|| Terminal::Shim { pod: pod.clone(), container: container.clone() });
-    let left = CancellationToken::new();
+    let detached = CancellationToken::new();
     let ends_with_input = has_terminal || !is_once;
-    let stdin = stdin.map(|to| Leaving { to, left: ends_with_input.then(|| left.clone()) });
-    let until_left =
-        |from: pipe::Receiver| Box::new(UntilLeft { from, left: Box::pin(left.clone().cancelled_owned()) });
+    let stdin = stdin.map(|to| StdinWriter { to, detached: ends_with_input.then(|| detached.clone()) });
+    let detachable = |from: pipe::Receiver| {
+        Box::new(DetachableReader { from, detached: Box::pin(detached.clone().cancelled_owned()) })
+    };
     let end = ended(pod, container);
     Ok(Command {
         stdin: stdin.map(|to| Box::new(to) as _),
-        stdout: Some(until_left(stdout)),
-        stderr: stderr.map(|from| until_left(from) as _),
+        stdout: Some(detachable(stdout)),
+        stderr: stderr.map(|from| detachable(from) as _),
         terminal,
-        end: Box::pin(async move { left.run_until_cancelled(end).await.unwrap_or(Ok(0)) }),
+        end: Box::pin(async move { detached.run_until_cancelled(end).await.unwrap_or(Ok(0)) }),
     })
 }
 
-/// The way to the container's input; its end is told, unless it is the container that takes no more.
-struct Leaving {
+/// Writes to the container's stdin; dropping it detaches the client, unless the container closed its stdin.
+struct StdinWriter {
     to: pipe::Sender,
-    left: Option<CancellationToken>,
+    detached: Option<CancellationToken>,
 }
 
-impl AsyncWrite for Leaving {
+impl AsyncWrite for StdinWriter {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.to).poll_write(context, bytes);
         if matches!(written, Poll::Ready(Err(_))) {
-            self.left = None;
+            self.detached = None;
         }
         written
     }
@@ -92,21 +93,21 @@ impl AsyncWrite for Leaving {
     }
 }
 
-impl Drop for Leaving {
+impl Drop for StdinWriter {
     fn drop(&mut self) {
-        if let Some(left) = &self.left {
-            left.cancel();
+        if let Some(detached) = &self.detached {
+            detached.cancel();
         }
     }
 }
 
-/// What the container prints, until the client has left.
-struct UntilLeft {
+/// Reads the container's output until the client detaches.
+struct DetachableReader {
     from: pipe::Receiver,
-    left: Pin<Box<WaitForCancellationFutureOwned>>,
+    detached: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-impl AsyncRead for UntilLeft {
+impl AsyncRead for DetachableReader {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -114,7 +115,7 @@ impl AsyncRead for UntilLeft {
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.from).poll_read(context, buffer);
         // What is there already is still told.
-        if read.is_pending() && self.left.as_mut().poll(context).is_ready() {
+        if read.is_pending() && self.detached.as_mut().poll(context).is_ready() {
             return Poll::Ready(Ok(()));
         }
         read

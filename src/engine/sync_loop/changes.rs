@@ -19,7 +19,7 @@ use crate::{
     status::{baseline::is_unaware, conditions::gates_moved},
 };
 
-/// How long the labels of a node that refuses a pod may still be on their way.
+/// How long a label update may lag behind the pod that needs it.
 const FRESH: Duration = Duration::from_secs(1);
 
 impl SyncLoop {
@@ -91,25 +91,27 @@ impl SyncLoop {
                 self.changed = true;
                 self.preempt(Some(pod), admitted, ending.to_vec());
             }
-            Err(refusal) if refusal.wants_fresh_node() && self.asks_anew(&pod) => self.ask_anew(pod, ending.to_vec()),
+            Err(refusal) if refusal.wants_fresh_node() && self.may_retry_admission(&pod) => {
+                self.retry_admission(pod, ending.to_vec())
+            }
             Err(refusal) => self.reject(&pod, &refusal),
         }
     }
 
-    /// Whether a refusal by the node's labels may be that of an old node object: the two are watched apart, and a pod may
-    /// come before the label it is for. Once for each pod.
-    fn asks_anew(&mut self, pod: &Pod) -> bool {
-        self.context.config.api_client && self.asked_anew.insert(pod.uid().clone())
+    /// Whether a node affinity rejection may come from a stale node object: pods and the node have separate watches, so a
+    /// pod can arrive before the label it needs. True once per pod.
+    fn may_retry_admission(&mut self, pod: &Pod) -> bool {
+        self.context.config.api_client && self.retried_admission.insert(pod.uid().clone())
     }
 
-    /// Admits a pod again when the node's labels have changed, or nobody has changed them for a while (spec 02a §6.2).
-    fn ask_anew(&mut self, pod: Arc<Pod>, ending: Vec<PodUid>) {
+    /// Retries admission when the node's labels change, or after [`FRESH`] (spec 02a §6.2).
+    fn retry_admission(&mut self, pod: Arc<Pod>, ending: Vec<PodUid>) {
         self.preempting.insert(pod.uid().clone(), Instant::now());
         self.changed = true;
         let (mut node, commands) = (self.context.node.clone(), self.commands.clone());
         let labels = node.borrow().labels.clone();
         self.context.tasks.spawn(async move {
-            // Late or never, it is asked again.
+            // A timeout retries as well: the rejection is then final.
             let _ = timeout(FRESH, node.wait_for(|facts| facts.labels != labels)).await;
             let _ = commands.send(Command::Preempted { pod, ending }).await; // a closed loop needs no pod
         });
@@ -218,7 +220,7 @@ impl SyncLoop {
             return;
         }
         self.rejected.remove(pod.uid());
-        self.asked_anew.remove(pod.uid());
+        self.retried_admission.remove(pod.uid());
         self.allocator.forget(pod.uid());
         if self.records.contains_key(pod.uid()) {
             self.stop_unwanted(pod.uid());

@@ -83,10 +83,10 @@ pub struct SyncLoop {
     ready: SourcesReady,
     allocator: Allocator,
     retry_at: Instant,
-    /// For whom others are killed, or the node's labels are waited for, and since when.
+    /// Pods that wait for preemption, or for a label update before their admission is retried, and since when.
     preempting: HashMap<PodUid, Instant>,
-    /// For whom labels were waited for.
-    asked_anew: HashSet<PodUid>,
+    /// Pods whose admission was retried after a node affinity rejection.
+    retried_admission: HashSet<PodUid>,
     rejected: HashSet<PodUid>,
     sweeping: HashSet<PodUid>,
     sweep_due: bool,
@@ -121,7 +121,7 @@ pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
         allocator: inputs.allocator,
         retry_at: Instant::now(),
         preempting: HashMap::new(),
-        asked_anew: HashSet::new(),
+        retried_admission: HashSet::new(),
         rejected: HashSet::new(),
         sweeping: HashSet::new(),
         sweep_due: true,

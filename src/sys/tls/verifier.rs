@@ -62,7 +62,7 @@ impl ServerCertVerifier for ServerVerifier {
         if !self.known.contains(end_entity) {
             return self.signed.verify_server_cert(end_entity, intermediates, name, ocsp, now);
         }
-        itself(end_entity, Use::Server, now)?;
+        verify_pinned(end_entity, Use::Server, now)?;
         verify_server_name(&ParsedCertificate::try_from(end_entity)?, name)?;
         Ok(ServerCertVerified::assertion())
     }
@@ -94,7 +94,7 @@ impl ServerCertVerifier for ServerVerifier {
 ///
 /// # Errors
 /// It has expired, is not yet valid, is for another use, or cannot be read.
-pub fn itself(certificate: &CertificateDer<'_>, shown_for: Use, now: UnixTime) -> Result<(), Error> {
+pub fn verify_pinned(certificate: &CertificateDer<'_>, shown_for: Use, now: UnixTime) -> Result<(), Error> {
     // Refuses what the library cannot judge: unknown critical extensions above all.
     ParsedCertificate::try_from(certificate)?;
     let wrong = |error| Err(Error::InvalidCertificate(error));

@@ -141,7 +141,7 @@ fn a_certificate_that_is_known_must_still_hold() {
     let day = Duration::from_secs(86400);
     let now = Duration::from_secs(UnixTime::now().as_secs());
     for (at, error) in [(now - day, CertificateError::NotValidYet), (now + 40 * day, CertificateError::Expired)] {
-        assert_eq!(itself(&own, Use::Server, UnixTime::since_unix_epoch(at)), invalid(error));
+        assert_eq!(verify_pinned(&own, Use::Server, UnixTime::since_unix_epoch(at)), invalid(error));
     }
     for (usage, server, client) in [
         ("extendedKeyUsage=clientAuth", false, true),
@@ -152,7 +152,7 @@ fn a_certificate_that_is_known_must_still_hold() {
         ("keyUsage=digitalSignature", true, true),
     ] {
         let certificate = shop.self_signed("p256", "-sha256", &[usage]);
-        let is_believed = |shown_for| itself(&certificate, shown_for, UnixTime::now()).is_ok();
+        let is_believed = |shown_for| verify_pinned(&certificate, shown_for, UnixTime::now()).is_ok();
         assert_eq!((is_believed(Use::Server), is_believed(Use::Client)), (server, client), "{usage}");
     }
 }
