@@ -408,6 +408,26 @@ mod tests {
     }
 
     #[test]
+    fn swap_is_refused_unless_it_is_allowed() {
+        let on = HostFacts { has_swap: true, ..HostFacts::default() };
+        let v1 = HostFacts { cgroup_v1: true, ..HostFacts::default() };
+        let config = |fail_swap_on, behavior: &str| {
+            let mut config = KubeletConfiguration { fail_swap_on, ..defaults::defaults() };
+            config.memory_swap.swap_behavior = behavior.to_owned();
+            config
+        };
+        let judged = |config: &KubeletConfiguration, host: &HostFacts| swap(config, &KubeletFlags::default(), host);
+        assert_eq!(judged(&config(true, ""), &HostFacts::default()), Ok(None));
+        assert_eq!(judged(&config(false, ""), &on), Ok(None));
+        let refused = "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false";
+        assert_eq!(judged(&config(true, ""), &on), Err(refused.to_owned()));
+        let limited = "swap feature is enabled and LimitedSwap but it is only supported with cgroupv2";
+        assert_eq!(judged(&config(true, "LimitedSwap"), &v1), Err(limited.to_owned()));
+        let alone = KubeletFlags { decides_alone: true, ..KubeletFlags::default() };
+        assert_eq!(swap(&config(true, ""), &alone, &on), Ok(Some(Notice::SwapIsOn)));
+    }
+
+    #[test]
     fn reservations_know_their_resources() {
         let host = HostFacts { online_cpus: Some((0..4).collect()), ..HostFacts::default() };
         let reserve = |kube: &[(&str, &str)], list: &str| {
