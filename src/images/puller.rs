@@ -23,7 +23,7 @@ use super::{
     policy::aggregate,
     rate::Bucket,
     record::Proof,
-    records::{Pull, Records},
+    records::{Intent, Pull, Records},
 };
 use crate::{cri::ImageService, metrics::Images, proto::cri};
 
@@ -193,7 +193,7 @@ async fn attempt(
 ) -> Answer {
     let began = Instant::now();
     let intent = match records {
-        Some(records) => Some(records.begin(&request.image).await.map_err(|e| PullFailure::Intent(e.to_string()))?),
+        Some(records) => Some(begin(service, records, &request).await?),
         None => None,
     };
     let allowed = bucket.lock().unwrap_or_else(PoisonError::into_inner).take(began.into_std());
@@ -213,6 +213,13 @@ async fn attempt(
             Err(PullFailure::Call(error))
         }
     }
+}
+
+/// Writes the intent. Where the runtime does not say what it has under that name, it counts as having nothing.
+async fn begin(service: &dyn ImageService, records: &Records, request: &PullRequest) -> Result<Intent, PullFailure> {
+    let present = service.image_status(request.spec.clone()).await.ok().flatten();
+    let present = present.as_ref().map(|image| image.id.as_str());
+    records.begin(&request.image, present).await.map_err(|error| PullFailure::Intent(error.to_string()))
 }
 
 /// Anonymously where there are no credentials; else each in order, and never anonymously.

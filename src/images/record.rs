@@ -8,6 +8,10 @@ const V1BETA1: &str = "kubelet.config.k8s.io/v1beta1";
 const V1ALPHA1: &str = "kubelet.config.k8s.io/v1alpha1";
 const INTENT: &str = "ImagePullIntent";
 const PULLED: &str = "ImagePulledRecord";
+/// A document of our own: the reference has none like it.
+const PRELOADED: &str = "PreloadedImage";
+/// Its version.
+const PRELOADED_VERSION: &str = "berth/v1";
 
 /// How many secrets one mapping remembers at most.
 pub const SECRETS_LIMIT: usize = 100;
@@ -193,6 +197,49 @@ pub fn decode_pulled(data: &[u8]) -> Result<Decoded<PulledRecord>, RecordError> 
     let outdated = check(&record.kind, PULLED, &record.api_version)?;
     record.api_version = V1BETA1.to_owned();
     Ok(Decoded { value: record, outdated })
+}
+
+/// An image that was in the runtime's store, and not by a pull, before a pull of its name began.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct PreloadedImage {
+    kind: String,
+    #[serde(rename = "apiVersion")]
+    api_version: String,
+    /// The image as the pod writes it.
+    pub image: String,
+    /// The runtime's reference.
+    #[serde(rename = "imageRef")]
+    pub image_ref: String,
+}
+
+impl PreloadedImage {
+    /// Of that name and reference.
+    pub fn new(image: &str, image_ref: &str) -> Self {
+        Self {
+            kind: PRELOADED.to_owned(),
+            api_version: PRELOADED_VERSION.to_owned(),
+            image: image.to_owned(),
+            image_ref: image_ref.to_owned(),
+        }
+    }
+}
+
+/// Reads the document of a preloaded image.
+///
+/// # Errors
+/// Strict: unknown fields, kinds and versions are refused.
+pub fn decode_preloaded(data: &[u8]) -> Result<Decoded<PreloadedImage>, RecordError> {
+    let value: PreloadedImage = serde_json::from_slice(data).map_err(|e| RecordError::Syntax(e.to_string()))?;
+    if value.kind != PRELOADED || value.api_version != PRELOADED_VERSION {
+        return Err(RecordError::Unexpected { kind: value.kind, version: value.api_version });
+    }
+    Ok(Decoded { value, outdated: false })
+}
+
+/// The document of a preloaded image: one line.
+pub fn encode_preloaded(image: &PreloadedImage) -> Vec<u8> {
+    line(image)
 }
 
 /// The intent's document: one line.

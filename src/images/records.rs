@@ -17,7 +17,10 @@ use jiff::Timestamp;
 use tracing::{info, warn};
 
 use super::{
-    record::{Proof, PulledRecord, decode_intent, decode_pulled, encode_intent, encode_pulled},
+    record::{
+        PreloadedImage, Proof, PulledRecord, decode_intent, decode_preloaded, decode_pulled, encode_intent,
+        encode_preloaded, encode_pulled,
+    },
     reference::Reference,
     store::{Form, Store},
 };
@@ -51,6 +54,8 @@ struct Inner {
     counts: HashMap<String, usize>,
     intents: Store<String>,
     pulled: Store<PulledRecord>,
+    /// Of the intents: images that were here before, and not by a pull.
+    preloaded: Store<PreloadedImage>,
     clock: Arc<dyn Clock>,
 }
 
@@ -75,11 +80,12 @@ impl Records {
         metrics: &Images,
     ) -> io::Result<Self> {
         let folder = root.join("image_manager");
+        let intents_capacity = capacity(max_pods.saturating_mul(2).max(max_parallel.saturating_mul(2)), 1024);
         let intents = Store::open(
             folder.join("pulling"),
             Form { key: |image: &String| image.as_str(), encode: |image| encode_intent(image), decode: decode_intent },
-            capacity(max_pods.saturating_mul(2).max(max_parallel.saturating_mul(2)), 1024),
-            metrics.intents.clone(),
+            intents_capacity,
+            Some(metrics.intents.clone()),
         )?;
         let pulled = Store::open(
             folder.join("pulled"),
@@ -89,9 +95,19 @@ impl Records {
                 decode: decode_pulled,
             },
             capacity(max_pods.saturating_mul(5), 2000),
-            metrics.records.clone(),
+            Some(metrics.records.clone()),
         )?;
-        Ok(Self(Arc::new(Mutex::new(Inner { counts: HashMap::new(), intents, pulled, clock }))))
+        let preloaded = Store::open(
+            folder.join("preloaded"),
+            Form {
+                key: |preloaded: &PreloadedImage| preloaded.image.as_str(),
+                encode: encode_preloaded,
+                decode: decode_preloaded,
+            },
+            intents_capacity,
+            None,
+        )?;
+        Ok(Self(Arc::new(Mutex::new(Inner { counts: HashMap::new(), intents, pulled, preloaded, clock }))))
     }
 
     async fn run<T: Send + 'static>(
@@ -109,15 +125,15 @@ impl Records {
         }
     }
 
-    /// A pull begins. Concurrent pulls of one image share its file.
+    /// A pull begins, of a name under which the runtime has `present` already. Concurrent pulls of one image share its file.
     ///
     /// # Errors
     /// Where the intent cannot be written; the pull must not begin.
-    pub async fn begin(&self, image: &str) -> io::Result<Intent> {
-        let (records, image) = (self.clone(), image.to_owned());
+    pub async fn begin(&self, image: &str, present: Option<&str>) -> io::Result<Intent> {
+        let (records, image, present) = (self.clone(), image.to_owned(), present.map(str::to_owned));
         // Made where it is written: whoever does not wait for that takes it back all the same.
         let begin = move |inner: &mut Inner| {
-            inner.begin(&image)?;
+            inner.begin(&image, present.as_deref())?;
             Ok(Intent { records: Some(records), image })
         };
         self.run(begin).await
@@ -208,8 +224,13 @@ impl Drop for Intent {
 }
 
 impl Inner {
-    fn begin(&mut self, image: &str) -> io::Result<()> {
+    fn begin(&mut self, image: &str, present: Option<&str>) -> io::Result<()> {
         if !self.counts.contains_key(image) {
+            // Before the intent: a crash in between leaves what no intent asks for.
+            match present.filter(|image_ref| matches!(self.pulled.get(image_ref), Ok(None))) {
+                Some(image_ref) => self.preloaded.put(PreloadedImage::new(image, image_ref))?,
+                None => self.preloaded.delete(image)?,
+            }
             self.intents.put(image.to_owned())?;
         }
         *self.counts.entry(image.to_owned()).or_default() += 1;
@@ -228,7 +249,13 @@ impl Inner {
             return Ok(());
         }
         self.counts.remove(image);
-        self.intents.delete(image)
+        self.end_intent(image)
+    }
+
+    /// An intent and what belongs to it; the intent first, for alone it says the less.
+    fn end_intent(&mut self, image: &str) -> io::Result<()> {
+        self.intents.delete(image)?;
+        self.preloaded.delete(image)
     }
 
     /// Merges a proof into the record; makes one that proves nothing where there is none.
@@ -256,7 +283,11 @@ impl Inner {
             }
         }
         for intent in self.intents.all()? {
-            if let Some(image) = by_name.get(&canonical(&intent)) {
+            let preloaded = self.preloaded.get(&intent).ok().flatten();
+            let is_as_before =
+                |image: &cri::Image| preloaded.as_ref().is_some_and(|before| before.image_ref == image.id);
+            let image = by_name.get(&canonical(&intent)).filter(|image| !is_as_before(image));
+            if let Some(image) = image {
                 info!(image = %intent, imageRef = %image.id, "A pull was cut short: its image needs credentials now");
                 let repository = Reference::parse(&intent).map(|parsed| parsed.repository).unwrap_or_default();
                 if let Err(error) = self.grant(&image.id, &repository, None) {
@@ -264,7 +295,7 @@ impl Inner {
                     continue;
                 }
             }
-            self.intents.delete(&intent)?;
+            self.end_intent(&intent)?;
         }
         Ok(())
     }
@@ -330,7 +361,7 @@ mod tests {
         let records = open(dir.path(), 1000);
         for _ in 0..20 {
             // Dropped while the intent is being written, as with a pod that is deleted.
-            let begun = records.begin("busybox").now_or_never();
+            let begun = records.begin("busybox", None).now_or_never();
             assert!(begun.is_none(), "it waits for the disk");
         }
         let done = async {
@@ -346,8 +377,10 @@ mod tests {
     async fn an_intent_becomes_a_record() {
         let dir = tempfile::tempdir().expect("a directory");
         let records = open(dir.path(), 1000);
-        let (first, second) =
-            (records.begin("busybox").await.expect("written"), records.begin("busybox").await.expect("written"));
+        let (first, second) = (
+            records.begin("busybox", None).await.expect("written"),
+            records.begin("busybox", None).await.expect("written"),
+        );
         assert_eq!(files(dir.path(), "pulling"), 1);
         first.succeeded(pull()).await;
         assert_eq!(files(dir.path(), "pulling"), 1, "another pull of it goes on");
@@ -364,13 +397,54 @@ mod tests {
         // AC-03b-19
         let dir = tempfile::tempdir().expect("a directory");
         for name in ["busybox", "r.io/gone:1"] {
-            std::mem::forget(open(dir.path(), 1000).begin(name).await.expect("written"));
+            std::mem::forget(open(dir.path(), 1000).begin(name, None).await.expect("written"));
         }
         let records = open(dir.path(), 2000);
         records.recover(vec![image("sha256:1", "docker.io/library/busybox:latest")]).await.expect("recovers");
         assert_eq!((files(dir.path(), "pulling"), files(dir.path(), "pulled")), (0, 1));
         let record = records.known("busybox", "sha256:1").await.record.expect("readable").expect("recorded");
         assert_eq!(record.grants["docker.io/library/busybox"], Default::default());
+    }
+
+    #[tokio::test]
+    async fn what_was_here_before_a_pull_that_was_cut_short_stays_what_it_was() {
+        let recovered = async |begins: &[(&str, Option<&str>)], found: &str| {
+            let dir = tempfile::tempdir().expect("a directory");
+            let before = open(dir.path(), 1000);
+            before.learn("sha256:pulled", "r.io/a", Proof::Node).await;
+            for (name, present) in begins {
+                std::mem::forget(before.begin(name, *present).await.expect("written"));
+            }
+            drop(before);
+            let records = open(dir.path(), 2000);
+            records.recover(vec![image(found, "r.io/a:1")]).await.expect("recovers");
+            assert_eq!((files(dir.path(), "pulling"), files(dir.path(), "preloaded")), (0, 0));
+            let record = records.known("r.io/a:1", found).await.record.expect("readable");
+            record.map(|record| record.grants.get("r.io/a").is_some_and(|grants| grants.node))
+        };
+        let preloaded = [("r.io/a:1", Some("sha256:1"))];
+        assert_eq!(recovered(&preloaded, "sha256:1").await, None, "it needs no credentials, as before");
+        assert_eq!(recovered(&preloaded, "sha256:2").await, Some(false), "another image was pulled under its name");
+        assert_eq!(recovered(&[("r.io/a:1", None)], "sha256:1").await, Some(false), "it came by the pull");
+        let pulled = [("r.io/a:1", Some("sha256:pulled"))];
+        assert_eq!(recovered(&pulled, "sha256:pulled").await, Some(true), "what its record grants stays");
+    }
+
+    #[tokio::test]
+    async fn what_was_here_is_told_of_the_pull_that_runs() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let records = open(dir.path(), 1000);
+        let first = records.begin("busybox", Some("sha256:1")).await.expect("written");
+        let second = records.begin("busybox", Some("sha256:2")).await.expect("written");
+        assert_eq!(files(dir.path(), "preloaded"), 1);
+        first.failed().await;
+        assert_eq!(files(dir.path(), "preloaded"), 1, "another pull of it goes on");
+        second.succeeded(pull()).await;
+        assert_eq!(files(dir.path(), "preloaded"), 0);
+        std::mem::forget(open(dir.path(), 1000).begin("busybox", Some("sha256:9")).await.expect("written"));
+        let again = open(dir.path(), 1000).begin("busybox", None).await.expect("written");
+        assert_eq!(files(dir.path(), "preloaded"), 0, "what an earlier pull left does not speak for this one");
+        again.failed().await;
     }
 
     #[tokio::test]

@@ -42,7 +42,8 @@ pub struct Store<V> {
     cache: LruCache<String, V>,
     complete: bool,
     on_disk: usize,
-    gauges: RecordGauges,
+    /// `None` where the reference has no such records.
+    gauges: Option<RecordGauges>,
 }
 
 fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
@@ -54,7 +55,12 @@ impl<V: Clone> Store<V> {
     ///
     /// # Errors
     /// Where the folder cannot be made or listed. A file that says nothing is left alone.
-    pub fn open(folder: PathBuf, form: Form<V>, capacity: NonZeroUsize, gauges: RecordGauges) -> io::Result<Self> {
+    pub fn open(
+        folder: PathBuf,
+        form: Form<V>,
+        capacity: NonZeroUsize,
+        gauges: Option<RecordGauges>,
+    ) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         let cache = LruCache::new(capacity);
         let mut store = Self { folder, form, cache, complete: true, on_disk: 0, gauges };
@@ -99,9 +105,10 @@ impl<V: Clone> Store<V> {
     }
 
     fn publish(&self) {
+        let Some(gauges) = &self.gauges else { return };
         let percent = self.cache.len() * 100 / self.cache.cap().get();
-        self.gauges.on_disk.set(i64::try_from(self.on_disk).unwrap_or(i64::MAX));
-        self.gauges.usage_percent.set(i64::try_from(percent).unwrap_or(100));
+        gauges.on_disk.set(i64::try_from(self.on_disk).unwrap_or(i64::MAX));
+        gauges.usage_percent.set(i64::try_from(percent).unwrap_or(100));
     }
 
     fn path(&self, key: &str) -> PathBuf {
@@ -189,7 +196,7 @@ mod tests {
 
     fn open(folder: &Path, capacity: usize) -> Store<String> {
         let form = Form { key: |v: &String| v.as_str(), encode: |v| encode_intent(v), decode: decode_intent };
-        let gauges = Images::new(&Registry::new()).intents;
+        let gauges = Some(Images::new(&Registry::new()).intents);
         Store::open(folder.to_path_buf(), form, NonZeroUsize::new(capacity).expect("not zero"), gauges).expect("opens")
     }
 
@@ -201,8 +208,8 @@ mod tests {
             store.put(image.to_owned()).expect("written");
         }
         assert!(!store.complete, "one was lost from the cache");
-        assert_eq!(store.gauges.on_disk.get(), 3);
-        assert_eq!(store.gauges.usage_percent.get(), 100);
+        let gauges = store.gauges.clone().expect("given");
+        assert_eq!((gauges.on_disk.get(), gauges.usage_percent.get()), (3, 100));
         let mut again = open(dir.path(), 2);
         for image in ["a", "b", "c"] {
             assert_eq!(again.get(image).expect("readable"), Some(image.to_owned()));
