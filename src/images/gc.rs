@@ -393,8 +393,14 @@ impl Collector {
         let in_use = self.references(&containers).await.map_err(failed)?;
         let first_detected = if self.detected_once { now } else { self.started };
         self.detected_once = true;
+        // Without an id it could not be removed.
+        if let Some(nameless) = listed.iter().find(|image| image.id.is_empty()) {
+            let name = nameless.repo_tags.iter().chain(&nameless.repo_digests).next().map_or("", String::as_str);
+            self.tell("InvalidImageID", format!("ImageID is not valid, skipping, image: {name}"));
+        }
         let images: Vec<ImageUse> = listed
             .iter()
+            .filter(|image| !image.id.is_empty())
             .map(|image| {
                 let ages = self.ages.entry(image.id.clone()).or_insert(Ages { first_detected, last_used: None });
                 // The clock may have been set back: what has yet to come would keep an image until then.

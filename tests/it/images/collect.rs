@@ -69,6 +69,23 @@ async fn the_old_go_when_the_disk_is_full() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_image_without_an_id_is_told_of_and_left() {
+    // Spec 05 §13
+    let room = room(GcPolicy::default()).await;
+    let nameless = cri::Image { repo_tags: vec!["r.io/odd:1".into()], size: 500, ..Default::default() };
+    room.cri.put_image(nameless);
+    let old = put(&room, "r.io/old:1", 80, false);
+    start(&room);
+    sleep(4 * MINUTE).await;
+    set_available(&room, 100);
+    sleep(20 * SECOND).await;
+    assert_eq!(room.cri.targets("remove_image"), [old]);
+    let told = room.events();
+    let expected = "node Warning InvalidImageID: ImageID is not valid, skipping, image: r.io/odd:1";
+    assert!(told.iter().any(|text| *text == expected), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_disk_that_fills_up_is_not_left_until_the_next_round() {
     let room = room(GcPolicy::default()).await;
     let old = put(&room, "r.io/old:1", 80, false);
