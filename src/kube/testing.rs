@@ -23,6 +23,8 @@ pub struct FakeApi {
     watches: Mutex<Vec<Result<Events, ApiError>>>,
     /// Tells each call as it comes.
     pub asked: tokio::sync::watch::Sender<usize>,
+    /// Says that other credentials are used from now on.
+    pub credentials: tokio::sync::watch::Sender<u64>,
 }
 
 impl FakeApi {
@@ -33,6 +35,7 @@ impl FakeApi {
             calls: Mutex::default(),
             watches: Mutex::default(),
             asked: tokio::sync::watch::Sender::new(0),
+            credentials: tokio::sync::watch::Sender::new(0),
         })
     }
 
@@ -74,6 +77,10 @@ impl ApiClient for FakeApi {
             return Err(ApiError::Timeout(call.deadline));
         }
         answer.map(|value| Bytes::from(value.to_string()))
+    }
+
+    fn credentials_changed(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.credentials.subscribe()
     }
 
     async fn watch(&self, call: Call) -> Result<Box<dyn WatchStream>, ApiError> {

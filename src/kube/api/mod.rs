@@ -52,6 +52,12 @@ pub trait ApiClient: Send + Sync + 'static {
     fn reached(&self) -> watch::Receiver<u64> {
         watch::channel(0).1
     }
+
+    /// Changes when requests are made with another certificate or other authorities from now on: what was refused before
+    /// may be granted. Closed, where that never happens.
+    fn credentials_changed(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
+    }
 }
 
 /// Events of one watch.

@@ -3,10 +3,18 @@
 //! There may be thousands of these, and nearly all of them wait for the next event: what only asking needs is in a
 //! box of its own, and goes with it.
 
-use std::{future::poll_fn, ops::ControlFlow, sync::Arc, time::Duration};
+use std::{
+    future::{pending, poll_fn},
+    ops::ControlFlow,
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout_at},
+};
 use tracing::{debug, warn};
 
 use super::{
@@ -29,6 +37,7 @@ const LONG: usize = 256 << 10;
 /// Asks for the objects of one follower.
 pub struct Reflector<F: Follower> {
     api: Arc<dyn ApiClient>,
+    credentials_changed: watch::Receiver<u64>,
     follower: F,
     meter: ReflectorMeter,
     machine: Machine,
@@ -79,6 +88,7 @@ impl<F: Follower> Reflector<F> {
             meter: metrics.follow(selection.resource().plural),
             machine: Machine::new(selection.patience()),
             started: Instant::now(),
+            credentials_changed: api.credentials_changed(),
             api,
             follower,
         }
@@ -136,6 +146,7 @@ impl<F: Follower> Reflector<F> {
             tokio::select! {
                 () = sleep(next.pause) => {}
                 () = self.follower.nudged() => self.machine.nudged(),
+                () = changed(&mut self.credentials_changed) => self.machine.nudged(),
             }
         }
         self.meter.set(if matches!(next.ask, Ask::Watch(_)) { Following::Watching } else { Following::Init });
@@ -286,6 +297,13 @@ impl<F: Follower> Reflector<F> {
 
     fn broken(&self, name: &str, cause: &str) {
         warn!(resource = self.resource(), name, err = cause, "Skipped an object that cannot be read");
+    }
+}
+
+/// Waits for a change; for ever once nobody can make one.
+async fn changed(receiver: &mut watch::Receiver<u64>) {
+    if receiver.changed().await.is_err() {
+        pending::<()>().await;
     }
 }
 

@@ -82,6 +82,8 @@ pub enum Fault {
     Throttled,
     /// There was nobody to answer, or the answer got lost.
     Unreachable,
+    /// Nobody knows who asks: a certificate has run out. A list would be refused like the watch.
+    Unauthenticated,
     /// The version is not known any more, or not yet.
     Version,
     /// Not allowed, or not yet.
@@ -107,6 +109,7 @@ impl From<&ApiError> for Failure {
             ApiError::Refused(_) if error.is_throttled() => Fault::Throttled,
             ApiError::Refused(_) if error.is_gone() || error.is_version_too_large() => Fault::Version,
             ApiError::Refused(_) if error.is_forbidden() => Fault::Forbidden,
+            ApiError::Refused(status) if status.code == 401 => Fault::Unauthenticated,
             ApiError::Refused(_) => Fault::Other,
         };
         Self { fault, retry_after: error.retry_after() }
@@ -222,7 +225,7 @@ impl Machine {
             return Next { pause, ask: Ask::Stream(self.known()), why: Why::Failed };
         }
         match (self.phase, failure.fault) {
-            (Phase::Watching, Fault::Throttled | Fault::Unreachable) => {
+            (Phase::Watching, Fault::Throttled | Fault::Unreachable | Fault::Unauthenticated) => {
                 self.later(Ask::Watch(self.known()), Why::Resume, failure, at)
             }
             (Phase::Streaming, Fault::Version) if !self.version().is_empty() => {
@@ -323,6 +326,7 @@ mod tests {
         for (name, fault, from_start, from_watching) in [
             ("429", Fault::Throttled, (stream(""), 800), (watch("5"), 800)),
             ("refused", Fault::Unreachable, (stream(""), 800), (watch("5"), 800)),
+            ("401", Fault::Unauthenticated, (stream(""), 800), (watch("5"), 800)),
             // AC-10-8: the list begins with what the server has at hand.
             ("422", Fault::Other, (list("0"), 0), (stream("5"), 800)),
             ("403", Fault::Forbidden, (list("0"), 0), (stream("5"), 800)),
@@ -430,6 +434,7 @@ mod tests {
             (410, "Expired", Fault::Version),
             (410, "Gone", Fault::Version),
             (403, "Forbidden", Fault::Forbidden),
+            (401, "Unauthorized", Fault::Unauthenticated),
             (422, "Invalid", Fault::Other),
             (504, "Timeout", Fault::Other),
         ] {

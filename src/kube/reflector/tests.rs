@@ -293,6 +293,22 @@ async fn a_nudge_ends_a_wait() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn other_credentials_end_a_wait() {
+    // A node that joins asks as system:anonymous until its first certificate comes.
+    let refuse = |_: &Call| Err(refused(403, "Forbidden", "no"));
+    let mut bench = follow(|_| {}, refuse);
+    bench.asked(12).await;
+    let asked = bench.api.calls().len();
+    let watch = bench.api.next_watch();
+    say(&watch, [end("5")]);
+    let changed = Instant::now();
+    bench.api.credentials.send_modify(|count| *count += 1);
+    bench.asked(asked + 1).await;
+    bench.until(|snapshot| snapshot.synced).await;
+    assert_eq!(changed.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_cannot_be_read_costs_only_itself() {
     let mut bench = follow(|_| {}, no_list);
     let watch = bench.api.next_watch();

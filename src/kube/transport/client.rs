@@ -423,4 +423,8 @@ impl ApiClient for Transport {
     fn reached(&self) -> watch::Receiver<u64> {
         self.reached.clone()
     }
+
+    fn credentials_changed(&self) -> watch::Receiver<u64> {
+        self.epoch.clone()
+    }
 }
