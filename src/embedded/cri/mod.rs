@@ -12,6 +12,7 @@ mod images;
 mod info;
 mod lists;
 mod metrics;
+mod places;
 mod sandbox;
 mod serve;
 mod service;

@@ -8,16 +8,12 @@ use std::{
 };
 
 use futures::StreamExt;
-use tokio::{
-    io::DuplexStream,
-    net::UnixListener,
-    sync::{Semaphore, mpsc},
-};
+use tokio::{io::DuplexStream, net::UnixListener, sync::mpsc};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Server, server::Router};
 
-use super::{images::ImageCalls, service::RuntimeCalls};
+use super::{images::ImageCalls, places::Places, service::RuntimeCalls};
 use crate::{
     embedded::{
         errors::{RuntimeError, RuntimeResult},
@@ -91,14 +87,10 @@ pub async fn over_socket(
     stop: CancellationToken,
 ) -> RuntimeResult<()> {
     let listener = bind(&path)?;
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Arc::new(Places::new(CONNECTIONS));
     let incoming = UnixListenerStream::new(listener).then(move |stream| {
         let places = places.clone();
-        async move {
-            // Never closed: waits until somebody leaves.
-            let place = places.acquire_owned().await.ok();
-            stream.map(|stream| held::Held::new(stream, place))
-        }
+        async move { Ok::<_, io::Error>(places.give(stream?).await) }
     });
     let serving = router(runtime, MAX_MESSAGE, streams.into())
         .serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await });
@@ -120,56 +112,4 @@ fn bind(path: &Path) -> RuntimeResult<UnixListener> {
     let listener = UnixListener::bind(path).map_err(|e| failed("listen on", &e))?;
     fs::set_permissions(path, fs::Permissions::from_mode(MODE)).map_err(|e| failed("protect", &e))?;
     Ok(listener)
-}
-
-/// A connection with its place among those that are served.
-mod held {
-    use std::{
-        io,
-        pin::Pin,
-        task::{Context, Poll},
-    };
-
-    use tokio::{
-        io::{AsyncRead, AsyncWrite, ReadBuf},
-        net::UnixStream,
-        sync::OwnedSemaphorePermit,
-    };
-    use tonic::transport::server::Connected;
-
-    pub struct Held {
-        stream: UnixStream,
-        _place: Option<OwnedSemaphorePermit>,
-    }
-
-    impl Held {
-        pub fn new(stream: UnixStream, place: Option<OwnedSemaphorePermit>) -> Self {
-            Self { stream, _place: place }
-        }
-    }
-
-    impl Connected for Held {
-        type ConnectInfo = ();
-        fn connect_info(&self) {}
-    }
-
-    impl AsyncRead for Held {
-        fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-            Pin::new(&mut self.stream).poll_read(cx, buf)
-        }
-    }
-
-    impl AsyncWrite for Held {
-        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-            Pin::new(&mut self.stream).poll_write(cx, buf)
-        }
-
-        fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Pin::new(&mut self.stream).poll_flush(cx)
-        }
-
-        fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Pin::new(&mut self.stream).poll_shutdown(cx)
-        }
-    }
 }

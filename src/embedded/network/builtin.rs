@@ -83,11 +83,6 @@ impl Builtin {
         &self.settings.bridge
     }
 
-    /// What our table and files of namespaces are called.
-    pub fn owner(&self) -> &str {
-        names::owner(&self.settings.bridge)
-    }
-
     /// Why the machine could not be set up.
     pub fn failure(&self) -> Option<String> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -21,7 +21,8 @@ use super::{
     dial,
     errors::NetworkError,
     mode::{self, Facts, Mode, Wanted},
-    names, pod_link,
+    names::{self, NamespaceFiles},
+    pod_link,
     sandbox::{Attached, SandboxNetwork},
 };
 use crate::sys::{net_namespace, step};
@@ -84,6 +85,7 @@ pub struct Network {
 pub(super) struct Inner {
     wanted: Wanted,
     pub(super) namespaces: PathBuf,
+    files: NamespaceFiles,
     disturbances: watch::Sender<u64>,
     pub(super) builtin: Builtin,
     pub(super) plugins: Plugins,
@@ -98,10 +100,10 @@ impl Network {
     pub async fn open(settings: Settings) -> Result<Self, NetworkError> {
         let opened = spawn_blocking(move || {
             let Settings { wanted, builtin, cni_directory, cni_programs, cni_cache, cni_limit, namespaces } = settings;
-            let owner = names::owner(&builtin.bridge).to_owned();
-            let plugins = Plugins::new(owner, cni_directory, cni_programs, cni_cache, cni_limit);
+            let files = NamespaceFiles::new(names::owner(&builtin.bridge), &builtin.directory);
+            let plugins = Plugins::new(files.clone(), cni_directory, cni_programs, cni_cache, cni_limit);
             let (builtin, disturbances) = (Builtin::new(builtin), watch::Sender::default());
-            Self { inner: Arc::new(Inner { wanted, namespaces, disturbances, builtin, plugins }) }
+            Self { inner: Arc::new(Inner { wanted, namespaces, files, disturbances, builtin, plugins }) }
         });
         opened.await.map_err(|e| NetworkError::kernel("network", std::io::Error::other(e)))
     }
@@ -268,11 +270,10 @@ impl Network {
                 lost.extend(unnamed);
                 lost
             });
-            let owner = inner.builtin.owner();
-            let kept: Vec<String> = pods.iter().map(|pod| names::namespace_file(owner, &pod.id)).collect();
+            let kept: Vec<String> = pods.iter().map(|pod| inner.files.name(&pod.id)).collect();
             for entry in fs::read_dir(&inner.namespaces).into_iter().flatten().flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
-                if names::is_namespace_file(owner, &name) && !kept.contains(&name) {
+                if inner.files.is_ours(&name) && !kept.contains(&name) {
                     unbind(&entry.path())?;
                 }
             }
@@ -349,7 +350,11 @@ impl Network {
 
 impl Inner {
     fn namespace_file(&self, sandbox: &str) -> PathBuf {
-        self.namespaces.join(names::namespace_file(self.builtin.owner(), sandbox))
+        let named = |name: String| self.namespaces.join(name);
+        let file = named(self.files.name(sandbox));
+        // A pod that an earlier version made keeps its file.
+        let untagged = (!file.exists()).then(|| named(self.files.untagged(sandbox))).filter(|file| file.exists());
+        untagged.unwrap_or(file)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What our links, files and tables are called. Pure.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, os::unix::ffi::OsStrExt, path::Path};
 
 use sha2::{Digest, Sha256};
 
@@ -30,22 +30,48 @@ pub fn is_host_end(link: &str) -> bool {
     link.strip_prefix("veth").is_some_and(|rest| rest.len() == 8 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// What tells the things of one runtime from those of another on the same machine: our name, or that of the bridge where
+/// What tells the things of one runtime from those of another in the same network: our name, or that of the bridge where
 /// another is configured. Tables and files of namespaces begin with it.
 pub fn owner(bridge: &str) -> &str {
     if bridge == self::bridge() { NAME } else { bridge }
 }
 
-/// The file that names a pod's network namespace.
-pub fn namespace_file(owner: &str, sandbox: &str) -> String {
-    let short: String = sandbox.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
-    format!("{owner}-{short}")
+/// How the files are called that name the network namespaces of one runtime's pods. Runtimes in different networks of a
+/// machine may have equal bridges and share the directory of these files: a tag of the runtime's own directory is in them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NamespaceFiles {
+    owner: String,
+    tag: String,
 }
 
-/// Whether a file in the directory of namespaces belongs to this owner.
-pub fn is_namespace_file(owner: &str, name: &str) -> bool {
-    let id = name.strip_prefix(owner).and_then(|rest| rest.strip_prefix('-'));
-    id.is_some_and(|id| (1..=16).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+impl NamespaceFiles {
+    /// Of the runtime with that owner (see [`owner`]) that keeps its state there.
+    pub fn new(owner: &str, directory: &Path) -> Self {
+        let mut tag = hex(&Sha256::digest(directory.as_os_str().as_bytes()));
+        tag.truncate(6);
+        Self { owner: owner.to_owned(), tag }
+    }
+
+    /// The file of a sandbox.
+    pub fn name(&self, sandbox: &str) -> String {
+        format!("{}-{}-{}", self.owner, self.tag, short(sandbox))
+    }
+
+    /// As versions before the tag called it.
+    pub fn untagged(&self, sandbox: &str) -> String {
+        format!("{}-{}", self.owner, short(sandbox))
+    }
+
+    /// Whether a file in the directory of namespaces belongs to this runtime.
+    pub fn is_ours(&self, name: &str) -> bool {
+        let prefix = format!("{}-{}-", self.owner, self.tag);
+        let id = name.strip_prefix(&prefix);
+        id.is_some_and(|id| (1..=16).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+    }
+}
+
+fn short(sandbox: &str) -> String {
+    sandbox.chars().filter(char::is_ascii_alphanumeric).take(16).collect()
 }
 
 /// The bridge's hardware address: the machine's own, so that it does not change with its ports.
@@ -93,11 +119,15 @@ mod tests {
         assert_eq!(a[0], "vethca978112");
         assert!(a.len() == 8 && a.iter().all(|name| name.len() <= 15 && is_host_end(name) && !b.contains(name)));
         assert!(!is_host_end("veth0") && !is_host_end("vethzzzzzzzz") && !is_host_end("eth0"));
-        let file = namespace_file(NAME, &"0123456789abcdef".repeat(4));
-        assert_eq!(file, "berth-0123456789abcdef");
-        let is_ours = |name: &str| is_namespace_file(NAME, name);
-        assert!(is_ours(&file) && !is_ours("cni-1") && !is_ours("berth-") && !is_ours("berth-2-01"));
-        assert_eq!(namespace_file("pods1", "../../x"), "pods1-x");
+        let files = NamespaceFiles::new(NAME, Path::new("/run/berth/net"));
+        let id = "0123456789abcdef".repeat(4);
+        assert_eq!(files.name(&id), "berth-60fd9d-0123456789abcdef");
+        assert_eq!(files.untagged(&id), "berth-0123456789abcdef");
+        assert!(files.is_ours(&files.name(&id)) && !files.is_ours(&files.untagged(&id)));
+        assert!(!files.is_ours("cni-1") && !files.is_ours("berth-") && !files.is_ours("berth-60fd9d-2-01"));
+        let other = NamespaceFiles::new(NAME, Path::new("/run/other/net"));
+        assert!(!files.is_ours(&other.name(&id)), "equal bridges in two networks of a machine");
+        assert_eq!(NamespaceFiles::new("pods1", Path::new("/")).untagged("../../x"), "pods1-x");
         assert_eq!((owner(&bridge()), owner("pods1")), (NAME, "pods1"));
     }
 

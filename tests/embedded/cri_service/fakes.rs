@@ -423,6 +423,7 @@ pub fn runtime(directory: &Path, world: &Arc<World>, boot_id: &str) -> Arc<Runti
         root: directory.join("root"),
         state: directory.join("state"),
         exec_io_drain: Duration::from_millis(50),
+        runtime_handlers: vec!["configured".to_owned()],
         ..EmbeddedConfig::default()
     };
     let host = HostFacts {

@@ -254,6 +254,20 @@ async fn a_caller_that_leaves_does_not_stop_the_work() {
 }
 
 #[tokio::test]
+async fn other_handlers_mean_this_runtime_where_they_are_configured() {
+    let set = set().await;
+    let run = async |name: &str, handler: &str| {
+        let request = cri::RunPodSandboxRequest { config: Some(pod(name)), runtime_handler: handler.to_owned() };
+        set.rpc.clone().run_pod_sandbox(request).await
+    };
+    for handler in ["", "berth", "configured"] {
+        run(&format!("pod-{handler}"), handler).await.expect("runs");
+    }
+    let refused = run("other", "other").await.expect_err("nobody knows it");
+    assert_eq!(refused.message(), "no runtime for \"other\" is configured");
+}
+
+#[tokio::test]
 async fn what_fails_is_undone() {
     let set = set().await;
     *set.world.no_network.lock().expect("whole") = Some("no bridge".to_owned());
@@ -264,7 +278,8 @@ async fn what_fails_is_undone() {
     let network = &status.status.expect("there").conditions[1];
     assert_eq!(network.reason, "NetworkPluginNotReady");
     assert_eq!(network.message, "Network plugin returns error: no bridge");
-    assert_eq!(status.runtime_handlers.len(), 2);
+    let handlers: Vec<&str> = status.runtime_handlers.iter().map(|handler| handler.name.as_str()).collect();
+    assert_eq!(handlers, ["", "berth", "configured"]);
     *set.world.no_network.lock().expect("whole") = None;
     let sandbox = set.run(pod("a")).await.expect("the name is free");
     let absent = cri::ContainerConfig {

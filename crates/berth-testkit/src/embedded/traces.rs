@@ -65,9 +65,13 @@ fn below(pid: u32) -> Vec<u32> {
     all
 }
 
-/// The file that names a pod's network namespace.
+/// The file that names a pod's network namespace, as long as it is there.
 pub fn namespace_file(bridge: &str, sandbox: &str) -> PathBuf {
-    Path::new(NAMESPACES).join(format!("{bridge}-{}", sandbox.get(..16).unwrap_or_default()))
+    let (begin, end) = (format!("{bridge}-"), format!("-{}", sandbox.get(..16).unwrap_or_default()));
+    let all = names(Path::new(NAMESPACES));
+    let found = all.iter().find(|name| name.starts_with(&begin) && name.ends_with(&end));
+    // Where there is none: a name that nobody has.
+    Path::new(NAMESPACES).join(found.cloned().unwrap_or_else(|| format!("{bridge}{end}")))
 }
 
 /// Removes the bridge, the packet filter's table and the namespaces of a runtime's pods.

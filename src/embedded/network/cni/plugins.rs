@@ -21,7 +21,10 @@ use super::{
     invoke::{Caller, PluginError, Subject, Verb},
     result,
 };
-use crate::embedded::network::{mode, names};
+use crate::embedded::network::{
+    mode,
+    names::{self, NamespaceFiles},
+};
 
 /// Waits before a call that may work in a moment is made again.
 const RETRIES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
@@ -46,8 +49,8 @@ pub struct Request {
 /// The network of plugins.
 #[derive(Debug)]
 pub struct Plugins {
-    /// Whose attachments are ours to remove; see `names::owner`.
-    owner: String,
+    /// Whose attachments are ours to remove.
+    files: NamespaceFiles,
     directory: PathBuf,
     cache: PathBuf,
     caller: Caller,
@@ -63,10 +66,16 @@ struct State {
 
 impl Plugins {
     /// Reads the configuration once; see [`Self::reload`].
-    pub fn new(owner: String, directory: PathBuf, programs: Vec<PathBuf>, cache: PathBuf, limit: Duration) -> Self {
+    pub fn new(
+        files: NamespaceFiles,
+        directory: PathBuf,
+        programs: Vec<PathBuf>,
+        cache: PathBuf,
+        limit: Duration,
+    ) -> Self {
         let state = State { loaded: Err(String::new()), has_file: false, failures: BTreeMap::new() };
         let caller = Caller { directories: programs, limit };
-        let plugins = Self { owner, directory, cache, caller, state: Mutex::new(state) };
+        let plugins = Self { files, directory, cache, caller, state: Mutex::new(state) };
         plugins.reload();
         plugins
     }
@@ -260,7 +269,7 @@ impl Plugins {
             if sandboxes.contains(&sandbox.as_str()) {
                 continue;
             }
-            for attachment in attachments.into_iter().filter(|one| is_ours(&self.owner, one)) {
+            for attachment in attachments.into_iter().filter(|one| is_ours(&self.files, one)) {
                 let request =
                     Request { netns: attachment.netns.clone().into(), sandbox: sandbox.clone(), ..Request::default() };
                 if let Err(e) = self.del(&request).await {
@@ -298,9 +307,9 @@ fn counts_as_leaked(failures: &mut BTreeMap<String, (u32, Instant)>, sandbox: &s
 }
 
 /// Another runtime of this machine may keep its pods in the same directory.
-fn is_ours(owner: &str, attachment: &Attachment) -> bool {
+fn is_ours(files: &NamespaceFiles, attachment: &Attachment) -> bool {
     let file = std::path::Path::new(&attachment.netns).file_name();
-    file.is_some_and(|name| names::is_namespace_file(owner, &name.to_string_lossy()))
+    file.is_some_and(|name| files.is_ours(&name.to_string_lossy()))
 }
 
 #[cfg(test)]

@@ -1,0 +1,164 @@
+//! How many connections a socket serves at once. When there are too many, those that have been idle for long make room:
+//! clients leak connections, and none of them may shut out the others.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::UnixStream,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout},
+};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::transport::server::Connected;
+
+/// Who has read or written nothing for so long is idle.
+const IDLE: Duration = Duration::from_secs(60);
+/// How often it is looked for idle connections while somebody waits for a place.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The places of a socket.
+pub(super) struct Places {
+    free: Arc<Semaphore>,
+    taken: Mutex<Vec<Weak<Activity>>>,
+    begun: Instant,
+}
+
+/// When a connection last did something, and how it is told to end.
+struct Activity {
+    /// Milliseconds after [`Places::begun`].
+    last: AtomicU64,
+    begun: Instant,
+    close: CancellationToken,
+}
+
+impl Places {
+    /// That many.
+    pub(super) fn new(count: usize) -> Self {
+        Self { free: Arc::new(Semaphore::new(count)), taken: Mutex::default(), begun: Instant::now() }
+    }
+
+    /// Gives a connection a place, as soon as there is one.
+    pub(super) async fn give(&self, stream: UnixStream) -> Placed {
+        let permit = loop {
+            if let Ok(Ok(permit)) = timeout(PAUSE, self.free.clone().acquire_owned()).await {
+                break permit;
+            }
+            self.close_idlest();
+        };
+        let activity =
+            Arc::new(Activity { last: AtomicU64::new(0), begun: self.begun, close: CancellationToken::new() });
+        activity.touch();
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|one| one.strong_count() > 0);
+        taken.push(Arc::downgrade(&activity));
+        let closed = Box::pin(activity.close.clone().cancelled_owned());
+        Placed { stream, activity, closed, _permit: permit }
+    }
+
+    /// Closes the connection that has been idle for longest, if that is long enough.
+    fn close_idlest(&self) {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = taken.iter().filter_map(Weak::upgrade).filter(|one| !one.close.is_cancelled());
+        let idlest = open.max_by_key(|one| one.idle());
+        if let Some(idlest) = idlest.filter(|one| one.idle() >= IDLE) {
+            tracing::warn!(idle = ?idlest.idle(), "Too many connections to the CRI socket: closing the one idle for longest");
+            idlest.close.cancel();
+        }
+    }
+}
+
+impl Activity {
+    fn touch(&self) {
+        let now = self.begun.elapsed().as_millis();
+        self.last.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn idle(&self) -> Duration {
+        self.begun.elapsed().saturating_sub(Duration::from_millis(self.last.load(Ordering::Relaxed)))
+    }
+}
+
+/// A connection with a place.
+pub(super) struct Placed {
+    stream: UnixStream,
+    activity: Arc<Activity>,
+    closed: Pin<Box<WaitForCancellationFutureOwned>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Placed {
+    /// What came of reading or writing counts as activity where something came of it.
+    fn touched<T>(&self, polled: Poll<T>) -> Poll<T> {
+        if polled.is_ready() {
+            self.activity.touch();
+        }
+        polled
+    }
+}
+
+impl Connected for Placed {
+    type ConnectInfo = ();
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Placed {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.closed.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        self.touched(polled)
+    }
+}
+
+impl AsyncWrite for Placed {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.touched(polled)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_idle_makes_room_for_others_and_nobody_else() {
+        let places = Places::new(2);
+        let pair = || UnixStream::pair().expect("a pair");
+        let ((leaked, _one), (busy, mut other)) = (pair(), pair());
+        let (mut leaked, mut busy) = (places.give(leaked).await, places.give(busy).await);
+        let reading = tokio::spawn(async move { leaked.read(&mut [0; 1]).await.map_err(|error| error.kind()) });
+        tokio::time::advance(Duration::from_secs(59)).await;
+        other.write_all(b"x").await.expect("written");
+        assert_eq!(busy.read(&mut [0; 1]).await.expect("read"), 1);
+
+        let (third, _end) = pair();
+        let waited = Instant::now();
+        let _third = places.give(third).await;
+        assert!(waited.elapsed() <= Duration::from_secs(3), "{:?}", waited.elapsed());
+        assert_eq!(reading.await.expect("no panic"), Err(io::ErrorKind::ConnectionAborted));
+        other.write_all(b"y").await.expect("it is still open");
+        assert_eq!(busy.read(&mut [0; 1]).await.expect("read"), 1);
+    }
+}
