@@ -120,11 +120,51 @@ fn pod_term(term: &api::PodAffinityTerm, at: &Path, errors: &mut FieldErrors) {
     for name in term.namespaces.iter().flatten() {
         errors.complaints(&at.child("namespace"), name, names::dns_label(name));
     }
+    let keys = LabelKeys {
+        matching: term.match_label_keys.as_deref().unwrap_or_default(),
+        mismatching: term.mismatch_label_keys.as_deref().unwrap_or_default(),
+    };
+    label_keys(&keys, term.label_selector.as_ref(), at, errors);
     let at = at.child("topologyKey");
     if term.topology_key.is_empty() {
         errors.required(&at, "can not be empty");
     }
     errors.complaints(&at, &term.topology_key, names::qualified_name(&term.topology_key));
+}
+
+/// Keys of the pod's own labels that are added to a selector.
+struct LabelKeys<'a> {
+    matching: &'a [String],
+    mismatching: &'a [String],
+}
+
+/// Checks such keys, and that they neither contradict each other nor the selector.
+fn label_keys(keys: &LabelKeys<'_>, selector: Option<&LabelSelector>, at: &Path, errors: &mut FieldErrors) {
+    for (member, keys) in [("matchLabelKeys", keys.matching), ("mismatchLabelKeys", keys.mismatching)] {
+        let at = at.child(member);
+        if selector.is_none() && !keys.is_empty() {
+            errors.forbidden(&at, "must not be specified when labelSelector is not set");
+            continue;
+        }
+        for (i, key) in keys.iter().enumerate() {
+            errors.complaints(&at.index(i), key, names::qualified_name(key));
+        }
+    }
+    let at = at.child("matchLabelKeys");
+    let mut selected: BTreeSet<&str> = BTreeSet::new();
+    selected
+        .extend(selector.into_iter().flat_map(|one| one.match_labels.iter().flatten()).map(|(key, _)| key.as_str()));
+    // The API server has put the keys into the selector before it looks for keys that are there twice.
+    for one in selector.into_iter().flat_map(|one| one.match_expressions.iter().flatten()) {
+        let position = keys.matching.iter().rposition(|key| *key == one.key);
+        if let Some(i) = position.filter(|_| selected.contains(one.key.as_str())) {
+            errors.invalid(&at.index(i), &one.key, "exists in both matchLabelKeys and labelSelector");
+        }
+        selected.insert(&one.key);
+    }
+    for (i, key) in keys.matching.iter().enumerate().filter(|(_, key)| keys.mismatching.contains(key)) {
+        errors.invalid(&at.index(i), key, "exists in both matchLabelKeys and mismatchLabelKeys");
+    }
 }
 
 fn label_selector(selector: Option<&LabelSelector>, at: &Path, errors: &mut FieldErrors) {
@@ -201,6 +241,8 @@ pub fn topology_spread(constraints: &[api::TopologySpreadConstraint], at: &Path,
                 errors.unsupported(&at.child(member), policy, &["Honor", "Ignore"]);
             }
         }
+        let keys = LabelKeys { matching: one.match_label_keys.as_deref().unwrap_or_default(), mismatching: &[] };
+        label_keys(&keys, one.label_selector.as_ref(), &at, errors);
         label_selector(one.label_selector.as_ref(), &at.child("labelSelector"), errors);
     }
 }

@@ -1,7 +1,40 @@
 //! Environment variables and where their values come from. Pure.
 
-use super::field::{FieldErrors, Path};
-use crate::pod::{api, names};
+use super::{
+    container,
+    field::{FieldErrors, Path},
+    names_and_numbers::{config_map_key, name_prefix, no_backsteps},
+};
+use crate::pod::{api, names, quantity::Amount};
+
+/// Fields of a pod that an environment variable may read.
+const FIELDS_OF_ENV: [&str; 9] = [
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+];
+/// Fields of a pod that a volume may read.
+const FIELDS_OF_VOLUME: [&str; 5] =
+    ["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
+/// Fields of a pod that have a name, but that neither may read.
+const OTHER_FIELDS: [&str; 3] = ["spec.restartPolicy", "spec.schedulerName", "status.phase"];
+/// Requests and limits that can be read; those of huge pages can be too.
+const RESOURCES: [&str; 6] = [
+    "limits.cpu",
+    "limits.ephemeral-storage",
+    "limits.memory",
+    "requests.cpu",
+    "requests.ephemeral-storage",
+    "requests.memory",
+];
+/// Units in which bytes can be read.
+const BYTE_DIVISORS: [&str; 13] = ["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
 /// Checks the variables of a container.
 pub fn variables(variables: &[api::EnvVar], at: &Path, errors: &mut FieldErrors) {
@@ -22,11 +55,11 @@ fn value_from(source: &api::EnvVarSource, has_value: bool, at: &Path, errors: &m
     let mut sources = 0;
     if let Some(field) = source.field_ref.as_ref() {
         sources += 1;
-        field_ref(field, true, &at.child("fieldRef"), errors);
+        field_ref(field, FieldReader::Environment, &at.child("fieldRef"), errors);
     }
     if let Some(resource) = source.resource_field_ref.as_ref() {
         sources += 1;
-        resource_ref(resource, false, &at.child("resourceFieldRef"), errors);
+        resource_ref(resource, FieldReader::Environment, &at.child("resourceFieldRef"), errors);
     }
     for (name, key, member) in [
         source.config_map_key_ref.as_ref().map(|r| (r.name.as_str(), r.key.as_str(), "configMapKeyRef")),
@@ -40,85 +73,138 @@ fn value_from(source: &api::EnvVarSource, has_value: bool, at: &Path, errors: &m
     }
     if let Some(file) = source.file_key_ref.as_ref() {
         sources += 1;
-        let at = at.child("fileKeyRef");
-        for (member, value) in [("volumeName", &file.volume_name), ("path", &file.path), ("key", &file.key)] {
-            if value.is_empty() {
-                errors.required(&at.child(member), "");
-            }
-        }
+        file_key(file, &at.child("fileKeyRef"), errors);
     }
     let all = "`fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`";
     match (sources, has_value) {
-        (0, false) => errors.invalid(at, "", &format!("must specify one of: {all}")),
-        (1.., true) => errors.invalid(at, "", "may not be specified when `value` is not empty"),
+        (0, _) => errors.invalid(at, "", &format!("must specify one of: {all}")),
+        (_, true) => errors.invalid(at, "", "may not be specified when `value` is not empty"),
         (2.., false) => errors.invalid(at, "", "may not have more than one field specified at a time"),
         _ => {}
     }
 }
 
 fn object_key(name: &str, key: &str, at: &Path, errors: &mut FieldErrors) {
-    if name.is_empty() {
-        errors.required(&at.child("name"), "");
-    }
-    if key.is_empty() {
-        errors.required(&at.child("key"), "");
+    errors.complaints(&at.child("name"), name, names::dns_subdomain(name));
+    match key {
+        "" => errors.required(&at.child("key"), ""),
+        key => errors.complaints(&at.child("key"), key, config_map_key(key)),
     }
 }
 
-/// Checks a reference to a field of the pod; environment variables may read more than volumes.
-pub fn field_ref(field: &api::ObjectFieldSelector, of_env: bool, at: &Path, errors: &mut FieldErrors) {
-    if field.field_path.is_empty() {
-        errors.required(&at.child("fieldPath"), "");
-        return;
+fn file_key(file: &api::FileKeySelector, at: &Path, errors: &mut FieldErrors) {
+    match file.key.as_str() {
+        "" => errors.required(&at.child("key"), ""),
+        key => errors.complaints(&at.child("key"), key, names::env_name(key)),
     }
-    let path = field.field_path.as_str();
-    if let Some((map, key)) = path.strip_suffix("']").and_then(|path| path.split_once("['")) {
-        let key = if map == "metadata.annotations" { key.to_lowercase() } else { key.to_owned() };
-        match map {
-            "metadata.annotations" | "metadata.labels" => errors.complaints(at, &key, names::qualified_name(&key)),
-            _ => errors.invalid(at, path, "does not support subscript"),
+    match file.volume_name.as_str() {
+        "" => errors.required(&at.child("volumeName"), ""),
+        name => errors.complaints(&at.child("volumeName"), name, names::dns_label(name)),
+    }
+    match file.path.as_str() {
+        "" => errors.required(&at.child("path"), ""),
+        path => no_backsteps(path, &at.child("path"), errors),
+    }
+}
+
+/// Checks that variables from files read `emptyDir` volumes of the pod.
+pub fn file_volumes(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
+    for (at, one) in container::with_paths(spec, at) {
+        for (i, variable) in one.env.iter().flatten().enumerate() {
+            let Some(file) = variable.value_from.as_ref().and_then(|from| from.file_key_ref.as_ref()) else { continue };
+            let at = at.child("env").index(i).child("valueFrom").child("fileKeyRef").child("volumeName");
+            let name = file.volume_name.as_str();
+            match spec.volumes.iter().flatten().find(|volume| volume.name == name) {
+                None => errors.not_found(&at, name),
+                Some(volume) if volume.empty_dir.is_none() => {
+                    errors.invalid(&at, name, "referenced volume must be of type emptyDir");
+                }
+                Some(_) => {}
+            }
         }
-        return;
     }
-    const OF_ENV: [&str; 9] = [
-        "metadata.name",
-        "metadata.namespace",
-        "metadata.uid",
-        "spec.nodeName",
-        "spec.serviceAccountName",
-        "status.hostIP",
-        "status.hostIPs",
-        "status.podIP",
-        "status.podIPs",
-    ];
-    const OF_VOLUME: [&str; 5] =
-        ["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
-    let supported: &[&str] = if of_env { &OF_ENV } else { &OF_VOLUME };
-    if !(supported.contains(&path) || of_env && path == "spec.host") {
-        errors.unsupported(&at.child("fieldPath"), path, supported);
+}
+
+/// Who reads a field or resource of a pod: each may read other ones.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum FieldReader {
+    /// An environment variable.
+    Environment,
+    /// A downward API volume.
+    Volume,
+}
+
+/// Checks a reference to a field of the pod.
+pub fn field_ref(field: &api::ObjectFieldSelector, reader: FieldReader, at: &Path, errors: &mut FieldErrors) {
+    let version = field.api_version.as_deref().unwrap_or_default();
+    let path = field.field_path.as_str();
+    if version.is_empty() {
+        return errors.required(&at.child("apiVersion"), "");
+    }
+    let at_path = at.child("fieldPath");
+    if path.is_empty() {
+        return errors.required(&at_path, "");
+    }
+    let subscript = path.strip_suffix("']").and_then(|path| path.split_once("['")).filter(|(map, _)| !map.is_empty());
+    // Old clients call the node the host.
+    let name = if path == "spec.host" { "spec.nodeName" } else { path };
+    let is_known = [&FIELDS_OF_ENV[..], &FIELDS_OF_VOLUME[..], &OTHER_FIELDS[..]].concat().contains(&name);
+    let reason = match subscript {
+        _ if version != "v1" => format!("unsupported pod version: {version}"),
+        Some(("metadata.annotations" | "metadata.labels", _)) => String::new(),
+        Some(_) => format!("field label does not support subscript: {path}"),
+        None if !is_known => format!("field label not supported: {path}"),
+        None => String::new(),
+    };
+    if !reason.is_empty() {
+        return errors.invalid(&at_path, path, &format!("error converting fieldPath: {reason}"));
+    }
+    match (subscript, reader) {
+        (Some((map, key)), _) => {
+            let key = if map == "metadata.annotations" { key.to_lowercase() } else { key.to_owned() };
+            errors.complaints(at, &key, names::qualified_name(&key));
+        }
+        (None, FieldReader::Environment) => errors.supported(&at_path, name, &FIELDS_OF_ENV),
+        (None, FieldReader::Volume) => errors.supported(&at_path, name, &FIELDS_OF_VOLUME),
     }
 }
 
 /// Checks a reference to a request or limit; in a volume it names its container.
-pub fn resource_ref(field: &api::ResourceFieldSelector, of_volume: bool, at: &Path, errors: &mut FieldErrors) {
-    if of_volume && field.container_name.as_deref().unwrap_or_default().is_empty() {
-        errors.required(&at.child("containerName"), "");
-    }
-    const SUPPORTED: [&str; 6] = [
-        "limits.cpu",
-        "limits.ephemeral-storage",
-        "limits.memory",
-        "requests.cpu",
-        "requests.ephemeral-storage",
-        "requests.memory",
-    ];
+pub fn resource_ref(field: &api::ResourceFieldSelector, reader: FieldReader, at: &Path, errors: &mut FieldErrors) {
     let resource = field.resource.as_str();
-    let huge = |prefix: &str| resource.strip_prefix(prefix).is_some_and(|name| name.starts_with("hugepages-"));
-    if resource.is_empty() {
+    let has_container = field.container_name.as_ref().is_some_and(|name| !name.is_empty());
+    let is_huge_pages = ["limits.hugepages-", "requests.hugepages-"].iter().any(|start| resource.starts_with(start));
+    if reader == FieldReader::Volume && !has_container {
+        errors.required(&at.child("containerName"), "");
+    } else if resource.is_empty() {
         errors.required(&at.child("resource"), "");
-    } else if !(SUPPORTED.contains(&resource) || huge("limits.") || huge("requests.")) {
-        errors.unsupported(&at.child("resource"), resource, &SUPPORTED);
+    } else if !is_huge_pages {
+        errors.supported(&at.child("resource"), resource, &RESOURCES);
     }
+    if let Some(divisor) = field.divisor.as_ref().and_then(|text| Amount::try_from(text).ok()) {
+        check_divisor(resource, divisor, &at.child("divisor"), errors);
+    }
+}
+
+fn check_divisor(resource: &str, divisor: Amount, at: &Path, errors: &mut FieldErrors) {
+    if divisor.is_zero() {
+        return;
+    }
+    let text = divisor.canonical();
+    let kind = match resource.split_once('.').map_or("", |(_, name)| name) {
+        "cpu" if matches!(text.as_str(), "1" | "1m") => return,
+        "cpu" => {
+            let text = "only divisor's values 1m and 1 are supported with the cpu resource";
+            return errors.invalid(at, resource, text);
+        }
+        _ if BYTE_DIVISORS.contains(&text.as_str()) => return,
+        "memory" => "memory",
+        "ephemeral-storage" => "local ephemeral storage",
+        name if name.starts_with("hugepages-") => "hugepages",
+        _ => return,
+    };
+    let units = BYTE_DIVISORS.join(", ");
+    errors.invalid(at, resource, &format!("only divisor's values {units} are supported with the {kind} resource"));
 }
 
 /// Checks the sources of whole environments.
@@ -132,8 +218,12 @@ pub fn from(sources: &[api::EnvFromSource], at: &Path, errors: &mut FieldErrors)
             source.config_map_ref.as_ref().map(|r| (r.name.as_str(), "configMapRef")),
             source.secret_ref.as_ref().map(|r| (r.name.as_str(), "secretRef")),
         ];
-        for (_, member) in named.iter().flatten().filter(|(name, _)| name.is_empty()) {
-            errors.required(&at.child(member).child("name"), "");
+        for (name, member) in named.iter().flatten() {
+            let at = at.child(member).child("name");
+            match *name {
+                "" => errors.required(&at, ""),
+                name => errors.complaints(&at, name, name_prefix(name)),
+            }
         }
         match named.iter().flatten().count() {
             0 => errors.invalid(&at, "", "must specify one of: `configMapRef` or `secretRef`"),

@@ -175,6 +175,11 @@ impl FieldErrors {
         self.add(path, &format!("Not found: {}", quoted(&excerpt(value))), "");
     }
 
+    /// What the value refers to does not exist; the detail names what does.
+    pub fn not_found_among(&mut self, path: &Path, value: &str, detail: &str) {
+        self.add(path, &format!("Not found: {}", quoted(&excerpt(value))), detail);
+    }
+
     /// The field must not be set here.
     pub fn forbidden(&mut self, path: &Path, detail: &str) {
         self.add(path, "Forbidden", detail);
@@ -196,6 +201,13 @@ impl FieldErrors {
             "" => self.required(path, ""),
             value if supported.contains(&value) => {}
             value => self.unsupported(path, value, supported),
+        }
+    }
+
+    /// The value must be one of those that exist; an empty one is `Unsupported value` as any other.
+    pub fn supported(&mut self, path: &Path, value: &str, supported: &[&str]) {
+        if !supported.contains(&value) {
+            self.unsupported(path, value, supported);
         }
     }
 
@@ -221,6 +233,9 @@ mod tests {
         errors.unsupported(&at, "x", &["A", "B"]);
         errors.duplicate(&at, "a\"b");
         errors.not_found(&at, "v");
+        errors.not_found_among(&at, "v", "only w");
+        errors.supported(&at, "A", &["A"]);
+        errors.supported(&at, "", &["A"]);
         errors.forbidden(&at, "no");
         errors.too_long(&at, 253);
         errors.too_many(&at, 21, 20);
@@ -235,6 +250,8 @@ mod tests {
                 format!("{path}: Unsupported value: \"x\": supported values: \"A\", \"B\""),
                 format!("{path}: Duplicate value: \"a\\\"b\""),
                 format!("{path}: Not found: \"v\""),
+                format!("{path}: Not found: \"v\": only w"),
+                format!("{path}: Unsupported value: \"\": supported values: \"A\""),
                 format!("{path}: Forbidden: no"),
                 format!("{path}: Too long: may not be more than 253 bytes"),
                 format!("{path}: Too many: 21: must have at most 20 items"),

@@ -115,12 +115,13 @@ pub fn probe(probe: &api::Probe, kind: ProbeKind, at: &Path, errors: &mut FieldE
         errors.not_negative(&at.child(member), value);
     }
     let grace = at.child("terminationGracePeriodSeconds");
-    match (kind, probe.termination_grace_period_seconds) {
-        (ProbeKind::Readiness, Some(seconds)) => errors.invalid(&grace, seconds, "must not be set for readinessProbes"),
-        (ProbeKind::Killing, Some(seconds)) if seconds <= 0 => {
+    if let Some(seconds) = probe.termination_grace_period_seconds {
+        if seconds <= 0 {
             errors.invalid(&grace, seconds, "must be greater than 0");
         }
-        _ => {}
+        if kind == ProbeKind::Readiness {
+            errors.invalid(&grace, seconds, "must not be set for readinessProbes");
+        }
     }
     if kind == ProbeKind::Killing
         && let Some(threshold) = probe.success_threshold.filter(|threshold| *threshold != 1)
@@ -191,8 +192,8 @@ fn handlers(found: &Handlers<'_>, grace: i64, at: &Path, errors: &mut FieldError
         && only("sleep", errors)
         && !(0..=grace).contains(&sleep.seconds)
     {
-        let text = "must be non-negative and less than terminationGracePeriodSeconds";
-        errors.invalid(&at.child("sleep").child("seconds"), sleep.seconds, text);
+        let text = format!("must be non-negative and less than terminationGracePeriodSeconds ({grace})");
+        errors.invalid(&at.child("sleep"), sleep.seconds, &text);
     }
     if first {
         errors.required(at, "must specify a handler type");
@@ -204,7 +205,7 @@ fn http_get(get: &api::HTTPGetAction, at: &Path, errors: &mut FieldErrors) {
         errors.required(&at.child("path"), "");
     }
     port_or_name(&get.port, &at.child("port"), errors);
-    errors.one_of(&at.child("scheme"), get.scheme.as_deref(), &["HTTP", "HTTPS"]);
+    errors.supported(&at.child("scheme"), get.scheme.as_deref().unwrap_or_default(), &["HTTP", "HTTPS"]);
     for header in get.http_headers.iter().flatten() {
         let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
         if header.name.is_empty() || !header.name.bytes().all(good) {

@@ -2,9 +2,11 @@
 //!
 //! Only static pods come through here; pods of the API were checked there. Each file checks one
 //! part of the specification; errors carry the field's path and are collected, never cut short.
+//! Every rule and the test that covers it: `docs/validation.md`.
 
 mod affinity;
 mod container;
+mod dns;
 mod env;
 mod field;
 mod handlers;
@@ -12,9 +14,14 @@ mod metadata;
 mod mounts;
 mod names_and_numbers;
 mod profiles;
+mod projected;
 mod resources;
+mod security;
 mod spec;
+mod tolerations;
+mod volume_sources;
 mod volumes;
+mod windows;
 
 pub use field::{FieldError, FieldErrors, Path};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     field::{FieldErrors, Path},
-    names_and_numbers::{descending_path, no_backsteps},
+    names_and_numbers::{descending_path, has_backsteps},
 };
 use crate::pod::api;
 
@@ -52,11 +52,9 @@ fn sub_paths(mount: &api::VolumeMount, at: &Path, errors: &mut FieldErrors) {
 fn propagation(mount: &api::VolumeMount, container: &api::Container, at: &Path, errors: &mut FieldErrors) {
     let Some(mode) = mount.mount_propagation.as_deref() else { return };
     let at = at.child("mountPropagation");
-    const SUPPORTED: [&str; 3] = ["Bidirectional", "HostToContainer", "None"];
+    errors.supported(&at, mode, &["Bidirectional", "HostToContainer", "None"]);
     let privileged = container.security_context.as_ref().and_then(|s| s.privileged) == Some(true);
-    if !SUPPORTED.contains(&mode) {
-        errors.unsupported(&at, mode, &SUPPORTED);
-    } else if mode == "Bidirectional" && !privileged {
+    if mode == "Bidirectional" && !privileged {
         errors.forbidden(&at, "Bidirectional mount propagation is available only to privileged containers");
     }
 }
@@ -80,28 +78,34 @@ fn recursive_read_only(mount: &api::VolumeMount, at: &Path, errors: &mut FieldEr
 /// Checks the block devices of a container against the pod's volumes.
 pub fn devices(container: &api::Container, volumes: &[api::Volume], at: &Path, errors: &mut FieldErrors) {
     let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
+    let mounts = container.volume_mounts.as_deref().unwrap_or_default();
     for (i, device) in container.volume_devices.iter().flatten().enumerate() {
         let at = at.index(i);
+        let at_name = at.child("name");
         match device.name.as_str() {
-            "" => errors.required(&at.child("name"), ""),
-            name if !names.insert(name) => errors.invalid(&at.child("name"), name, "must be unique"),
+            "" => errors.required(&at_name, ""),
+            name if !names.insert(name) => errors.invalid(&at_name, name, "must be unique"),
             name => match volumes.iter().find(|volume| volume.name == name) {
-                None => errors.not_found(&at.child("name"), name),
+                None => errors.not_found(&at_name, name),
                 Some(volume) if volume.persistent_volume_claim.is_none() && volume.ephemeral.is_none() => {
                     let text = "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode";
-                    errors.invalid(&at.child("name"), name, text);
+                    errors.invalid(&at_name, name, text);
                 }
                 Some(_) => {}
             },
         }
+        if mounts.iter().any(|mount| mount.name == device.name) {
+            errors.invalid(&at_name, &device.name, "must not already exist in volumeMounts");
+        }
+        let at_path = at.child("devicePath");
         match device.device_path.as_str() {
-            "" => errors.required(&at.child("devicePath"), ""),
-            path => {
-                no_backsteps(path, &at.child("devicePath"), errors);
-                if !paths.insert(path) {
-                    errors.invalid(&at.child("devicePath"), path, "must be unique");
-                }
-            }
+            "" => errors.required(&at_path, ""),
+            path if has_backsteps(path) => errors.invalid(&at_path, path, "can not contain backsteps ('..')"),
+            path if !paths.insert(path) => errors.invalid(&at_path, path, "must be unique"),
+            _ => {}
+        }
+        if mounts.iter().any(|mount| mount.mount_path == device.device_path) {
+            errors.invalid(&at_path, &device.device_path, "must not already exist as a path in volumeMounts");
         }
     }
 }

@@ -4,6 +4,13 @@ use serde_json::{Value, json};
 
 use super::*;
 
+#[cfg(test)]
+mod container_rules;
+#[cfg(test)]
+mod pod_rules;
+#[cfg(test)]
+mod volume_rules;
+
 /// A valid pod as the agent makes it, with one member changed (JSON pointer).
 fn errors_with(pointer: &str, value: Value) -> Vec<String> {
     let mut pod = json!({
@@ -32,6 +39,40 @@ fn refused(pointer: &str, value: Value, texts: &[&str]) {
     assert_eq!(found.len(), texts.len(), "{pointer} = {value}: {found:#?}");
     for (found, text) in found.iter().zip(texts) {
         assert!(found.starts_with(text), "{pointer} = {value}: {found}");
+    }
+}
+
+/// Checks a pod of one container with these members of its specification; the texts go on after `spec.`.
+fn spec_refused(changes: Value, texts: &[&str]) {
+    let mut spec = json!({"containers": [{"name": "c", "image": "b"}]});
+    merge(&mut spec, changes);
+    let texts: Vec<String> = texts.iter().map(|text| format!("spec.{text}")).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    refused("/spec", spec, &texts);
+}
+
+/// Checks a container with these members, in a pod with the volume `v`; the texts go on after its path.
+fn container_refused(changes: Value, texts: &[&str]) {
+    let mut container = json!({"name": "c", "image": "b"});
+    merge(&mut container, changes);
+    let texts: Vec<String> = texts.iter().map(|text| format!("containers[0].{text}")).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    spec_refused(json!({"containers": [container], "volumes": [{"name": "v", "emptyDir": {}}]}), &texts);
+}
+
+/// Checks a volume of that source; the texts go on after its path.
+fn volume_refused(source: Value, texts: &[&str]) {
+    let mut volume = json!({"name": "v"});
+    merge(&mut volume, source);
+    let texts: Vec<String> = texts.iter().map(|text| format!("volumes[0].{text}")).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    spec_refused(json!({"volumes": [volume]}), &texts);
+}
+
+fn merge(into: &mut Value, changes: Value) {
+    let Value::Object(changes) = changes else { panic!("an object with members") };
+    for (key, value) in changes {
+        into[key] = value;
     }
 }
 
@@ -157,7 +198,7 @@ fn volumes_and_mounts() {
         (json!({"hostPath": {"path": "/a/../b"}}), "hostPath.path: Invalid value: \"/a/../b\": must not contain '..'"),
         (json!({"hostPath": {"path": ""}}), "hostPath.path: Required value"),
         (json!({"hostPath": {"path": "/a", "type": "Dir"}}), "hostPath.type: Unsupported value: \"Dir\""),
-        (json!({"emptyDir": {"sizeLimit": "-1"}}), "emptyDir.sizeLimit: Invalid value: \"-1\""),
+        (json!({"emptyDir": {"sizeLimit": "-1"}}), "emptyDir.sizeLimit: Forbidden: SizeLimit field must be a valid"),
         (
             json!({"downwardAPI": {"defaultMode": 512}}),
             "downwardAPI.defaultMode: Invalid value: 512: must be a number between 0 and 0777 (octal), both inclusive",
@@ -215,7 +256,7 @@ fn environment() {
         (json!({"name": "A", "valueFrom": {}}), "valueFrom: Invalid value: \"\": must specify one of: `fieldRef`"),
         (
             json!({"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.x"}}}),
-            "valueFrom.fieldRef.fieldPath: Unsupported value: \"spec.x\"",
+            "valueFrom.fieldRef.fieldPath: Invalid value: \"spec.x\": error converting fieldPath: field label not supported",
         ),
         (
             json!({"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "x"}}}),
@@ -242,12 +283,15 @@ fn resources() {
     refused(
         at,
         json!({"requests": {"gpus": "1"}}),
-        &["spec.containers[0].resources.requests: Invalid value: \"gpus\": must be a standard resource for containers"],
+        &[
+            "spec.containers[0].resources.requests[gpus]: Invalid value: \"gpus\": must be a standard resource type or",
+            "spec.containers[0].resources.requests[gpus]: Invalid value: \"gpus\": must be a standard resource for",
+        ],
     );
     refused(
         at,
         json!({"requests": {"example.com/a": "1"}}),
-        &["spec.containers[0].resources.requests[example.com/a]: Required value: Limit must be set"],
+        &["spec.containers[0].resources.limits: Required value: Limit must be set for non overcommitable resources"],
     );
     refused(
         "/spec/resources",
@@ -284,7 +328,8 @@ fn probes_and_hooks() {
     refused(
         "/spec/containers/0/lifecycle",
         json!({"preStop": {"sleep": {"seconds": 31}}}),
-        &["spec.containers[0].lifecycle.preStop.sleep.seconds: Invalid value: 31"],
+        &["spec.containers[0].lifecycle.preStop.sleep: Invalid value: 31: must be non-negative and less than \
+           terminationGracePeriodSeconds (30)"],
     );
     for member in ["livenessProbe", "readinessProbe", "startupProbe", "lifecycle"] {
         let value = if member == "lifecycle" { json!({}) } else { json!({"tcpSocket": {"port": 1}}) };
@@ -330,10 +375,10 @@ fn pod_fields() {
         (
             "restartPolicy",
             json!("Maybe"),
-            "restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"Never\"",
+            "restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"OnFailure\", \"Never\"",
         ),
         ("dnsPolicy", json!("X"), "dnsPolicy: Unsupported value: \"X\""),
-        ("dnsPolicy", json!("None"), "dnsConfig.nameservers: Required value: must provide at least one"),
+        ("dnsPolicy", json!("None"), "dnsConfig: Required value: must provide `dnsConfig` when `dnsPolicy` is None"),
         (
             "activeDeadlineSeconds",
             json!(0),
