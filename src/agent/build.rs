@@ -19,7 +19,7 @@ use super::{
     adapters::{SourceWarnings, follow_runtime_features, forward_deaths, running_logs},
     cluster::{self, Cluster, NodeParts},
     embedded,
-    events::{EventLog, record_start_events},
+    events::{EventLog, record_setup_failure, record_start_events},
     eviction, kernel,
     lasting::Lasting,
     life::Life,
@@ -144,7 +144,13 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
         (connection, None, info)
     };
     record_start_events(&*base.events, loaded.host.cgroup_v1);
-    let health = assemble(loaded, &base, Known { machine, facts, auth, targets, cluster }, &connection, &info).await?;
+    let has_cluster = cluster.is_some();
+    let known = Known { machine, facts, auth, targets, cluster };
+    let assembled = assemble(loaded, &base, known, &connection, &info).await;
+    if let Err(error) = &assembled {
+        record_setup_failure(&*base.events, &error.0, has_cluster).await;
+    }
+    let health = assembled?;
     let (memory, stop) = (life.memory.clone(), base.stop.child_token());
     base.tasks.spawn(async move { memory.keep_small(stop).await });
     info!("Started kubelet");

@@ -20,6 +20,9 @@ const REMEMBERED: usize = 1024;
 /// The same event is logged at most this often.
 const QUIET: Duration = Duration::from_secs(60);
 
+/// How long a start that fails waits for its last event to be sent.
+const LAST_EVENT: Duration = Duration::from_secs(1);
+
 /// The reference's words for a node of the old hierarchies (spec 05 §7).
 const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. \
                          Please migrate to cgroup v2. More information at \
@@ -30,6 +33,14 @@ pub fn record_start_events(events: &dyn EventSink, is_cgroup_v1: bool) {
     events.record(Event::node_normal("Starting", "Starting kubelet."));
     if is_cgroup_v1 {
         events.record(Event::node_warning("CgroupV1", CGROUP_V1));
+    }
+}
+
+/// Records the node event of a start that fails, and gives it time to be sent where there is a server to send it to.
+pub async fn record_setup_failure(events: &dyn EventSink, error: &str, has_server: bool) {
+    events.record(Event::node_warning("KubeletSetupFailed", error));
+    if has_server {
+        tokio::time::sleep(LAST_EVENT).await;
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::{
     fs::File,
+    io::Write,
     process::ExitCode,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -71,7 +72,8 @@ pub fn run(loaded: Loaded) -> ExitCode {
         }
     };
     if let Err(cause) = log.flush() {
-        eprintln!("the log could not be written: {cause}");
+        // Standard error may be on the disk that is full.
+        let _ = writeln!(std::io::stderr(), "the log could not be written: {cause}");
     }
     code
 }

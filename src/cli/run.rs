@@ -1,6 +1,6 @@
 //! `berth run`, and kubelet itself: from the command line to a running agent.
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, io::Write, process::ExitCode};
 
 use tracing::error;
 
@@ -16,7 +16,10 @@ pub fn run(personality: Personality, flags: &[OsString]) -> ExitCode {
     let deprecations = if loading.logging.format == "json" {
         loading.deprecations.drain(..).map(Notice::DeprecatedFlag).collect()
     } else {
-        loading.deprecations.iter().for_each(|line| eprintln!("{line}"));
+        for line in &loading.deprecations {
+            // Where nobody can read it, the agent starts all the same.
+            let _ = writeln!(std::io::stderr(), "{line}");
+        }
         Vec::new()
     };
     match loading.outcome {

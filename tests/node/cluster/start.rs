@@ -195,6 +195,25 @@ async fn a_pod_with_resource_claims_is_not_begun() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_fails_is_told_to_the_server() {
+    // Spec 01 §20, 05 §13
+    if skips("a_start_that_fails_is_told_to_the_server") {
+        return;
+    }
+    let world = World::new().await;
+    // No file that could be read.
+    std::fs::create_dir_all(world.home.root().join("allocated_pods_state")).expect("a directory");
+    let mut agent = world.home.spawn();
+    assert_eq!(agent.end().await.code(), Some(1), "{}", agent.log_end());
+    let events = world.api.all("events");
+    let told = events.iter().find(|event| event["reason"] == "KubeletSetupFailed");
+    let told = told.unwrap_or_else(|| panic!("{events:#?}\n{}", agent.log_end()));
+    assert_eq!((&told["type"], &told["involvedObject"]["kind"]), (&json!("Warning"), &json!("Node")));
+    let message = told["message"].as_str().unwrap_or_default();
+    assert!(message.contains("allocated_pods_state"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_label_that_comes_after_its_pod_is_waited_for() {
     // Spec 02a §6.2
     if skips("a_label_that_comes_after_its_pod_is_waited_for") {
