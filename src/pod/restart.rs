@@ -26,6 +26,12 @@ pub fn matching_rule(container: &api::Container, exit_code: i32) -> Option<RuleA
     }
 }
 
+/// Whether there is an exit code after which the container's rules start it again, whatever its policy.
+pub fn has_restart_rule(container: &api::Container) -> bool {
+    let rules = container.restart_policy_rules.as_deref().unwrap_or_default();
+    container.restart_policy.is_some() && rules.iter().any(|rule| rule.exit_codes.is_some())
+}
+
 fn matches(rule: &api::ContainerRestartRule, exit_code: i32) -> bool {
     let Some(codes) = rule.exit_codes.as_ref() else { return false };
     let listed = codes.values.as_deref().unwrap_or_default().contains(&exit_code);

@@ -258,6 +258,8 @@ fn regular(inputs: &Inputs, actions: &mut PodActions) {
                 if restart {
                     actions.start.push(index);
                 }
+                // Its rules decide by the exit code, which is not known yet.
+                kept |= restart::has_restart_rule(container);
                 actions.kill.push(Kill { id: instance.id.clone(), name: container.name.clone(), message, cause });
             }
             (Next::Keep, Some(instance)) => {

@@ -341,6 +341,14 @@ fn failed_probes_kill_and_policy_decides_what_follows() {
     expect("liveness, Never", live("Never"), "kill:a-1(Container a failed liveness probe)");
     let own = live("Always").set("/spec/containers/0/restartPolicy", json!("Never"));
     expect("own policy", own, "kill:a-1(Container a failed liveness probe)");
+    let alone = || {
+        let pod = scene("Never", &[], &["a"]).ready().has("a", RUNNING).probed(None, Some(Verdict::Failure));
+        pod.set("/spec/containers/0/restartPolicy", json!("Never"))
+    };
+    expect("the last one", alone(), "kill-pod kill:a-0(Container a failed liveness probe)");
+    let rules = json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]);
+    let with_rules = alone().set("/spec/containers/0/restartPolicyRules", rules);
+    expect("rules wait for its exit code", with_rules, "kill:a-0(Container a failed liveness probe)");
     let startup = scene("Always", &[], &["a"]).ready().has("a", RUNNING).probed(Some(Verdict::Failure), None);
     assert_eq!(startup.actions().kill[0].cause, Cause::StartupProbe);
     expect("startup", startup, "kill:a-0(Container a failed startup probe, will be restarted) run:0");
