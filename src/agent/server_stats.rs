@@ -172,6 +172,7 @@ impl PodDirectories for Directories {
         PodPlaces {
             logs: self.logs.join(logs),
             etc_hosts: Some(layout.pod().join("etc-hosts")),
+            messages: Some(layout.pod().join("containers")),
             volumes: own.chain(claimed).collect(),
         }
     }

@@ -51,6 +51,9 @@ pub fn targets<'a>(
         found.files.push(target(places.logs.clone(), How::Files, LOGS_AGE));
         let names = pod.containers.iter().map(|container| places.logs.join(&*container.name));
         found.files.extend(names.map(|path| target(path, How::Files, LOGS_AGE)));
+        let messages =
+            places.messages.iter().flat_map(|messages| pod.containers.iter().map(|c| messages.join(&*c.name)));
+        found.files.extend(messages.map(|path| target(path, How::Files, HOSTS_AGE)));
         found.files.extend(places.etc_hosts.iter().map(|path| target(path.clone(), How::File, HOSTS_AGE)));
         if let Some(period) = volume_period {
             let period = spread(period, &pod.id.uid);

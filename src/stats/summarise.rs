@@ -295,7 +295,7 @@ fn volumes(inputs: &Inputs<'_>, places: Option<&PodPlaces>) -> Vec<VolumeStats> 
     volumes
 }
 
-/// Writable layers, logs, local volumes and the hosts file together, of the node's file system.
+/// Writable layers, logs, local volumes, termination messages and the hosts file together, of the node's file system.
 fn ephemeral(inputs: &Inputs<'_>, at: Seconds, places: Option<&PodPlaces>, pod: &PodStats) -> Option<FsStats> {
     let root = inputs.root_fs.as_ref()?;
     let layers = pod.containers.iter().flat_map(|c| [c.rootfs, c.logs]).flatten();
@@ -304,7 +304,10 @@ fn ephemeral(inputs: &Inputs<'_>, at: Seconds, places: Option<&PodPlaces>, pod: 
         let volumes = places.volumes.iter().filter(|volume| volume.storage == Storage::Ephemeral);
         volumes.map(|volume| &volume.path).chain([&places.logs]).chain(&places.etc_hosts)
     });
-    let local = local.filter_map(|path| inputs.measured.get(path));
+    let messages = places.and_then(|places| places.messages.as_ref());
+    let messages = messages.into_iter().flat_map(|all| pod.containers.iter().map(|c| all.join(&*c.name)));
+    let messages = messages.filter_map(|path| inputs.measured.get(&path));
+    let local = local.filter_map(|path| inputs.measured.get(path)).chain(messages);
     let local = local.map(|measured| (measured.at.as_second(), measured.usage.bytes, measured.usage.inodes));
     let (mut newest, mut usage) = (at, Usage::default());
     for (at, bytes, inodes) in layers.chain(local) {
@@ -336,8 +339,8 @@ mod tests {
         let summary = summary(Depth::Summary, |_, _| {}).expect("made");
         let pod = &summary.pods[0];
         let storage = pod.ephemeral_storage.expect("known");
-        // layer 7 + logs 10 + pod's logs 1 + hosts 100 + local volume 1000; the claim's volume is not the node's
-        assert_eq!((storage.used, storage.inodes_used), (Some(1118), Some(3 + 2 + 1 + 1 + 4)));
+        // layer 7 + logs 10 + pod's logs 1 + hosts 100 + local volume 1000 + messages 10000; the claim's is not the node's
+        assert_eq!((storage.used, storage.inodes_used), (Some(11_118), Some(3 + 2 + 1 + 1 + 4 + 5)));
         assert_eq!((storage.capacity, storage.available, storage.at), (Some(100), Some(30), AT_SECONDS + 5));
         let rootfs = pod.containers[0].rootfs.expect("told by the runtime");
         assert_eq!((rootfs.used, rootfs.capacity, rootfs.at), (Some(7), Some(100), AT_SECONDS));

@@ -235,6 +235,8 @@ pub struct PodPlaces {
     pub logs: PathBuf,
     /// Its hosts file.
     pub etc_hosts: Option<PathBuf>,
+    /// Where the termination messages of its containers are, in a directory each.
+    pub messages: Option<PathBuf>,
     /// Its volumes that can be measured.
     pub volumes: Vec<VolumePlace>,
 }

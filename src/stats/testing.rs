@@ -117,12 +117,14 @@ pub fn summary(depth: Depth, change: impl Fn(&mut Snapshot, &mut RuntimeReport))
     let places = PodPlaces {
         logs: "/logs".into(),
         etc_hosts: Some("/hosts".into()),
+        messages: Some("/messages".into()),
         volumes: vec![volume("data", Storage::Other), volume("cache", Storage::Ephemeral)],
     };
     let known = HashMap::from([
         ("/logs".into(), measured(1, 1)),
         ("/logs/main".into(), measured(10, 2)),
         ("/hosts".into(), measured(100, 1)),
+        ("/messages/main".into(), measured(10_000, 5)),
         ("/v/cache".into(), Measured { filesystem: Some(disk), ..measured(1000, 4) }),
         ("/v/data".into(), Measured { is_abnormal: Some(true), ..measured(5000, 9) }),
     ]);
