@@ -35,6 +35,8 @@ pub enum Line {
     Removal,
     /// Others are killed to make room for it.
     Preemption,
+    /// It selects nodes by labels that the node does not have yet.
+    NodeLabels,
 }
 
 impl Line {
@@ -45,6 +47,7 @@ impl Line {
             Self::Runtime => "runtime to show what it holds",
             Self::Removal => "removal of what is left of it",
             Self::Preemption => "preemption of other pods",
+            Self::NodeLabels => "labels of the node",
         }
     }
 }

@@ -49,6 +49,8 @@ pub enum Wait {
     Turn,
     /// Others to make room for it.
     Preemption,
+    /// Labels of the node that it selects.
+    NodeLabels,
     /// Something else.
     Other,
 }
@@ -88,6 +90,7 @@ const STAGES: &[(&str, Wait)] = &[
     ("turn behind ", Wait::Turn),
     ("removal of ", Wait::Removal),
     ("preemption ", Wait::Preemption),
+    ("labels of the node", Wait::NodeLabels),
 ];
 /// The stage of a worker that has nothing to do.
 pub const IDLE: &str = "idle";
@@ -130,6 +133,7 @@ impl Wait {
             Self::Gate => "gate",
             Self::Turn => "turn",
             Self::Preemption => "preemption",
+            Self::NodeLabels => "node_labels",
             Self::Other => "other",
         }
     }
@@ -161,6 +165,7 @@ mod tests {
             (Line::Runtime.name(), Some("runtime")),
             (Line::Removal.name(), Some("removal")),
             (Line::Preemption.name(), Some("preemption")),
+            (Line::NodeLabels.name(), Some("node_labels")),
             ("container runtime is down", Some("other")),
             ("", Some("other")),
         ] {

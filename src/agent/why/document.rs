@@ -38,7 +38,7 @@ pub struct Why {
     /// `status.message`.
     pub message: String,
     /// Where it is in its life: `sync`, `terminating`, `terminated`, …; `preempting` where others are killed for it first,
-    /// `refused` where nobody works on it.
+    /// `admission` where it waits for the node's labels, `refused` where nobody works on it.
     pub life: String,
     /// What it waits for.
     pub waits: Option<Waits>,
@@ -240,6 +240,7 @@ pub fn document(id: &PodRef, known: &Known<'_>, now: Now) -> Why {
     let life = match known.standing {
         None => "refused",
         Some(Standing { line: Some((Line::Preemption, _)), .. }) => "preempting",
+        Some(Standing { line: Some((Line::NodeLabels, _)), .. }) => "admission",
         Some(standing) => standing.life.label(),
     };
     Why {

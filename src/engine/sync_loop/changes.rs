@@ -13,6 +13,7 @@ use crate::{
         allocation::{Candidate, Preempt, Presence, Retry, Trigger, resize::has_shrunk},
         lifecycle::{Lifecycle, StatusOverride, StopCause},
         ports::Event,
+        standings::Line,
         worker::Cause,
     },
     pod::{Operation, Pod, PodChange, PodUid, api, qos::Qos},
@@ -75,7 +76,8 @@ impl SyncLoop {
         }
         // Of those for which others have to go nothing could be killed yet. They are nobody to be preempted; to all others
         // they are there, or the room that is made for them would be gone.
-        let is_hidden = |other: &Pod| self.preempting.contains_key(other.uid()) && preemption::may_preempt(&pod, other);
+        let is_hidden =
+            |other: &Pod| self.awaiting_admission.contains_key(other.uid()) && preemption::may_preempt(&pod, other);
         let counts = |other: &Arc<Pod>| !is_hidden(other) && !ending.contains(other.uid());
         let active: Vec<Arc<Pod>> = self.active_pods().into_iter().filter(counts).collect();
         let node = self.context.node.borrow().clone();
@@ -87,7 +89,7 @@ impl SyncLoop {
                 self.hand_over(&pod, Cause::Create);
             }
             Ok(admitted) => {
-                self.preempting.insert(pod.uid().clone(), Instant::now());
+                self.awaiting_admission.insert(pod.uid().clone(), (Line::Preemption, Instant::now()));
                 self.changed = true;
                 self.preempt(Some(pod), admitted, ending.to_vec());
             }
@@ -106,14 +108,14 @@ impl SyncLoop {
 
     /// Retries admission when the node's labels change, or after [`FRESH`] (spec 02a §6.2).
     fn retry_admission(&mut self, pod: Arc<Pod>, ending: Vec<PodUid>) {
-        self.preempting.insert(pod.uid().clone(), Instant::now());
+        self.awaiting_admission.insert(pod.uid().clone(), (Line::NodeLabels, Instant::now()));
         self.changed = true;
         let (mut node, commands) = (self.context.node.clone(), self.commands.clone());
         let labels = node.borrow().labels.clone();
         self.context.tasks.spawn(async move {
             // A timeout retries as well: the rejection is then final.
             let _ = timeout(FRESH, node.wait_for(|facts| facts.labels != labels)).await;
-            let _ = commands.send(Command::Preempted { pod, ending }).await; // a closed loop needs no pod
+            let _ = commands.send(Command::RetryAdmission { pod, ending }).await; // a closed loop needs no pod
         });
     }
 
@@ -182,7 +184,7 @@ impl SyncLoop {
                 }
             }
             if let Some(pod) = pod {
-                let _ = commands.send(Command::Preempted { pod, ending }).await; // a closed loop needs no pod
+                let _ = commands.send(Command::RetryAdmission { pod, ending }).await; // a closed loop needs no pod
             }
         });
     }
@@ -206,7 +208,7 @@ impl SyncLoop {
         }
         // A pod that was refused stays refused until it is deleted; only its end goes on. One for
         // which others are killed is admitted, as it is then, when they are gone.
-        let waits = self.preempting.contains_key(pod.uid());
+        let waits = self.awaiting_admission.contains_key(pod.uid());
         if !(waits || self.rejected.contains(pod.uid())) || pod.is_deleting() {
             self.hand_over(&pod, Cause::Update);
         }

@@ -37,9 +37,9 @@ pub enum Command {
         /// `None` where no such pod is worked on.
         reply: oneshot::Sender<Option<watch::Receiver<Lifecycle>>>,
     },
-    /// A critical pod for which others have been preempted.
-    Preempted {
-        /// The critical one.
+    /// Admits a pod again: others have been preempted for it, or the node's labels have changed.
+    RetryAdmission {
+        /// The pod.
         pod: Arc<Pod>,
         /// Those that were told to end, also where they would not.
         ending: Vec<PodUid>,
@@ -89,8 +89,8 @@ impl SyncLoop {
                 });
                 let _ = reply.send(life); // who asked may be gone
             }
-            Command::Preempted { pod, ending } => {
-                self.changed |= self.preempting.remove(pod.uid()).is_some();
+            Command::RetryAdmission { pod, ending } => {
+                self.changed |= self.awaiting_admission.remove(pod.uid()).is_some();
                 let begun = self.records.contains_key(pod.uid()); // its deletion
                 if let Some(pod) = self.pods.pod(pod.uid()).filter(|_| !begun).cloned() {
                     self.add_beside(pod, &ending).await;

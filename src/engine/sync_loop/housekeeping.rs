@@ -76,7 +76,9 @@ impl SyncLoop {
         let known = |pod: &&Arc<Pod>| !self.records.contains_key(pod.uid());
         let wanted = |pod: &&Arc<Pod>| !self.rejected.contains(pod.uid()) && !pod.is_api_terminal();
         let forgotten: Vec<Arc<Pod>> = self.pods.pods().filter(known).filter(wanted).cloned().collect();
-        for pod in forgotten.into_iter().filter(|pod| !self.preempting.contains_key(pod.uid())).collect::<Vec<_>>() {
+        for pod in
+            forgotten.into_iter().filter(|pod| !self.awaiting_admission.contains_key(pod.uid())).collect::<Vec<_>>()
+        {
             self.hand_over(&pod, Cause::Create);
         }
     }

@@ -83,8 +83,8 @@ pub struct SyncLoop {
     ready: SourcesReady,
     allocator: Allocator,
     retry_at: Instant,
-    /// Pods that wait for preemption, or for a label update before their admission is retried, and since when.
-    preempting: HashMap<PodUid, Instant>,
+    /// Pods whose admission waits for that, and since when.
+    awaiting_admission: HashMap<PodUid, (Line, Instant)>,
     /// Pods whose admission was retried after a node affinity rejection.
     retried_admission: HashSet<PodUid>,
     rejected: HashSet<PodUid>,
@@ -120,7 +120,7 @@ pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
         ready: inputs.ready,
         allocator: inputs.allocator,
         retry_at: Instant::now(),
-        preempting: HashMap::new(),
+        awaiting_admission: HashMap::new(),
         retried_admission: HashSet::new(),
         rejected: HashSet::new(),
         sweeping: HashSet::new(),
@@ -182,13 +182,12 @@ impl SyncLoop {
         let mut pods: HashMap<PodUid, Option<Lifecycle>> = desired.collect();
         pods.extend(self.records.iter().map(|(uid, record)| (uid.clone(), Some(record.life.clone()))));
         self.fates.send_replace(Arc::new(Fates { sources_ready: self.ready.all(), pods }));
-        let preempting = self.preempting.iter().filter(|(uid, _)| !self.records.contains_key(*uid));
-        let preempting = preempting.filter_map(|(uid, since)| {
+        let awaiting = self.awaiting_admission.iter().filter(|(uid, _)| !self.records.contains_key(*uid));
+        let awaiting = awaiting.filter_map(|(uid, line)| {
             let id = self.pods.pod(uid)?.id().clone();
-            let line = Some((Line::Preemption, *since));
-            Some(Standing { id, life: Lifecycle::Syncing, stage: None, line })
+            Some(Standing { id, life: Lifecycle::Syncing, stage: None, line: Some(*line) })
         });
-        let standings = self.records.values().map(Record::standing).chain(preempting).collect();
+        let standings = self.records.values().map(Record::standing).chain(awaiting).collect();
         self.standings.send_replace(Arc::new(standings));
     }
 }

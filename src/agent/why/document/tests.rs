@@ -178,6 +178,7 @@ async fn who_stands_in_line_is_told_behind_what() {
         (Line::Runtime, "sync", "runtime to show what it holds", "runtime"),
         (Line::Removal, "sync", "removal of what is left of it", "removal"),
         (Line::Preemption, "preempting", "preemption of other pods", "preemption"),
+        (Line::NodeLabels, "admission", "labels of the node", "node_labels"),
     ] {
         let standing = Standing { id: id(), life: Lifecycle::Syncing, stage: None, line: Some((line, begun)) };
         let known = Known { standing: Some(&standing), stage: standing.view(), ..Known::default() };
