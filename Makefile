@@ -23,7 +23,7 @@ test-vm: deps   ## nodes in virtual machines: cgroup v2, systemd, NFS; some minu
 	$(CARGO) test --test crash -- --ignored
 	$(CARGO) test --test vm -- --ignored --exact --nocapture --test-threads=2 $(VM) # that of NFS mostly waits
 
-test-long: deps ## the long campaigns: 100 power cuts, 10,000 seeds, 15 s per fuzz target, schemathesis in full, test-vm
+test-long: deps ## the long campaigns: 100 power cuts, 10,000 seeds, 15 s per fuzz target, schemathesis in full, 2,000 random pods, test-vm
 	@tests/run.sh long
 	@$(MAKE) test-vm
 

@@ -3,7 +3,7 @@
 # whose tests share a runtime, runs by the standard harness: once on containerd, once on the embedded runtime.
 #
 #   tests/run.sh          everything but virtual machines
-#   tests/run.sh long     the long campaigns alone: power cuts, seeds, fuzzing, schemathesis (make test-long)
+#   tests/run.sh long     the long campaigns alone: power cuts, seeds, fuzzing, schemathesis, pods (make test-long)
 #   REAL_THREADS=n        tests of `real` at a time (5)
 #
 # Without cargo-nextest everything runs by `cargo test`, which takes longer.
@@ -34,13 +34,19 @@ has_nextest() {
 
 if [ "${1:-}" = long ]; then
     export BERTH_POWER_CUTS=100 BERTH_SIM_SEEDS=10000 FUZZ_SMOKE_SECONDS=15 BERTH_SCHEMATHESIS_EXAMPLES=20
-    campaigns='test(/^power::power_cuts/) | test(/^pods_survive_random_faults/) | binary(fuzz_smoke) | test(every_answer_is_described)'
+    export BERTH_BURSTS=8 BERTH_FORWARDS=2500 BERTH_RANDOM_PODS=2000
+    campaigns='test(/^power::power_cuts/) | test(/^pods_survive_random_faults/) | binary(fuzz_smoke)'
+    campaigns+=' | test(every_answer_is_described) | test(/bursts_of_pods/) | test(/no_request_of_thousands/)'
     if has_nextest; then
-        exec "$cargo" nextest run --workspace --profile long -E "$campaigns"
+        "$cargo" nextest run --workspace --profile long -E "$campaigns"
+    else
+        "$cargo" test --test crash power::power_cuts
+        "$cargo" test --test simulation --test fuzz_smoke
+        "$cargo" test --test node every_answer_is_described
+        "$cargo" test --test embedded bursts_of_pods
+        "$cargo" test --test it no_request_of_thousands
     fi
-    "$cargo" test --test crash power::power_cuts
-    "$cargo" test --test simulation --test fuzz_smoke
-    exec "$cargo" test --test node every_answer_is_described
+    BERTH_TEST_RUNTIME=embedded exec "$cargo" test --test real random_pods -- --nocapture
 fi
 
 status=0

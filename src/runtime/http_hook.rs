@@ -264,6 +264,30 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn names_of_headers_are_written_as_go_writes_them() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.expect("a head"));
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\nX Y: odd\r\nContent-Length: 0\r\n\r\n").await.expect("sent");
+            String::from_utf8(head).expect("text")
+        });
+        let action = serde_json::json!({"port": port, "httpHeaders": [{"name": "x-api-KEY", "value": "v"}]});
+        let action: api::HTTPGetAction = serde_json::from_value(action).expect("an action");
+        let hook = HttpHook::new(&action, &["127.0.0.1".parse().expect("an address")], &[]).expect("a hook");
+        assert_eq!(hook.run().await, Ok(false));
+        let head = server.await.expect("no panic");
+        let mut names: Vec<&str> = head.lines().skip(1).filter_map(|line| Some(line.split_once(':')?.0)).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["Accept", "Host", "User-Agent", "X-Api-Key"]);
+    }
+
     #[test]
     fn hosts_and_ports_are_looked_up() {
         let action =

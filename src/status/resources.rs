@@ -203,6 +203,16 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_tells_of_its_cpu_and_memory_only() {
+        let all = json!({"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"});
+        let spec = json!({"containers": [{"name": "c", "resources": {"requests": all, "limits": all}}]});
+        let shown = pod_resources(&pod_with(spec), None, &api::PodStatus::default());
+        let compute = json!({"cpu": "1", "memory": "1Gi"});
+        let shown = serde_json::to_value(shown).expect("JSON");
+        assert_eq!(shown, json!({"requests": compute, "limits": compute}));
+    }
+
+    #[test]
     fn a_pod_shows_its_cgroup_while_it_runs() {
         let spec = json!({"containers": [{"name": "c", "resources": {
             "requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2"}}}]});

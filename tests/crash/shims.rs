@@ -203,7 +203,8 @@ pub async fn halted() -> i32 {
     panic!("nobody is halted");
 }
 
-fn resume(pid: i32) {
+/// Lets a halted process go on.
+pub fn resume(pid: i32) {
     // Who was killed meanwhile is gone.
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGCONT);
 }

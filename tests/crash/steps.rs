@@ -1,17 +1,20 @@
 //! The daemon is killed at each step of a pod's life; the next one continues or cleans up. Behaviour: spec 09 §7, §8.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, path::Path};
 
 use berth::proto::cri::{ContainerConfig, ContainerState, PodSandboxConfig};
+use berth_testkit::disk::Small;
 
 use crate::{
-    rig::{Pids, Rig, container, pod},
+    rig::{Manner, Pids, Rig, container, pod},
+    shims::{halted, resume},
     tests,
 };
 
 tests! {
     a_daemon_killed_at_any_step_leaves_nothing_behind_asked_again
     a_daemon_killed_at_any_step_leaves_nothing_behind_removed
+    a_disk_that_fills_up_at_any_step_of_an_end_holds_nothing_up
     every_step_is_killed_at
 }
 
@@ -201,11 +204,8 @@ pub enum Aftermath {
 
 /// Kills the daemon at these steps, or at all of them if the list is empty.
 pub async fn kill_at_each(rig: &mut Rig, wanted: &[&str], then: Aftermath) {
-    // Once without events: bridge and packet filter are there from now on.
-    let mut life = Life::new(rig, Pids::Container);
-    for act in [Act::Run, Act::Create, Act::Start, Act::Stop, Act::Remove, Act::StopPod, Act::RemovePod] {
-        life.act(rig, act).await.expect("a life without events");
-    }
+    // Bridge and packet filter are there from now on.
+    whole_life(rig).await;
     rig.look_around();
     let all = STEPS.iter().flat_map(|(act, steps)| steps.iter().map(move |step| (*act, *step)));
     let chosen = all.filter(|(_, step)| wanted.is_empty() || wanted.contains(step));
@@ -235,8 +235,53 @@ async fn kill_at(rig: &mut Rig, (act, step): (Act, &str), then: Aftermath, pids:
     rig.nothing_left(&what).await;
 }
 
+/// What stops and removes needs no space: from each of its steps on the disk of the runtime is full, and all goes
+/// nevertheless (spec 09 §7, AC-09-E10).
+async fn a_disk_that_fills_up_at_any_step_of_an_end_holds_nothing_up(rig: Rig) {
+    drop(rig);
+    let mut disks = Vec::new();
+    let mount = |place: &Path| {
+        disks.extend(["root", "state"].map(|name| {
+            std::fs::create_dir_all(place.join(name)).expect("a directory");
+            Small::at(&place.join(name), "32m")
+        }));
+        Manner::default()
+    };
+    let mut rig = Rig::with(mount).await;
+    whole_life(&rig).await;
+    rig.look_around();
+    let ends = STEPS.iter().filter(|(act, _)| *act >= Act::Stop);
+    for (act, step) in ends.flat_map(|(act, steps)| steps.iter().map(move |step| (*act, *step))) {
+        let what = format!("the disk is full from {step} of {act:?} on");
+        let mut life = Life::new(&rig, Pids::Container);
+        life.lead_up(&rig, act).await;
+        rig.arm(step, "halt");
+        let fills = async {
+            let halted = halted().await;
+            disks.iter().for_each(Small::fill);
+            resume(halted);
+        };
+        let (answer, ()) = tokio::join!(life.act(&rig, act), fills);
+        answer.unwrap_or_else(|error| panic!("{what}: {error}"));
+        rig.remove_all(&what).await;
+        disks.iter().for_each(Small::empty);
+    }
+    // Leases are written down again with the next one.
+    whole_life(&rig).await;
+    rig.nothing_left("a full disk").await;
+    rig.no_leaks();
+}
+
+/// A life without events.
+async fn whole_life(rig: &Rig) {
+    let mut life = Life::new(rig, Pids::Container);
+    for act in [Act::Run, Act::Create, Act::Start, Act::Stop, Act::Remove, Act::StopPod, Act::RemovePod] {
+        life.act(rig, act).await.expect("a life without events");
+    }
+}
+
 async fn every_step_is_killed_at(_rig: Rig) {
-    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = BTreeSet::new();
     steps_in(&sources, &mut found);
     let daemon = STEPS.iter().flat_map(|(_, steps)| *steps).map(|step| (*step).to_owned());
@@ -250,7 +295,7 @@ async fn every_step_is_killed_at(_rig: Rig) {
     assert_eq!(found, known);
 }
 
-fn steps_in(folder: &std::path::Path, found: &mut BTreeSet<String>) {
+fn steps_in(folder: &Path, found: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.path().is_dir() {
             steps_in(&entry.path(), found);

@@ -45,6 +45,27 @@ async fn another_service_on_the_socket_is_told_by_name() {
     refuses(&format!("{}.ttrpc", containerd.endpoint()), "rpc error: code = ").await;
 }
 
+/// The embedded runtime cannot find again what was there: the start ends at once, and says why.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recovery_that_fails_ends_the_start_with_its_cause() {
+    let test = "a_recovery_that_fails_ends_the_start_with_its_cause";
+    if !real::is_embedded() {
+        println!("not for containerd: {test}: it is about the embedded runtime");
+        return;
+    }
+    let Some(runtime) = real::start_or_skip(test) else { return };
+    // A file where records of sandboxes are looked for.
+    let root = runtime.dir().join("root");
+    fs::create_dir_all(&root).and_then(|()| fs::write(root.join("sandboxes"), "")).expect("a file");
+    let begun = Instant::now();
+    let mut agent = runtime.home().spawn();
+    assert_eq!(agent.end().await.code(), Some(1), "{}", agent.log_end());
+    let log = agent.log();
+    assert!(log.contains("root/sandboxes") && !log.contains("containerd.sock"), "{log}");
+    // Without the cause the runtime's patience of half a minute would have to pass.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
 /// The disk of the logs is full: containers run on and new ones start; only their lines are lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_of_logs_stops_no_container() {

@@ -3,12 +3,28 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use berth::pod::{Pod, PodRef, PodUid, RestartPolicy, api};
 
 use crate::world::World;
 use berth_testkit::scripted::ScriptedCri;
+
+/// Calls that change something of the runtime.
+const ACTS: [&str; 7] = [
+    "run_podsandbox",
+    "stop_podsandbox",
+    "remove_podsandbox",
+    "create_container",
+    "start_container",
+    "stop_container",
+    "remove_container",
+];
+/// As often a call of one target may be made within [`WINDOW`], whatever the runtime answers.
+const MOST_ACTS: usize = 10;
+/// In which acts are counted.
+const WINDOW: Duration = Duration::from_secs(1);
 
 /// Looks through the whole history of the runtime.
 pub fn check(cri: &ScriptedCri, world: &World) -> Result<(), String> {
@@ -22,6 +38,7 @@ pub fn check(cri: &ScriptedCri, world: &World) -> Result<(), String> {
     if let Some(span) = history.doubled_sandboxes().iter().find(|span| span.until.is_none()) {
         return Err(format!("{} has two ready sandboxes for good", span.whose));
     }
+    paced(cri)?;
     let once = |pod: &&Arc<Pod>| {
         let restarts_all = berth::status::restart_all::has_rule(pod);
         pod.restart_policy() == RestartPolicy::Never && !restarts_all && !world.returned.contains(pod.uid())
@@ -32,6 +49,22 @@ pub fn check(cri: &ScriptedCri, world: &World) -> Result<(), String> {
             if starts > 1 {
                 return Err(format!("{}: {} was started {starts} times under Never", pod.uid(), container.name));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Nobody tries again without a pause: not even when the own failed call is seen as a change.
+fn paced(cri: &ScriptedCri) -> Result<(), String> {
+    let calls = cri.calls();
+    let mut by_target = BTreeMap::<_, Vec<_>>::new();
+    for call in calls.iter().filter(|call| ACTS.contains(&call.op)) {
+        by_target.entry((call.op, &call.target)).or_default().push(call.at);
+    }
+    for ((op, target), times) in by_target {
+        let crowded = times.windows(MOST_ACTS + 1).find(|times| times[MOST_ACTS] - times[0] < WINDOW);
+        if crowded.is_some() {
+            return Err(format!("{op} of {target} was called more than {MOST_ACTS} times within {WINDOW:?}"));
         }
     }
     Ok(())

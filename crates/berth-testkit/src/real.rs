@@ -125,6 +125,16 @@ impl Real {
         })
     }
 
+    /// Ids of all sandboxes and containers there are.
+    pub fn all(&self) -> Vec<String> {
+        self.ask(|mut cri| async move {
+            let sandboxes = cri.list_pod_sandbox(cri::ListPodSandboxRequest::default()).await.expect("a list");
+            let containers = cri.list_containers(cri::ListContainersRequest::default()).await.expect("a list");
+            let sandboxes = sandboxes.into_inner().items.into_iter().map(|sandbox| sandbox.id);
+            sandboxes.chain(containers.into_inner().containers.into_iter().map(|container| container.id)).collect()
+        })
+    }
+
     /// The process of a container.
     pub fn pid(&self, container: &str) -> u32 {
         let container_id = container.to_owned();

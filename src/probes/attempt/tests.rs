@@ -492,6 +492,13 @@ async fn a_head_of_many_lines_is_read() {
 }
 
 #[tokio::test]
+async fn a_header_that_is_none_does_not_count() {
+    // Go takes such answers, too.
+    let (port, _) = answers("HTTP/1.1 200 OK\r\nX Y: a\r\nContent-Length: 2\r\n\r\nok").await;
+    assert_eq!(asked(http(port)).await, Outcome::Success);
+}
+
+#[tokio::test]
 async fn hostile_answers_are_failures() {
     let many = "X-Header: value\r\n".repeat(70_000);
     for (case, answer) in [

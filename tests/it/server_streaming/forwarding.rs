@@ -8,6 +8,7 @@ use berth_testkit::streams::{
 
 on_both_runtimes! {
     a_closed_port_does_not_end_a_port_forward
+    no_request_of_thousands_is_lost
     a_tunnel_carries_spdy_in_a_web_socket
     channels_of_a_web_socket_are_those_of_its_ports
 }
@@ -20,6 +21,20 @@ async fn a_closed_port_does_not_end_a_port_forward(on: On) {
     assert_eq!(client.head.header("x-stream-protocol-version"), ["portforward.k8s.io"]);
     ports.a_closed_one_ends_nothing(&client).await;
     ports.half_closed_ones_are_answered(&client).await;
+    world.end().await;
+}
+
+/// `BERTH_FORWARDS=n` makes n requests of each kind, 500 without.
+async fn no_request_of_thousands_is_lost(on: On) {
+    let Some(world) = on.world().await else { return };
+    let count = std::env::var("BERTH_FORWARDS").ok().and_then(|count| count.parse().ok()).unwrap_or(500);
+    let ports = Ports::open().await;
+    for at_a_time in [50, 200] {
+        let client = world.door.spdy("/portForward/default/web", &["portforward.k8s.io"]).await;
+        ports.all_are_answered(&client, count, at_a_time).await;
+        let (head, socket) = world.door.web_socket("/portForward/default/web", "SPDY/3.1+portforward.k8s.io").await;
+        ports.all_are_answered(&Spdy::within(head, socket), count, at_a_time).await;
+    }
     world.end().await;
 }
 

@@ -125,7 +125,7 @@ fn answer(cri: &ScriptedCri, open: &Arc<AtomicUsize>, mut request: Request<Incom
             spawn(open, async move {
                 let io = TokioIo::new(upgrade.await.expect("upgraded"));
                 let (connection, incoming, driver) =
-                    session(io, Role::Server, Limits { idle: None, ping: None, streams: 64 });
+                    session(io, Role::Server, Limits { idle: None, ping: None, streams: 4096 });
                 let served = async {
                     match wanted {
                         StreamRequest::PortForward(_) => forward(incoming).await,

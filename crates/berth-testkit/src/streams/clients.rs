@@ -117,7 +117,8 @@ pub struct Spdy {
 impl Spdy {
     /// Over any connection.
     pub fn over<T: AsyncRead + AsyncWrite + Send + 'static>(head: Head, io: T) -> Self {
-        let (connection, incoming, driver) = session(io, Role::Client, Limits { idle: None, ping: None, streams: 64 });
+        let (connection, incoming, driver) =
+            session(io, Role::Client, Limits { idle: None, ping: None, streams: 4096 });
         let task = tokio::spawn(async move {
             let _ = driver.run().await;
         });

@@ -1,6 +1,7 @@
 //! Ports of this machine's loopback, and what clients say to them through a pod.
 
 use bytes::Bytes;
+use futures::StreamExt;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -9,12 +10,17 @@ use tokio::{
 use super::clients::{Spdy, all};
 use crate::reservation::free_ports;
 
+/// The length of a page.
+const PAGE: usize = 40_000;
+
 /// Ports.
 pub struct Ports {
     /// Answers `pong` to five bytes, and ends.
     pub line: u16,
     /// Answers with how much it was asked, once all of the question was asked.
     pub whole: u16,
+    /// Answers five bytes with [`PAGE`] bytes, and ends.
+    pub page: u16,
     /// Nobody listens.
     pub closed: u16,
 }
@@ -34,8 +40,14 @@ impl Ports {
                 let _ = tcp.write_all(format!("pong to {}\n", question.len()).as_bytes()).await;
             }
         });
+        let page = served(|mut tcp| async move {
+            let mut question = [0; 5];
+            if tcp.read_exact(&mut question).await.is_ok() {
+                let _ = tcp.write_all(&[b'x'; PAGE]).await; // likewise
+            }
+        });
         let [closed] = free_ports();
-        Self { line: line.await, whole: whole.await, closed }
+        Self { line: line.await, whole: whole.await, page: page.await, closed }
     }
 
     /// A closed port, then an open one, on one connection. What is said of the closed one.
@@ -50,6 +62,18 @@ impl Ports {
         data.finish().await.expect("sent");
         assert_eq!(all(&mut error).await, "");
         text
+    }
+
+    /// That many requests over one connection, so many at a time: none is lost.
+    pub async fn all_are_answered(&self, client: &Spdy, count: usize, at_a_time: usize) {
+        let one = async |number: usize| {
+            let (mut data, mut error) = client.pair(self.page, &number.to_string()).await;
+            data.write(Bytes::from_static(b"ping\n")).await.expect("sent");
+            assert_eq!(all(&mut data).await.len(), PAGE, "request {number}");
+            data.finish().await.expect("sent");
+            assert_eq!(all(&mut error).await, "", "request {number}");
+        };
+        futures::stream::iter((0..count).map(one)).buffer_unordered(at_a_time).count().await;
     }
 
     /// Many at once; each is answered only once it was told that nothing more comes.

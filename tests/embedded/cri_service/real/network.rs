@@ -102,9 +102,10 @@ fn pods_reach_each_other_and_are_reached() {
 #[test]
 fn bursts_of_pods_come_and_go_without_a_failure() {
     const BURST: usize = 40;
+    let bursts = std::env::var("BERTH_BURSTS").ok().and_then(|count| count.parse().ok()).unwrap_or(3);
     on_a_machine("bursts_of_pods_come_and_go_without_a_failure", async |place| {
         let daemon = daemon(place.path()).await;
-        for burst in 0..3 {
+        for burst in 0..bursts {
             let one = async |number: usize| {
                 let config = with_network(pod(place.path(), &format!("b{burst}-{number}")));
                 let sandbox = daemon.calls.run(&config).await?;
