@@ -24,7 +24,10 @@ use berth::embedded::shim::{
 };
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::wait::{WaitPidFlag, WaitStatus, waitpid},
+    sys::{
+        signal::{SigHandler, Signal, signal},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
     unistd::Pid,
 };
 use tempfile::TempDir;
@@ -134,6 +137,9 @@ impl Bench {
                 let hook = tell.try_clone().expect("a descriptor");
                 std::panic::set_hook(Box::new(move |info| drop((&hook).write_all(info.to_string().as_bytes()))));
                 nix::sys::prctl::set_child_subreaper(true).expect("settable");
+                // Where tests share a process, another one may have a handler, and calls would be interrupted by it.
+                // SAFETY: no handler is installed, one is taken away, in a process of one thread.
+                unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }.expect("a default");
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(self)));
                 end_children();
                 // SAFETY: ends the copy of the test without running what the test registered.
