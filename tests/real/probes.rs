@@ -142,3 +142,27 @@ async fn servers_are_asked_at_the_pods_address() {
     assert!(node.agent.log().contains("Readiness probe failed: HTTP probe failed with statuscode: 404"));
     node.remove(&pod).await;
 }
+
+/// Its rules decide by the exit code, also where the probe's victim was the pod's only container.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_killed_by_its_probe_is_restarted_by_its_rules() {
+    let Some(node) = Node::shared("a_container_killed_by_its_probe_is_restarted_by_its_rules").await else { return };
+    for (name, code, restarts) in [("ruled", 42, true), ("unruled", 7, false)] {
+        let script = format!("trap 'exit {code}' TERM; while true; do sleep 0.1; done");
+        let mut main = shell("main", &script);
+        main["restartPolicy"] = json!("Never");
+        main["restartPolicyRules"] = json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]);
+        main["livenessProbe"] = json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1, "initialDelaySeconds": 1});
+        let spec = json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 10, "containers": [main]});
+        node.home.put_pod(&manifest_of(name, spec));
+        let is_so = |pod: &Value| match restarts {
+            true => container(pod, "main")["restartCount"].as_i64() >= Some(1),
+            false => pod["status"]["phase"] == "Failed",
+        };
+        let pod = node.agent.until_pod(name, "as its rules say", is_so).await;
+        if !restarts {
+            assert_eq!(container(&pod, "main")["restartCount"], 0, "{pod:#}");
+        }
+        node.remove(&pod).await;
+    }
+}
