@@ -257,9 +257,9 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Removes what nobody needs; a failure is left to garbage collection.
+    /// Removes what nobody needs; a failure is left to garbage collection. Nothing waits for it, so that it is no act: one
+    /// that fails, or of which the runtime goes on to tell, would start turn after turn.
     async fn remove(&mut self, instance: &ObservedContainer, logs: Logs) {
-        self.outcome.acted = true;
         let _removes = self.req.stage.open(format!("RemoveContainer {}", instance.name));
         if let Err(err) = self.rt.remove_container(&self.req.pod, instance, logs).await {
             error!(pod = %self.req.pod.object_name(), podUID = %self.req.pod.uid(), containerName = %instance.name,

@@ -59,9 +59,11 @@ fn paced(cri: &ScriptedCri) -> Result<(), String> {
     let calls = cri.calls();
     let mut by_target = BTreeMap::<_, Vec<_>>::new();
     for call in calls.iter().filter(|call| ACTS.contains(&call.op)) {
-        by_target.entry((call.op, &call.target)).or_default().push(call.at);
+        // A container has many instances, and each of them is removed.
+        let instance = if call.op == "remove_container" { call.detail.as_str() } else { "" };
+        by_target.entry((call.op, &call.target, instance)).or_default().push(call.at);
     }
-    for ((op, target), times) in by_target {
+    for ((op, target, _), times) in by_target {
         let crowded = times.windows(MOST_ACTS + 1).find(|times| times[MOST_ACTS] - times[0] < WINDOW);
         if crowded.is_some() {
             return Err(format!("{op} of {target} was called more than {MOST_ACTS} times within {WINDOW:?}"));
