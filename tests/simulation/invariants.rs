@@ -59,8 +59,9 @@ fn paced(cri: &ScriptedCri) -> Result<(), String> {
     let calls = cri.calls();
     let mut by_target = BTreeMap::<_, Vec<_>>::new();
     for call in calls.iter().filter(|call| ACTS.contains(&call.op)) {
-        // A container has many instances, and each of them is removed.
-        let instance = if call.op == "remove_container" { call.detail.as_str() } else { "" };
+        // A pod may have several sandboxes, and a container several instances: these calls tell which one is meant.
+        let has_id = matches!(call.op, "stop_podsandbox" | "remove_podsandbox" | "remove_container");
+        let instance = if has_id { call.detail.as_str() } else { "" };
         by_target.entry((call.op, &call.target, instance)).or_default().push(call.at);
     }
     for ((op, target, _), times) in by_target {
