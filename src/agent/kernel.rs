@@ -21,7 +21,7 @@ pub(super) fn read() -> Kernel {
     }
 }
 
-/// What the kernel cannot do without the node being unready for that (spec 05 §4.6): told in its condition Ready.
+/// A missing kernel feature that does not make the node unready; appended to the message of its Ready condition (spec 05 §4.6).
 pub(super) fn soft_problem() -> Option<String> {
     let is_unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let has_quotas = ["cpu.cfs_period_us", "cpu.cfs_quota_us"]

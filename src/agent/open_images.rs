@@ -1,4 +1,4 @@
-//! Opens the room of images.
+//! Opens the image manager with its garbage collection.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{
     images::{self, ImagesDeps},
 };
 
-/// Opens it, and starts what runs in it.
+/// Opens the image manager and starts its background tasks.
 ///
 /// # Errors
 /// Records or the configuration of credential plugins cannot be read.

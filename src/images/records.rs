@@ -252,7 +252,7 @@ impl Inner {
         self.end_intent(image)
     }
 
-    /// An intent and what belongs to it; the intent first, for alone it says the less.
+    /// Removes an intent and its preloaded record. The intent goes first: a preloaded record without one has no effect.
     fn end_intent(&mut self, image: &str) -> io::Result<()> {
         self.intents.delete(image)?;
         self.preloaded.delete(image)

@@ -257,8 +257,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Removes what nobody needs; a failure is left to garbage collection. Nothing waits for it, so that it is no act: one
-    /// that fails, or of which the runtime goes on to tell, would start turn after turn.
+    /// Removes what nobody needs; a failure is left to garbage collection. Does not set `outcome.acted`: a removal that fails,
+    /// or whose container the runtime still lists, would start the next sync at once, without a pause.
     async fn remove(&mut self, instance: &ObservedContainer, logs: Logs) {
         let _removes = self.req.stage.open(format!("RemoveContainer {}", instance.name));
         if let Err(err) = self.rt.remove_container(&self.req.pod, instance, logs).await {

@@ -506,7 +506,7 @@ fn refuse_calls(world: &mut World, kind: Trouble) {
         Fault::Delay(time) => *time > Duration::from_secs(120),
     };
     world.accounts.doubt |= is_create && may_be_lost;
-    // Now and then for as long as there is trouble: whoever tries again at once is found by the number of calls.
+    // Now and then for as long as there is trouble: a retry without a pause is found by the number of calls.
     let times = if world.chance.random_bool(0.1) { u32::MAX } else { world.chance.random_range(1..4) };
     world.note(format!("{operation} of {target:?}: {fault:?}, {times} times"));
     world.machine.cri.fault(operation, &target, fault, Some(times));

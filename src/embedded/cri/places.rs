@@ -33,7 +33,7 @@ pub(super) struct Places {
     begun: Instant,
 }
 
-/// When a connection last did something, and how it is told to end.
+/// When a connection last read or wrote, and the token that closes it.
 struct Activity {
     /// Milliseconds after [`Places::begun`].
     last: AtomicU64,
