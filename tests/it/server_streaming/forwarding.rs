@@ -9,6 +9,7 @@ use berth_testkit::streams::{
 on_both_runtimes! {
     a_closed_port_does_not_end_a_port_forward
     a_tunnel_carries_spdy_in_a_web_socket
+    no_request_of_thousands_is_lost
     channels_of_a_web_socket_are_those_of_its_ports
 }
 
@@ -23,11 +24,9 @@ async fn a_closed_port_does_not_end_a_port_forward(on: On) {
     world.end().await;
 }
 
-/// `BERTH_FORWARDS=n` makes n requests of each kind, 500 without. On the embedded runtime only: on the scripted
-/// one a stream in some thousands is reset where the machine is busy, and it is not known yet by whom.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_request_of_thousands_is_lost() {
-    let Some(world) = On::Embedded("no_request_of_thousands_is_lost").world().await else { return };
+/// `BERTH_FORWARDS=n` makes n requests of each kind, 500 without.
+async fn no_request_of_thousands_is_lost(on: On) {
+    let Some(world) = on.world().await else { return };
     let count = std::env::var("BERTH_FORWARDS").ok().and_then(|count| count.parse().ok()).unwrap_or(500);
     let ports = Ports::open().await;
     for at_a_time in [50, 200] {

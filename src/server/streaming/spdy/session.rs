@@ -10,7 +10,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf},
-    sync::{Semaphore, mpsc, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -22,7 +22,7 @@ use super::{
 };
 
 /// Frames that may wait to be written; with data of 32 KiB each that is 256 KiB.
-const WAITING: usize = 8;
+const WAITING: u32 = 8;
 /// Bytes read at once.
 const READ: usize = 64 << 10;
 /// Data shorter than this is copied out of the read buffer, so that it does not keep it alive.
@@ -73,6 +73,13 @@ pub(super) enum Outgoing {
     Ping(u32),
 }
 
+/// A frame in the queue of the writer.
+pub(super) struct Queued {
+    frame: Outgoing,
+    /// One of [`WAITING`]; a reset has none.
+    _place: Option<OwnedSemaphorePermit>,
+}
+
 struct Entry {
     arrived: mpsc::UnboundedSender<Arrived>,
     room: Arc<Semaphore>,
@@ -96,8 +103,10 @@ pub(super) struct Shared {
     role: Role,
     limit: usize,
     table: Mutex<Table>,
-    outgoing: mpsc::Sender<Outgoing>,
-    resets: mpsc::UnboundedSender<Outgoing>,
+    /// One queue for everything, so that a reset never overtakes data sent before it.
+    outgoing: mpsc::UnboundedSender<Queued>,
+    /// What bounds the queue.
+    places: Arc<Semaphore>,
     closed: CancellationToken,
     last_frame: Mutex<Instant>,
 }
@@ -108,12 +117,14 @@ impl Shared {
     }
 
     pub(super) async fn send(&self, frame: Outgoing) -> Result<(), Closed> {
-        self.outgoing.send(frame).await.map_err(|_| Closed::Gone)
+        let place = self.places.clone().acquire_owned().await.map_err(|_| Closed::Gone)?;
+        self.outgoing.send(Queued { frame, _place: Some(place) }).map_err(|_| Closed::Gone)
     }
 
     /// Resets never wait: they are sent by destructors, and there is one per stream at most.
     pub(super) fn send_reset(&self, stream: StreamId, status: ResetStatus) {
-        let _ = self.resets.send(Outgoing::Reset(stream, status)); // or the connection has ended
+        let frame = Outgoing::Reset(stream, status);
+        let _ = self.outgoing.send(Queued { frame, _place: None }); // or the connection has ended
     }
 
     /// We shall send no more on that stream.
@@ -171,7 +182,7 @@ impl Connection {
     /// If the connection ended, or has no room for another stream.
     pub async fn open(&self, headers: Headers) -> Result<Stream, Closed> {
         // The place in the queue comes first: numbers must reach the wire in order.
-        let place = self.0.outgoing.reserve().await.map_err(|_| Closed::Gone)?;
+        let place = self.0.places.clone().acquire_owned().await.map_err(|_| Closed::Gone)?;
         let mut table = self.0.table();
         if table.over || table.streams.len() >= self.0.limit {
             return Err(Closed::Gone);
@@ -183,7 +194,8 @@ impl Connection {
         };
         table.last_of_ours = id;
         let stream = self.0.enter(&mut table, id, headers.clone(), true);
-        place.send(Outgoing::Open(id, headers));
+        let queued = Queued { frame: Outgoing::Open(id, headers), _place: Some(place) };
+        self.0.outgoing.send(queued).map_err(|_| Closed::Gone)?;
         Ok(stream)
     }
 
@@ -193,7 +205,7 @@ impl Connection {
     /// If the connection ended.
     pub async fn flushed(&self) -> Result<(), Closed> {
         // All places of the queue are free only when it is empty.
-        self.0.outgoing.reserve_many(WAITING).await.map(drop).map_err(|_| Closed::Gone)
+        self.0.places.acquire_many(WAITING).await.map(drop).map_err(|_| Closed::Gone)
     }
 
     /// Ends the connection once what waits has been written.
@@ -216,26 +228,24 @@ pub struct Driver<T> {
     io: T,
     shared: Arc<Shared>,
     limits: Limits,
-    outgoing: mpsc::Receiver<Outgoing>,
-    resets: mpsc::UnboundedReceiver<Outgoing>,
+    outgoing: mpsc::UnboundedReceiver<Queued>,
     incoming: mpsc::Sender<Stream>,
 }
 
 /// Prepares a connection over `io`.
 pub fn session<T>(io: T, role: Role, limits: Limits) -> (Connection, Incoming, Driver<T>) {
-    let (to_wire, outgoing) = mpsc::channel(WAITING);
-    let (reset, resets) = mpsc::unbounded_channel();
+    let (to_wire, outgoing) = mpsc::unbounded_channel();
     let (to_server, incoming) = mpsc::channel(limits.streams.max(1));
     let shared = Arc::new(Shared {
         role,
         limit: limits.streams,
         table: Mutex::default(),
         outgoing: to_wire,
-        resets: reset,
+        places: Arc::new(Semaphore::new(WAITING as usize)),
         closed: CancellationToken::new(),
         last_frame: Mutex::new(Instant::now()),
     });
-    let driver = Driver { io, shared: shared.clone(), limits, outgoing, resets, incoming: to_server };
+    let driver = Driver { io, shared: shared.clone(), limits, outgoing, incoming: to_server };
     (Connection(shared), incoming, driver)
 }
 
@@ -245,9 +255,9 @@ impl<T: AsyncRead + AsyncWrite + Send> Driver<T> {
     /// # Errors
     /// Why it ended, unless one of the sides wanted it to.
     pub async fn run(self) -> Result<(), Ending> {
-        let Self { io, shared, limits, outgoing, resets, incoming } = self;
+        let Self { io, shared, limits, outgoing, incoming } = self;
         let (reader, writer) = tokio::io::split(io);
-        let mut writing = std::pin::pin!(write(writer, &shared, outgoing, resets));
+        let mut writing = std::pin::pin!(write(writer, &shared, outgoing));
         let watching = async {
             tokio::select! {
                 biased;
@@ -277,6 +287,7 @@ impl<T: AsyncRead + AsyncWrite + Send> Driver<T> {
 /// Lets everyone know who still waits for something.
 fn finish(shared: &Shared, ended: Result<(), Ending>) -> Result<(), Ending> {
     shared.closed.cancel();
+    shared.places.close();
     let mut table = shared.table();
     table.over = true;
     for (_, entry) in table.streams.drain() {
@@ -418,27 +429,24 @@ fn end(shared: &Shared, id: StreamId) {
 async fn write<T: AsyncWrite>(
     mut writer: WriteHalf<T>,
     shared: &Shared,
-    mut outgoing: mpsc::Receiver<Outgoing>,
-    mut resets: mpsc::UnboundedReceiver<Outgoing>,
+    mut outgoing: mpsc::UnboundedReceiver<Queued>,
 ) -> Result<(), Ending> {
     let (mut encoder, mut buffer) = (Encoder::default(), BytesMut::new());
     loop {
-        let frame = tokio::select! {
+        let queued = tokio::select! {
             biased;
             () = shared.closed.cancelled() => break,
-            Some(frame) = outgoing.recv() => frame,
-            // Behind the data that was sent before the stream was dropped.
-            Some(frame) = resets.recv() => frame,
+            Some(queued) = outgoing.recv() => queued,
         };
         shared.saw_frame();
-        put(&mut writer, &mut encoder, &mut buffer, frame).await?;
-        if outgoing.is_empty() && resets.is_empty() {
+        put(&mut writer, &mut encoder, &mut buffer, queued.frame).await?;
+        if outgoing.is_empty() {
             writer.flush().await?;
         }
     }
     outgoing.close();
-    while let Ok(frame) = outgoing.try_recv() {
-        put(&mut writer, &mut encoder, &mut buffer, frame).await?;
+    while let Ok(queued) = outgoing.try_recv() {
+        put(&mut writer, &mut encoder, &mut buffer, queued.frame).await?;
     }
     say_goodbye(shared, &mut buffer);
     writer.write_all_buf(&mut buffer).await?;

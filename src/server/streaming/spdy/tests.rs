@@ -78,7 +78,7 @@ async fn streams_carry_bytes_both_ways_and_half_close() {
     }
     assert_eq!(got, 100_000);
     theirs.write(Bytes::from_static(b"answer")).await.expect("the other half is open");
-    drop(theirs); // the reset comes behind what was written
+    drop(theirs); // the reset comes behind what was written, being in the same queue
     assert_eq!(ours.read().await, Ok(Some(Bytes::from_static(b"answer"))));
     assert_eq!(ours.read().await, Err(Closed::Reset(5)));
 
