@@ -50,7 +50,7 @@ const CUTS: u32 = 10;
 /// A pull, a pod and a removal take about that long.
 const CYCLE: Duration = Duration::from_millis(900);
 /// Nothing that is on its way out takes longer.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 type Images = ImageServiceClient<Channel>;
 

@@ -89,7 +89,7 @@ async fn kill_shims_at_each(mut rig: Rig, pids: Pids) {
         assert!(rig.has_fired(), "{step}");
         // AC-09-E3
         let took = rig.until_not_ready(&sandbox).await;
-        assert!(took < Duration::from_secs(5), "{step}: {took:?}");
+        assert!(took < Duration::from_secs(30), "{step}: {took:?}");
         let status = rig.exited(&id).await;
         let expected: &[i32] = match *step {
             "shim.recorded" => &[3],

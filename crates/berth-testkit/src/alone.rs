@@ -7,7 +7,7 @@ use tokio::{runtime, time};
 /// Set for the process that has the test to itself.
 const ALONE: &str = "BERTH_TEST_ALONE";
 /// How long what was let go may take to have gone.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs a test, by its path, in a process of its own: the others hold descriptors too.
 pub fn alone<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F) {

@@ -23,7 +23,7 @@ use tokio::{task::JoinHandle, time::timeout};
 use berth_testkit::plans;
 
 /// Nothing here takes that long.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A shim, a client, and what the client was told.
 pub struct Rig {

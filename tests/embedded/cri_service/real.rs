@@ -148,7 +148,7 @@ fn pods_outlive_the_daemon_and_a_killed_shim_is_noticed() {
         let begun = Instant::now();
         let status = daemon.exited(&on.id).await;
         assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"));
-        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
         daemon.remove(&sandbox).await;
         place.is_left_clean();
         daemon.stop.cancel();

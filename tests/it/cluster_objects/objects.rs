@@ -160,7 +160,7 @@ async fn a_secret_comes_with_the_pod_that_refers_to_it() {
     let pod = stored(&server, "p");
     node.objects.register(&pod);
     node.volumes.mount(&pod).await.expect("mounted");
-    assert!(bound.elapsed() < Duration::from_secs(5), "{:?}", bound.elapsed());
+    assert!(bound.elapsed() < Duration::from_secs(20), "{:?}", bound.elapsed());
     let refused = server.log().of("secrets").codes();
     assert!(refused.contains(&403), "the authorizer was behind: {refused:?}");
 }
@@ -193,7 +193,7 @@ async fn a_change_reaches_fifty_pods_without_a_request() {
         let pod = pods.iter().find(|pod| *pod.uid() == uid).expect("one of them");
         node.volumes.mount(pod).await.expect("refreshed");
     }
-    assert!(changed.elapsed() < Duration::from_secs(10), "{:?}", changed.elapsed());
+    assert!(changed.elapsed() < SOON, "{:?}", changed.elapsed());
     assert!(pods.iter().all(|pod| node.shown(pod, "configmap", "cm", "k") == "2"));
     assert_eq!(server.log().len(), last, "no request");
     pods.iter().for_each(|pod| node.objects.unregister(pod.uid()));

@@ -208,7 +208,7 @@ impl Drop for World {
         self.stop.cancel();
         self.tasks.close();
         // Who watches a directory makes it anew when it goes, and would leave it behind.
-        let until = std::time::Instant::now() + Duration::from_secs(10);
+        let until = std::time::Instant::now() + Duration::from_secs(60);
         while !self.tasks.is_empty() && std::time::Instant::now() < until {
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -46,7 +46,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Longer than anything here takes.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long the list of running pods takes.
 pub const SLOW: Duration = Duration::from_millis(50);

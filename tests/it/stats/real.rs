@@ -67,7 +67,7 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_secs(30);
         while self.roots.iter().any(|root| root.exists()) && Instant::now() < deadline {
             for root in &self.roots {
                 for group in ["podu1/c1", "podu1/sandbox", "podu1", ""] {

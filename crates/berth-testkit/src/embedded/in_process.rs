@@ -29,7 +29,7 @@ use super::{
 };
 
 /// How long an end may take to come, and a call.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A runtime.
 pub struct Daemon {

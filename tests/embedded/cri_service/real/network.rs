@@ -21,7 +21,7 @@ use berth_testkit::embedded::{
 };
 
 /// How long anything may take.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// The same pod with a network of its own.
 pub fn with_network(mut pod: cri::PodSandboxConfig) -> cri::PodSandboxConfig {
