@@ -3,7 +3,8 @@
 # whose tests share a runtime, runs by the standard harness: once on containerd, once on the embedded runtime.
 #
 #   tests/run.sh          everything but virtual machines
-#   tests/run.sh long     the long campaigns alone: power cuts, seeds, fuzzing, schemathesis, pods (make test-long)
+#   tests/run.sh long     the long campaigns alone: power cuts, seeds, fuzzing, schemathesis, pods (make test-long);
+#                         a variable that is set (FUZZ_SMOKE_SECONDS=90) makes one longer or shorter
 #   REAL_THREADS=n        tests of `real` at a time (5)
 #
 # Without cargo-nextest everything runs by `cargo test`, which takes longer.
@@ -33,8 +34,10 @@ has_nextest() {
 }
 
 if [ "${1:-}" = long ]; then
-    export BERTH_POWER_CUTS=100 BERTH_SIM_SEEDS=10000 FUZZ_SMOKE_SECONDS=15 BERTH_SCHEMATHESIS_EXAMPLES=20
-    export BERTH_BURSTS=8 BERTH_FORWARDS=2500 BERTH_RANDOM_PODS=2000
+    export BERTH_POWER_CUTS=${BERTH_POWER_CUTS:-100} BERTH_SIM_SEEDS=${BERTH_SIM_SEEDS:-10000}
+    export FUZZ_SMOKE_SECONDS=${FUZZ_SMOKE_SECONDS:-15} BERTH_SCHEMATHESIS_EXAMPLES=${BERTH_SCHEMATHESIS_EXAMPLES:-20}
+    export BERTH_BURSTS=${BERTH_BURSTS:-8} BERTH_FORWARDS=${BERTH_FORWARDS:-2500}
+    export BERTH_RANDOM_PODS=${BERTH_RANDOM_PODS:-2000}
     campaigns='test(/^power::power_cuts/) | test(/^pods_survive_random_faults/) | binary(fuzz_smoke)'
     campaigns+=' | test(every_answer_is_described) | test(/bursts_of_pods/) | test(/no_request_of_thousands/)'
     if has_nextest; then
