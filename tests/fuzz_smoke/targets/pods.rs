@@ -42,6 +42,10 @@ pub fn env_file(data: &[u8]) {
     let (key, file) = first_line(data);
     let Ok(Some(value)) = env_file::lookup(&text(file), &key) else { return };
     assert!(!value.contains('\''));
+    // A carriage return before the end of a line belongs to the end, so of two one is read.
+    if value.contains("\r\n") {
+        return;
+    }
     assert_eq!(env_file::lookup(&format!("{key}='{value}'\n"), &key), Ok(Some(value)), "written and read");
 }
 
